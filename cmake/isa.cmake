@@ -1,0 +1,19 @@
+# The instruction sets that kernels are compiled for: "name:flags". Each has src/cpu/isa/<name>.cpp.
+# The flags here and the CPU features that src/cpu/dispatch.cpp asks for must agree.
+set(LADON_ISAS
+  "baseline:"
+  "avx2:-mavx2 -mfma -mf16c"
+  "avx512:-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512")
+
+# Adds each instruction set's translation unit to `target`, with its own flags.
+function(ladon_add_isas target)
+  foreach(entry IN LISTS LADON_ISAS)
+    string(REGEX MATCH "^([^:]+):(.*)$" _ "${entry}")
+    set(source "cpu/isa/${CMAKE_MATCH_1}.cpp")
+    # Kernels are always optimised: unoptimised, their inline helpers would leave the unit as
+    # symbols that code for older CPUs could link to, and tests would take hours.
+    separate_arguments(flags UNIX_COMMAND "${CMAKE_MATCH_2} -O3 -fno-math-errno -fno-trapping-math")
+    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
+    target_sources(${target} PRIVATE ${source})
+  endforeach()
+endfunction()

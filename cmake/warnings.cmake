@@ -1,0 +1,17 @@
+# Warnings, sanitizers and the other flags that only our own targets get.
+function(ladon_target_flags target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion
+    -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wold-style-cast -Wformat=2 -Wundef)
+  if(LADON_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(LADON_SANITIZE)
+    # -O1 keeps stack traces honest and the suite bearable.
+    target_compile_options(${target} PRIVATE
+      -fsanitize=${LADON_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_link_options(${target} PUBLIC -fsanitize=${LADON_SANITIZE})
+  endif()
+endfunction()

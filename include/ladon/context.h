@@ -1,0 +1,59 @@
+// Context: the threads and the kernels that a call uses. There is no global state.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "ladon/export.h"
+#include "ladon/isa.h"
+
+namespace ladon {
+
+/// A host program's own threads. Implement it to make Ladon run on them instead of on its own.
+class LADON_API Executor {
+ public:
+  virtual ~Executor() = default;
+
+  /// How many bodies can run at once; at least 1. Must not change.
+  virtual int concurrency() const noexcept = 0;
+
+  /// Calls body(state, i) once for each i in [0, count), in any order, on any threads, and returns
+  /// when all have returned. Bodies never throw. Called from many threads at once.
+  virtual void run(int count, void (*body)(void* state, int index), void* state) = 0;
+};
+
+struct ContextOptions {
+  /// Threads that one call may use, the caller's included. 0: one per CPU that this process may
+  /// use (its affinity mask and its container's CPU quota). Ignored when `executor` is given.
+  int num_threads = 0;
+  /// Kernels to use. Empty: LADON_ISA if set, else the fastest that this machine can run.
+  std::optional<Isa> isa;
+  /// The host's threads; must outlive the Context. Null: the Context starts its own, on the first
+  /// call that has work for them.
+  Executor* executor = nullptr;
+};
+
+/// Cheap to make, safe to use from many threads at once. Results never depend on it: any number of
+/// threads gives the same bits (kernels of different instruction sets round differently).
+class LADON_API Context {
+ public:
+  Context();
+  explicit Context(const ContextOptions& options);
+  ~Context();
+  Context(Context&&) noexcept;
+  Context& operator=(Context&&) noexcept;
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  int num_threads() const noexcept;
+  Isa isa() const noexcept;
+
+  class Impl;
+  /// For the library's own use.
+  Impl& impl() const noexcept { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ladon

@@ -1,0 +1,32 @@
+// The one exception type that leaves the library.
+//
+// Every message reads "operation: argument: what came, what was expected", so that it can be shown
+// to a user as it stands. A call that throws has changed nothing.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "ladon/export.h"
+
+namespace ladon {
+
+enum class ErrorCode : std::uint8_t {
+  kInvalidArgument,  // the caller passed something that breaks the contract
+  kUnsupported,      // valid, but this build or this machine cannot do it; the message says why
+  kOutOfMemory,      // an allocation failed or a size would not fit the address space
+  kIo,               // a file could not be read, written or trusted
+};
+
+class LADON_API Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+
+  ErrorCode code() const noexcept { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+}  // namespace ladon

@@ -1,0 +1,101 @@
+// rope(): rotary position embedding, and its backward.
+//
+// Pair n of a head's first rotary_dim numbers is turned by the angle position * frequency(n).
+//   half-split   pairs (n, n + rotary_dim / 2)      Llama, Mistral, Qwen, GPT-NeoX
+//   interleaved  pairs (2n, 2n + 1)                 GPT-J, DeepSeek
+// Numbers past rotary_dim pass unchanged. Angles, sines and cosines are made in double.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ladon/context.h"
+#include "ladon/export.h"
+#include "ladon/tensor_view.h"
+
+namespace ladon {
+
+enum class RopeLayout : std::uint8_t { kHalfSplit, kInterleaved };
+
+/// How frequencies are stretched past the context a model was trained on.
+enum class RopeScaling : std::uint8_t { kNone, kLinear, kLlama3, kYarn };
+
+struct RopeScalingOptions {
+  RopeScaling kind = RopeScaling::kNone;
+  double factor = 1;  // all but kNone: how much longer the context became; positive
+  /// kLlama3, kYarn: the context before stretching.
+  double original_context = 8192;
+  /// kLlama3: wavelengths above original_context / low_frequency_factor are stretched, those below
+  /// original_context / high_frequency_factor are kept, those between are blended.
+  double low_frequency_factor = 1;
+  double high_frequency_factor = 4;
+  /// kYarn: frequencies that turn more than beta_fast times over the original context are kept,
+  /// those that turn less than beta_slow times are stretched, those between are blended.
+  double beta_fast = 32;
+  double beta_slow = 1;
+  /// kYarn: round the two ends of the blend outwards to whole pairs (most models do).
+  bool truncate = true;
+  /// kYarn: factor of the cosines and sines. Empty: 0.1 * ln(factor) + 1, or
+  /// yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim) where both are set.
+  std::optional<double> attention_factor;
+  double mscale = 0;
+  double mscale_all_dim = 0;
+};
+
+/// YaRN's magnitude correction: 0.1 * mscale * ln(factor) + 1, or 1 where factor <= 1.
+LADON_API double yarn_mscale(double factor, double mscale) noexcept;
+
+struct RopeOptions {
+  RopeLayout layout = RopeLayout::kHalfSplit;
+  /// How many leading numbers of a head turn; even. 0: all of them.
+  std::int64_t rotary_dim = 0;
+  double base = 10000;
+  RopeScalingOptions scaling;
+};
+
+/// frequency(n) for each of the rotary_dim / 2 pairs, scaling applied.
+LADON_API std::vector<double> rope_frequencies(std::int64_t rotary_dim, double base,
+                                               const RopeScalingOptions& scaling);
+/// Factor of the cosines and sines: 1 but for YaRN.
+LADON_API double rope_magnitude(const RopeScalingOptions& scaling);
+
+/// Which position each token has: an explicit list, or first, first + 1, ...
+struct RopePositions {
+  std::int64_t first = 0;
+  /// Empty, or seq positions for every sequence, or batch * seq positions row by row. May be
+  /// negative.
+  std::span<const std::int64_t> explicit_positions;
+};
+
+/// Turns x [batch, seq, heads, head_dim] into out (same shape and dtype; may be x itself).
+LADON_API void rope(const Context& context, const ConstTensorView& x, const RopeOptions& options,
+                    const RopePositions& positions, const TensorView& out);
+
+/// Given the gradient of rope()'s output, writes the gradient of its input: the turn back.
+LADON_API void rope_backward(const Context& context, const ConstTensorView& dout,
+                             const RopeOptions& options, const RopePositions& positions,
+                             const TensorView& dx);
+
+/// Sines and cosines made beforehand, any float dtype. Both are [max_position, rotary_dim / 2],
+/// looked up by position; or [batch, seq, rotary_dim / 2], one row a token, and then positions must
+/// be left at their default.
+struct RopeTable {
+  ConstTensorView cos;
+  ConstTensorView sin;
+};
+
+/// The same with given tables; only `layout` and `rotary_dim` of the options are read, and base and
+/// scaling must be left at their defaults.
+LADON_API void rope(const Context& context, const ConstTensorView& x, const RopeOptions& options,
+                    const RopeTable& table, const RopePositions& positions, const TensorView& out);
+LADON_API void rope_backward(const Context& context, const ConstTensorView& dout,
+                             const RopeOptions& options, const RopeTable& table,
+                             const RopePositions& positions, const TensorView& dx);
+
+/// Fills table views [max_position, rotary_dim / 2] for positions 0, 1, ...
+LADON_API void make_rope_table(const RopeOptions& options, std::int64_t rotary_dim,
+                               const TensorView& cos, const TensorView& sin);
+
+}  // namespace ladon

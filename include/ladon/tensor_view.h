@@ -1,0 +1,130 @@
+// Non-owning views of strided arrays: TensorView may write, ConstTensorView may not.
+//
+// A view is a pointer, a dtype, a device, a shape and strides. It is cheap to copy and never
+// outlives its memory. Strides are in elements, int64_t, and may be zero (a broadcast dimension) or
+// negative. A default-constructed view is "absent": that is how optional tensors are left out.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "ladon/dtype.h"
+#include "ladon/export.h"
+
+namespace ladon {
+
+inline constexpr int kMaxRank = 8;
+
+enum class Device : std::uint8_t { kCpu, kCuda };
+
+/// Up to kMaxRank sizes or strides, stored in place.
+class LADON_API Dims {
+ public:
+  constexpr Dims() = default;
+  Dims(std::initializer_list<std::int64_t> values);
+  explicit Dims(std::span<const std::int64_t> values);
+
+  int rank() const noexcept { return rank_; }
+  /// No bounds check: dim must be in [0, rank()).
+  std::int64_t operator[](int dim) const noexcept { return values_[static_cast<std::size_t>(dim)]; }
+  std::int64_t& operator[](int dim) noexcept { return values_[static_cast<std::size_t>(dim)]; }
+  const std::int64_t* begin() const noexcept { return values_.data(); }
+  const std::int64_t* end() const noexcept { return values_.data() + rank_; }
+  bool operator==(const Dims& other) const noexcept;
+
+  /// "[2, 3, 4]".
+  std::string to_string() const;
+
+ private:
+  std::array<std::int64_t, kMaxRank> values_{};
+  int rank_ = 0;
+};
+
+/// The strides of a dense row-major array of this shape.
+LADON_API Dims row_major_strides(const Dims& shape);
+
+namespace detail {
+
+/// What both views share. Element is void or const void.
+template <class Element>
+class BasicView {
+ public:
+  constexpr BasicView() = default;
+
+  /// Dense row-major.
+  BasicView(Element* data, DType dtype, const Dims& shape, Device device = Device::kCpu)
+      : BasicView(data, dtype, shape, row_major_strides(shape), device) {}
+
+  /// Strided. Throws when the ranks differ.
+  BasicView(Element* data, DType dtype, const Dims& shape, const Dims& strides,
+            Device device = Device::kCpu);
+
+  /// A view that may write is also one that may read.
+  BasicView(const BasicView<void>& other)
+    requires std::is_const_v<Element>
+      : data_(other.data()),
+        dtype_(other.dtype()),
+        device_(other.device()),
+        shape_(other.shape()),
+        strides_(other.strides()) {}
+
+  /// True for a default-constructed view: the tensor was left out.
+  bool absent() const noexcept { return shape_.rank() == 0 && data_ == nullptr; }
+
+  Element* data() const noexcept { return data_; }
+  DType dtype() const noexcept { return dtype_; }
+  Device device() const noexcept { return device_; }
+  const Dims& shape() const noexcept { return shape_; }
+  const Dims& strides() const noexcept { return strides_; }
+  int rank() const noexcept { return shape_.rank(); }
+  std::int64_t size(int dim) const noexcept { return shape_[dim]; }
+  std::int64_t stride(int dim) const noexcept { return strides_[dim]; }
+  /// Product of the sizes; 1 for rank 0.
+  std::int64_t num_elements() const noexcept;
+  bool is_contiguous() const noexcept;
+
+  /// data() as T*. Throws when T is not this view's dtype.
+  template <class T>
+  auto data_as() const {
+    using Pointer = std::conditional_t<std::is_const_v<Element>, const T*, T*>;
+    check_dtype(dtype_of<T>);
+    return static_cast<Pointer>(data_);
+  }
+
+  /// The same memory with two dimensions exchanged.
+  BasicView transpose(int dim_a, int dim_b) const;
+  /// Elements [begin, end) of one dimension.
+  BasicView slice(int dim, std::int64_t begin, std::int64_t end) const;
+  /// One index of a dimension, which disappears.
+  BasicView select(int dim, std::int64_t index) const;
+  /// Another shape of the same elements. Throws when the view is not contiguous.
+  BasicView reshape(const Dims& shape) const;
+
+ private:
+  void check_dtype(DType wanted) const;
+
+  Element* data_ = nullptr;
+  DType dtype_ = DType::kF32;
+  Device device_ = Device::kCpu;
+  Dims shape_;
+  Dims strides_;
+};
+
+extern template class BasicView<void>;
+extern template class BasicView<const void>;
+
+}  // namespace detail
+
+using TensorView = detail::BasicView<void>;
+
+using ConstTensorView = detail::BasicView<const void>;
+
+/// Copies every element of `from` to `to`, converting the dtype (round to nearest even). Throws
+/// when the shapes differ. The two must not overlap.
+LADON_API void copy(const ConstTensorView& from, const TensorView& to);
+
+}  // namespace ladon
