@@ -104,8 +104,7 @@ struct bfloat16 {
   std::uint16_t bits = 0;
 
   constexpr bfloat16() = default;
-  constexpr explicit bfloat16(float value) noexcept
-      : bits(detail::float_to_bfloat16_bits(value)) {}
+  constexpr explicit bfloat16(float value) noexcept : bits(detail::float_to_bfloat16_bits(value)) {}
   constexpr explicit bfloat16(double value) noexcept
       : bits(detail::float_to_bfloat16_bits(detail::round_to_odd(value))) {}
   constexpr operator float() const noexcept { return detail::bfloat16_bits_to_float(bits); }

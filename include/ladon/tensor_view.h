@@ -64,8 +64,7 @@ class BasicView {
             Device device = Device::kCpu);
 
   /// A view that may write is also one that may read.
-  BasicView(const BasicView<void>& other)
-    requires std::is_const_v<Element>
+  BasicView(const BasicView<void>& other) requires std::is_const_v<Element>
       : data_(other.data()),
         dtype_(other.dtype()),
         device_(other.device()),

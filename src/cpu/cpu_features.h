@@ -1,0 +1,21 @@
+// What this CPU and this operating system offer. Compiled for the baseline: it must run anywhere.
+#pragma once
+
+namespace ladon::cpu {
+
+struct CpuFeatures {
+  bool avx2 = false;
+  bool fma = false;
+  bool f16c = false;
+  bool avx512f = false;
+  bool avx512bw = false;
+  bool avx512dq = false;
+  bool avx512vl = false;
+  bool os_saves_ymm = false;  // XCR0 has the AVX state
+  bool os_saves_zmm = false;  // XCR0 has the AVX-512 state too
+};
+
+/// Asks CPUID and XGETBV. No state is kept.
+CpuFeatures detect_cpu_features() noexcept;
+
+}  // namespace ladon::cpu
