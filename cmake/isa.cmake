@@ -13,6 +13,10 @@ function(ladon_add_isas target)
     # Kernels are always optimised: unoptimised, their inline helpers would leave the unit as
     # symbols that code for older CPUs could link to, and tests would take hours.
     separate_arguments(flags UNIX_COMMAND "${CMAKE_MATCH_2} -O3 -fno-math-errno -fno-trapping-math")
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      # GCC 12's own AVX-512 headers start from "undefined" vectors, which it then warns about.
+      list(APPEND flags -Wno-maybe-uninitialized)
+    endif()
     set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
     target_sources(${target} PRIVATE ${source})
   endforeach()

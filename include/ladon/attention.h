@@ -55,38 +55,38 @@ struct DropoutOptions {
 
 struct AttentionOptions {
   /// Factor of q.k. Empty: 1 / sqrt(head_dim).
-  std::optional<double> scale;
+  std::optional<double> scale{};
 
   /// A query sees no key past its own position.
   bool causal = false;
   /// Gives the positions that causal, window and ALiBi go by. Each sequence uses its own lengths.
   Alignment alignment = Alignment::kBottomRight;
   /// A query at position p sees keys in [p - left, p + right]. Empty: no limit on that side.
-  std::optional<std::int64_t> window_left;
-  std::optional<std::int64_t> window_right;
+  std::optional<std::int64_t> window_left{};
+  std::optional<std::int64_t> window_right{};
 
   /// bool, true where a query may look. [batch, num_heads, query_len, kv_len], any of them 1.
-  ConstTensorView mask;
+  ConstTensorView mask{};
   /// Any float dtype, added to the score; same shape rule as mask. -inf masks, as false does.
-  ConstTensorView bias;
+  ConstTensorView bias{};
 
   /// Padded batch: only the first kv_lengths[b] keys of sequence b exist. Size batch, or empty.
-  std::span<const std::int64_t> kv_lengths;
+  std::span<const std::int64_t> kv_lengths{};
   /// Packed batch: q is [1, total_queries, ...], k and v are [1, total_keys, ...], and sequence s
   /// owns queries [query_offsets[s], query_offsets[s + 1]) and keys likewise. Both or none. The
   /// batch dimension of mask and bias then counts sequences; their query and key dimensions are
   /// as long as the longest sequence, and index from each sequence's own start.
-  std::span<const std::int64_t> query_offsets;
-  std::span<const std::int64_t> kv_offsets;
+  std::span<const std::int64_t> query_offsets{};
+  std::span<const std::int64_t> kv_offsets{};
 
   /// Scores become softcap * tanh(score / softcap). 0 is off; not negative.
   double softcap = 0;
   /// [num_heads], any float dtype: adds -slope * |key - position|.
-  ConstTensorView alibi_slopes;
+  ConstTensorView alibi_slopes{};
   /// [num_heads], any float dtype: exp(sink) joins the softmax's denominator.
-  ConstTensorView sinks;
+  ConstTensorView sinks{};
 
-  DropoutOptions dropout;
+  DropoutOptions dropout{};
 };
 
 /// Writes out, and lse where it is given. lse is the natural log of the softmax's denominator, sink
@@ -102,20 +102,20 @@ LADON_API Tensor attention(const Context& context, const ConstTensorView& q,
 
 /// What the forward call gave, and the gradient that came back.
 struct AttentionSaved {
-  ConstTensorView out;
-  ConstTensorView lse;
-  ConstTensorView dout;  // shape and dtype of out
-  ConstTensorView dlse;  // shape and dtype of lse; absent where lse was not used
+  ConstTensorView out{};
+  ConstTensorView lse{};
+  ConstTensorView dout{};  // shape and dtype of out
+  ConstTensorView dlse{};  // shape and dtype of lse; absent where lse was not used
 };
 
 /// Gradients to write; leave out those that are not wanted. Each has the shape of its input; dq, dk
 /// and dv also its dtype, dbias and dsinks any float dtype.
 struct AttentionGradients {
-  TensorView dq;
-  TensorView dk;
-  TensorView dv;
-  TensorView dbias;
-  TensorView dsinks;
+  TensorView dq{};
+  TensorView dk{};
+  TensorView dv{};
+  TensorView dbias{};
+  TensorView dsinks{};
 };
 
 /// Overwrites the gradients. `options` must be those of the forward call.

@@ -27,7 +27,7 @@ struct ContextOptions {
   /// use (its affinity mask and its container's CPU quota). Ignored when `executor` is given.
   int num_threads = 0;
   /// Kernels to use. Empty: LADON_ISA if set, else the fastest that this machine can run.
-  std::optional<Isa> isa;
+  std::optional<Isa> isa{};
   /// The host's threads; must outlive the Context. Null: the Context starts its own, on the first
   /// call that has work for them.
   Executor* executor = nullptr;

@@ -50,7 +50,8 @@ constexpr float round_to_odd(double value) noexcept {
   const std::uint32_t magnitude = bits & 0x7fffffffU;
   if (static_cast<double>(nearest) == value || magnitude > 0x7f800000U) return nearest;
   const double wide = static_cast<double>(nearest);
-  const bool too_large = wide < 0 ? wide < value : wide > value;
+  // By the sign bit: a tiny negative number rounds to -0, which is not below 0.
+  const bool too_large = bits > 0x7fffffffU ? wide < value : wide > value;
   const std::uint32_t truncated = too_large ? bits - 1 : bits;
   return std::bit_cast<float>(truncated | 1U);
 }

@@ -3,7 +3,9 @@
 // Pair n of a head's first rotary_dim numbers is turned by the angle position * frequency(n).
 //   half-split   pairs (n, n + rotary_dim / 2)      Llama, Mistral, Qwen, GPT-NeoX
 //   interleaved  pairs (2n, 2n + 1)                 GPT-J, DeepSeek
-// Numbers past rotary_dim pass unchanged. Angles, sines and cosines are made in double.
+// as (a, b) -> (a cos - b sin, a sin + b cos). Numbers past rotary_dim pass unchanged. Angles,
+// sines and cosines are made in double; the turn itself is done in float for f32, f16 and bf16, in
+// double for f64. A token's result depends on that token and its position alone.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +24,7 @@ enum class RopeLayout : std::uint8_t { kHalfSplit, kInterleaved };
 /// How frequencies are stretched past the context a model was trained on.
 enum class RopeScaling : std::uint8_t { kNone, kLinear, kLlama3, kYarn };
 
+/// Fields that the kind does not name are not read.
 struct RopeScalingOptions {
   RopeScaling kind = RopeScaling::kNone;
   double factor = 1;  // all but kNone: how much longer the context became; positive
@@ -32,16 +35,20 @@ struct RopeScalingOptions {
   double low_frequency_factor = 1;
   double high_frequency_factor = 4;
   /// kYarn: frequencies that turn more than beta_fast times over the original context are kept,
-  /// those that turn less than beta_slow times are stretched, those between are blended.
+  /// those that turn less than beta_slow times are stretched, those between are blended, linearly
+  /// in the pair's index. Needs a base above 1.
   double beta_fast = 32;
   double beta_slow = 1;
   /// kYarn: round the two ends of the blend outwards to whole pairs (most models do).
   bool truncate = true;
-  /// kYarn: factor of the cosines and sines. Empty: 0.1 * ln(factor) + 1, or
-  /// yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim) where both are set.
-  std::optional<double> attention_factor;
+  /// kYarn: factor of the cosines and sines. Empty: yarn_mscale(factor, 1), or where mscale and
+  /// mscale_all_dim are both set (not 0), yarn_mscale(factor, mscale) / yarn_mscale(factor,
+  /// mscale_all_dim).
+  std::optional<double> attention_factor{};
   double mscale = 0;
   double mscale_all_dim = 0;
+
+  bool operator==(const RopeScalingOptions&) const = default;
 };
 
 /// YaRN's magnitude correction: 0.1 * mscale * ln(factor) + 1, or 1 where factor <= 1.
@@ -52,10 +59,11 @@ struct RopeOptions {
   /// How many leading numbers of a head turn; even. 0: all of them.
   std::int64_t rotary_dim = 0;
   double base = 10000;
-  RopeScalingOptions scaling;
+  RopeScalingOptions scaling{};
 };
 
-/// frequency(n) for each of the rotary_dim / 2 pairs, scaling applied.
+/// frequency(n) for each of the rotary_dim / 2 pairs, scaling applied: base^(-2n / rotary_dim) when
+/// there is none.
 LADON_API std::vector<double> rope_frequencies(std::int64_t rotary_dim, double base,
                                                const RopeScalingOptions& scaling);
 /// Factor of the cosines and sines: 1 but for YaRN.
@@ -63,27 +71,31 @@ LADON_API double rope_magnitude(const RopeScalingOptions& scaling);
 
 /// Which position each token has: an explicit list, or first, first + 1, ...
 struct RopePositions {
-  std::int64_t first = 0;
+  std::int64_t first = 0;  // may be negative; must be 0 beside an explicit list
   /// Empty, or seq positions for every sequence, or batch * seq positions row by row. May be
   /// negative.
-  std::span<const std::int64_t> explicit_positions;
+  std::span<const std::int64_t> explicit_positions{};
 };
 
-/// Turns x [batch, seq, heads, head_dim] into out (same shape and dtype; may be x itself).
+/// Turns x [batch, seq, heads, head_dim] into out (same shape and dtype). Any strides, but the
+/// innermost must be 1. out may be x itself (the same memory, shape and strides) and must share no
+/// memory with x or a table in any other way. batch, seq and heads may be 0. Throws Error, and then
+/// out is untouched.
 LADON_API void rope(const Context& context, const ConstTensorView& x, const RopeOptions& options,
                     const RopePositions& positions, const TensorView& out);
 
-/// Given the gradient of rope()'s output, writes the gradient of its input: the turn back.
+/// Given the gradient of rope()'s output, writes the gradient of its input: the turn back (and the
+/// magnitude once more, as a transpose does; it is not the inverse). dx may be dout itself.
 LADON_API void rope_backward(const Context& context, const ConstTensorView& dout,
                              const RopeOptions& options, const RopePositions& positions,
                              const TensorView& dx);
 
-/// Sines and cosines made beforehand, any float dtype. Both are [max_position, rotary_dim / 2],
-/// looked up by position; or [batch, seq, rotary_dim / 2], one row a token, and then positions must
-/// be left at their default.
+/// Sines and cosines made beforehand, any float dtype and any strides. Both are [max_position,
+/// rotary_dim / 2], looked up by position, which must then be in [0, max_position); or [batch, seq,
+/// rotary_dim / 2], one row a token, and then positions must be left at their default.
 struct RopeTable {
-  ConstTensorView cos;
-  ConstTensorView sin;
+  ConstTensorView cos{};
+  ConstTensorView sin{};
 };
 
 /// The same with given tables; only `layout` and `rotary_dim` of the options are read, and base and
@@ -94,7 +106,9 @@ LADON_API void rope_backward(const Context& context, const ConstTensorView& dout
                              const RopeOptions& options, const RopeTable& table,
                              const RopePositions& positions, const TensorView& dx);
 
-/// Fills table views [max_position, rotary_dim / 2] for positions 0, 1, ...
+/// Fills table views [max_position, rotary_dim / 2] for positions 0, 1, ... with the cosines and
+/// sines of the options, magnitude included. options.rotary_dim must be 0 or rotary_dim; the layout
+/// is not read, since both layouts share a table.
 LADON_API void make_rope_table(const RopeOptions& options, std::int64_t rotary_dim,
                                const TensorView& cos, const TensorView& sin);
 

@@ -44,14 +44,15 @@ class LADON_API Dims {
   int rank_ = 0;
 };
 
-/// The strides of a dense row-major array of this shape.
+/// The strides of a dense row-major array of this shape; sizes of 0 count as 1. Throws when a size
+/// is negative or their product overflows.
 LADON_API Dims row_major_strides(const Dims& shape);
 
 namespace detail {
 
 /// What both views share. Element is void or const void.
 template <class Element>
-class BasicView {
+class LADON_API BasicView {
  public:
   constexpr BasicView() = default;
 
@@ -59,12 +60,16 @@ class BasicView {
   BasicView(Element* data, DType dtype, const Dims& shape, Device device = Device::kCpu)
       : BasicView(data, dtype, shape, row_major_strides(shape), device) {}
 
-  /// Strided. Throws when the ranks differ.
+  /// Strided. Throws when the ranks differ, a size is negative, or the elements or the bytes they
+  /// span cannot be counted.
   BasicView(Element* data, DType dtype, const Dims& shape, const Dims& strides,
             Device device = Device::kCpu);
 
-  /// A view that may write is also one that may read.
-  BasicView(const BasicView<void>& other) requires std::is_const_v<Element>
+  /// A view that may write is also one that may read. A template, because a plain constructor would
+  /// take the place of TensorView's own copy constructor.
+  template <class Other>
+  requires(std::is_const_v<Element>&& std::is_same_v<Other, void>)
+      BasicView(const BasicView<Other>& other)
       : data_(other.data()),
         dtype_(other.dtype()),
         device_(other.device()),
@@ -123,7 +128,7 @@ using TensorView = detail::BasicView<void>;
 using ConstTensorView = detail::BasicView<const void>;
 
 /// Copies every element of `from` to `to`, converting the dtype (round to nearest even). Throws
-/// when the shapes differ. The two must not overlap.
+/// when the shapes differ, when the two overlap, or when two elements of `to` share memory.
 LADON_API void copy(const ConstTensorView& from, const TensorView& to);
 
 }  // namespace ladon

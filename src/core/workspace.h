@@ -2,10 +2,9 @@
 // nothing.
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <memory>
 #include <mutex>
-#include <vector>
 
 namespace ladon {
 
@@ -34,7 +33,8 @@ class WorkspacePool {
   static constexpr std::size_t kMaxKeptBytes = std::size_t{32} << 20;
 
   std::mutex mutex_;
-  std::vector<Block> free_;
+  std::array<Block, kMaxKept> free_;  // the first num_free_ are held
+  std::size_t num_free_ = 0;
 };
 
 /// Holds one block for the length of a call.

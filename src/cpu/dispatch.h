@@ -2,7 +2,9 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
+#include "cpu/cpu_features.h"
 #include "ladon/isa.h"
 
 namespace ladon::cpu {
@@ -12,6 +14,9 @@ struct KernelTable;
 /// The instruction set to use: the one asked for, else LADON_ISA, else the fastest runnable. Throws
 /// Error when the one asked for cannot run here, saying why.
 Isa choose_isa(std::optional<Isa> asked);
+
+/// Why an instruction set cannot run on a machine with these features; empty if it can.
+std::string refusal_of(Isa isa, const CpuFeatures& features);
 
 /// The kernels of an instruction set that runs here; null for Isa::kReference.
 const KernelTable* kernels_for(Isa isa) noexcept;

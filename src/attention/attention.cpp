@@ -1,0 +1,280 @@
+// The forward driver: checks, cuts the work into tasks, runs kernels, merges key splits.
+
+#include "ladon/attention.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "attention/forward_plan.h"
+#include "attention/merge.h"
+#include "attention/problem.h"
+#include "attention/validate.h"
+#include "core/context_impl.h"
+#include "core/parallel.h"
+#include "cpu/kernel_table.h"
+#include "reference/attention_reference.h"
+
+namespace ladon {
+namespace {
+
+constexpr std::string_view kOperation = "attention";
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + cpu::kScratchAlignment - 1) / cpu::kScratchAlignment * cpu::kScratchAlignment;
+}
+
+void run_reference(const Context& context, const AttentionParams& params) {
+  parallel_for(context, params.num_sequences * params.num_heads, [&](std::int64_t task, int) {
+    reference::forward(params, params.sequences[task / params.num_heads], task % params.num_heads);
+  });
+}
+
+/// Runs the kernels of one compute type. Memory: scratch for each thread, and for sequences whose
+/// keys are split one partial row per split.
+class ForwardRun {
+ public:
+  ForwardRun(const Context& context, const AttentionParams& params, const cpu::KernelSet& kernels,
+             std::size_t compute_size)
+      : context_(context),
+        params_(params),
+        kernels_(kernels),
+        compute_size_(compute_size),
+        compute_dtype_(compute_size == 8 ? DType::kF64 : DType::kF32),
+        scratch_bytes_(aligned(
+            std::max(kernels.forward_tile_scratch(params), kernels.forward_few_scratch(params)))),
+        row_bytes_(static_cast<std::size_t>(params.value_dim) * compute_size),
+        layout_(lay_out()),
+        workspace_(context.impl().workspaces(), layout_.total) {}
+
+  void run() {
+    fill_starts();
+    const std::int64_t last = params_.num_sequences;
+    parallel_for(context_, starts()[last], [&](std::int64_t task, int worker) {
+      const std::int64_t* start = std::upper_bound(starts(), starts() + last + 1, task) - 1;
+      run_unit(start - starts(), task - *start, worker);
+    });
+    if (layout_.partial_rows == 0) return;
+    parallel_for(context_, last * params_.num_kv_heads, [&](std::int64_t task, int worker) {
+      merge(task / params_.num_kv_heads, task % params_.num_kv_heads, worker);
+    });
+  }
+
+ private:
+  struct LayOut {
+    std::int64_t partial_rows = 0;  // over all sequences
+    std::int64_t most_splits = 0;
+    std::size_t starts = 0;  // byte offsets in the workspace
+    std::size_t partial_starts = 0;
+    std::size_t scratch = 0;
+    std::size_t merge = 0;
+    std::size_t partial_lse = 0;
+    std::size_t partial_out = 0;
+    std::size_t total = 0;
+  };
+
+  std::int64_t partial_rows_of(const SequencePlan& plan) const {
+    return plan.splits > 1 ? plan.splits * params_.num_kv_heads * plan.rows : 0;
+  }
+
+  std::size_t merge_bytes(std::int64_t most_splits) const {
+    return aligned(static_cast<std::size_t>(most_splits) * sizeof(PartialRow)) +
+           aligned(static_cast<std::size_t>(params_.value_dim) * sizeof(double));
+  }
+
+  LayOut lay_out() const {
+    LayOut out;
+    for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
+      const SequencePlan plan = plan_sequence(params_, params_.sequences[s], kernels_);
+      out.partial_rows += partial_rows_of(plan);
+      out.most_splits = std::max(out.most_splits, plan.splits);
+    }
+    const std::size_t threads = static_cast<std::size_t>(context_.num_threads());
+    const std::size_t index_bytes =
+        aligned(static_cast<std::size_t>(params_.num_sequences + 1) * sizeof(std::int64_t));
+    const auto rows = static_cast<std::size_t>(out.partial_rows);
+    out.partial_starts = index_bytes;
+    out.scratch = 2 * index_bytes;
+    out.merge = out.scratch + threads * scratch_bytes_;
+    out.partial_lse = out.merge + (rows == 0 ? 0 : threads * merge_bytes(out.most_splits));
+    out.partial_out = out.partial_lse + aligned(rows * sizeof(double));
+    out.total = out.partial_out + rows * row_bytes_;
+    return out;
+  }
+
+  std::int64_t* starts() const {  // first task of each sequence
+    return reinterpret_cast<std::int64_t*>(workspace_.data() + layout_.starts);
+  }
+  std::int64_t* partial_starts() const {  // first partial row of each sequence
+    return reinterpret_cast<std::int64_t*>(workspace_.data() + layout_.partial_starts);
+  }
+  double* partial_lse(std::int64_t row) const {
+    return reinterpret_cast<double*>(workspace_.data() + layout_.partial_lse) + row;
+  }
+  std::byte* partial_out(std::int64_t row) const {
+    return workspace_.data() + layout_.partial_out + static_cast<std::size_t>(row) * row_bytes_;
+  }
+
+  void fill_starts() const {
+    starts()[0] = 0;
+    partial_starts()[0] = 0;
+    for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
+      const SequencePlan plan = plan_sequence(params_, params_.sequences[s], kernels_);
+      starts()[s + 1] = starts()[s] + plan.units * params_.num_kv_heads;
+      partial_starts()[s + 1] = partial_starts()[s] + partial_rows_of(plan);
+    }
+  }
+
+  /// The caller's out and lse, at token 0 and the group's first head.
+  cpu::ForwardOutput final_output(const Sequence& sequence, std::int64_t kv_head) const {
+    const std::int64_t head = kv_head * params_.group;
+    cpu::ForwardOutput output;
+    output.dtype = params_.out.dtype;
+    output.token_stride = params_.out.token_stride;
+    output.head_stride = params_.out.head_stride;
+    output.data = static_cast<std::byte*>(params_.out.data) +
+                  (sequence.out + head * params_.out.head_stride) *
+                      static_cast<std::int64_t>(size_of(params_.out.dtype));
+    output.lse = params_.lse;
+    if (params_.lse.data != nullptr) {
+      output.lse.data =
+          static_cast<std::byte*>(params_.lse.data) +
+          (sequence.lse + head * params_.lse.head_stride) * (params_.lse.is_f64 ? 8 : 4);
+    }
+    return output;
+  }
+
+  /// Rows of one split, one after the other. lse is kept in double: an f32 lse of 1e4 would cost
+  /// the merge its accuracy.
+  cpu::ForwardOutput partial_output(std::int64_t first_row) const {
+    cpu::ForwardOutput output;
+    output.dtype = compute_dtype_;
+    output.data = partial_out(first_row);
+    output.token_stride = params_.group * params_.value_dim;
+    output.head_stride = params_.value_dim;
+    output.lse = {partial_lse(first_row), true, params_.group, 1};
+    output.add_sinks = false;
+    return output;
+  }
+
+  std::int64_t first_partial_row(std::int64_t s, const SequencePlan& plan, std::int64_t kv_head,
+                                 std::int64_t split) const {
+    return partial_starts()[s] + (kv_head * plan.splits + split) * plan.rows;
+  }
+
+  void run_unit(std::int64_t s, std::int64_t unit, int worker) const {
+    const Sequence& sequence = params_.sequences[s];
+    const SequencePlan plan = plan_sequence(params_, sequence, kernels_);
+    cpu::ForwardTask task;
+    task.sequence = s;
+    task.kv_head = unit % params_.num_kv_heads;
+    task.row_count = plan.rows;
+    task.key_end = sequence.kv_len;
+    const std::int64_t index = unit / params_.num_kv_heads;
+    if (plan.splits > 1) {
+      task.key_begin = (plan.first_split + index) * kSplitKeys;
+      task.key_end = std::min(task.key_begin + kSplitKeys, sequence.kv_len);
+      task.output = partial_output(first_partial_row(s, plan, task.kv_head, index));
+    } else {
+      // Last tile first: under a causal mask it has the most keys, and heavy tasks go first.
+      task.row_begin = (plan.tiles - 1 - index) * kernels_.tile_rows;
+      task.row_count = std::min(kernels_.tile_rows, plan.rows - task.row_begin);
+      task.output = final_output(sequence, task.kv_head);
+    }
+    std::byte* scratch =
+        workspace_.data() + layout_.scratch + static_cast<std::size_t>(worker) * scratch_bytes_;
+    (plan.few ? kernels_.forward_few : kernels_.forward_tile)(params_, task, scratch);
+  }
+
+  void merge(std::int64_t s, std::int64_t kv_head, int worker) const {
+    const Sequence& sequence = params_.sequences[s];
+    const SequencePlan plan = plan_sequence(params_, sequence, kernels_);
+    if (plan.splits <= 1) return;
+    std::byte* room = workspace_.data() + layout_.merge +
+                      static_cast<std::size_t>(worker) * merge_bytes(layout_.most_splits);
+    auto* parts = reinterpret_cast<PartialRow*>(room);
+    auto* sums = reinterpret_cast<double*>(
+        room + aligned(static_cast<std::size_t>(layout_.most_splits) * sizeof(PartialRow)));
+    const cpu::ForwardOutput output = final_output(sequence, kv_head);
+    for (std::int64_t row = 0; row < plan.rows; ++row) {
+      for (std::int64_t split = 0; split < plan.splits; ++split) {
+        const std::int64_t from = first_partial_row(s, plan, kv_head, split) + row;
+        parts[split] = {partial_out(from), compute_dtype_, *partial_lse(from)};
+      }
+      const std::int64_t token = row / params_.group;
+      const std::int64_t head = row % params_.group;
+      const double* sink = params_.rules.sinks == nullptr
+                               ? nullptr
+                               : params_.rules.sinks + kv_head * params_.group + head;
+      const double lse =
+          merge_rows({parts, static_cast<std::size_t>(plan.splits)}, params_.value_dim, sink, sums,
+                     static_cast<std::byte*>(output.data) +
+                         (token * output.token_stride + head * output.head_stride) *
+                             static_cast<std::int64_t>(size_of(output.dtype)),
+                     output.dtype);
+      if (output.lse.data == nullptr) continue;
+      const std::int64_t to = token * output.lse.token_stride + head * output.lse.head_stride;
+      if (output.lse.is_f64) {
+        static_cast<double*>(output.lse.data)[to] = lse;
+      } else {
+        static_cast<float*>(output.lse.data)[to] = static_cast<float>(lse);
+      }
+    }
+  }
+
+  const Context& context_;
+  const AttentionParams& params_;
+  const cpu::KernelSet& kernels_;
+  std::size_t compute_size_;
+  DType compute_dtype_;
+  std::size_t scratch_bytes_;  // of one thread
+  std::size_t row_bytes_;      // of one partial row
+  LayOut layout_;
+  Workspace workspace_;
+};
+
+}  // namespace
+
+void attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
+               const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
+               const TensorView& lse) {
+  if (v.absent()) check_view(kOperation, {"v", v}, 4);
+  Problem problem(context, kOperation, q, k, v, options);
+  const AttentionSizes& sizes = problem.sizes();
+  check_view(kOperation, {"out", out}, 4);
+  check_dtype(kOperation, {"out", out}, q.dtype());
+  check_shape(kOperation, {"out", out},
+              {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});
+  if (!lse.absent()) check_lse(kOperation, {"lse", lse}, sizes, q.dtype());
+  const NamedView outputs[] = {{"out", out}, {"lse", lse}};
+  const NamedView inputs[] = {{"q", q},
+                              {"k", k},
+                              {"v", v},
+                              {"mask", options.mask},
+                              {"bias", options.bias},
+                              {"alibi_slopes", options.alibi_slopes},
+                              {"sinks", options.sinks}};
+  check_no_overlap(kOperation, outputs, inputs);
+  problem.set_out(out);
+  if (!lse.absent()) problem.set_lse(lse);
+
+  const cpu::KernelTable* table = context.impl().kernels();
+  if (table == nullptr) {
+    run_reference(context, problem.params());
+  } else if (q.dtype() == DType::kF64) {
+    ForwardRun(context, problem.params(), table->f64, sizeof(double)).run();
+  } else {
+    ForwardRun(context, problem.params(), table->f32, sizeof(float)).run();
+  }
+}
+
+Tensor attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
+                 const ConstTensorView& v, const AttentionOptions& options) {
+  if (v.absent()) check_view(kOperation, {"v", v}, 4);
+  const AttentionSizes sizes = check_inputs(kOperation, q, k, v, options);
+  Tensor out = Tensor::uninitialized(
+      q.dtype(), {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});
+  attention(context, q, k, v, options, out.view());
+  return out;
+}
+
+}  // namespace ladon

@@ -1,0 +1,235 @@
+// The backward driver: checks, cuts the keys into tasks, sums the parts of dq in a fixed order.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "attention/problem.h"
+#include "attention/side_gradients.h"
+#include "attention/validate.h"
+#include "core/context_impl.h"
+#include "core/fail.h"
+#include "core/parallel.h"
+#include "cpu/kernel_table.h"
+#include "ladon/attention.h"
+#include "reference/attention_reference.h"
+
+namespace ladon {
+namespace {
+
+constexpr std::string_view kOperation = "attention_backward";
+
+// Tasks that share a KV head's keys; each has a partial dq of its own. More would feed more threads
+// from one head at the price of memory; the count depends on the key length alone.
+constexpr std::int64_t kMaxParts = 4;
+// Heads whose partial dq are held at once: at least enough for all threads, and as many as fit
+// here.
+constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
+
+std::int64_t ceil_div(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
+
+/// Keys past a sequence's length exist in dk and dv but were never seen.
+void zero_padding(const Operand& operand, std::int64_t start, std::int64_t first, std::int64_t end,
+                  std::int64_t heads, std::int64_t dim) {
+  if (operand.data == nullptr) return;
+  const auto size = static_cast<std::int64_t>(size_of(operand.dtype));
+  for (std::int64_t key = first; key < end; ++key) {
+    for (std::int64_t head = 0; head < heads; ++head) {
+      const std::int64_t at = start + key * operand.token_stride + head * operand.head_stride;
+      std::memset(static_cast<std::byte*>(operand.data) + at * size, 0,
+                  static_cast<std::size_t>(dim * size));
+    }
+  }
+}
+
+class BackwardRun {
+ public:
+  BackwardRun(const Context& context, const AttentionParams& params, const cpu::KernelSet& kernels,
+              std::size_t compute_size)
+      : context_(context),
+        params_(params),
+        kernels_(kernels),
+        threads_(context.num_threads()),
+        scratch_bytes_(
+            (std::max(kernels.backward_scratch(params), kernels.combine_dq_scratch(params)) +
+             cpu::kScratchAlignment - 1) /
+            cpu::kScratchAlignment * cpu::kScratchAlignment) {
+    std::int64_t most_rows = 0;
+    for (std::int64_t s = 0; s < params.num_sequences; ++s) {
+      most_rows = std::max(most_rows, params.sequences[s].query_len * params.group);
+      most_parts_ = std::max(most_parts_, parts_of(params.sequences[s]));
+    }
+    most_tiles_ = ceil_div(most_rows, kernels.tile_rows);
+    part_elements_ = most_tiles_ * kernels.tile_rows * params.head_dim;
+    part_bytes_ = static_cast<std::size_t>(part_elements_) * compute_size;
+    // Any number of heads at once gives the same bits: each head's sums are its own.
+    const std::int64_t head_bytes =
+        std::max<std::int64_t>(1, static_cast<std::int64_t>(part_bytes_) * most_parts_);
+    wave_ = std::max(ceil_div(2 * threads_, std::max<std::int64_t>(1, most_parts_)),
+                     static_cast<std::int64_t>(kPartialBytes) / head_bytes);
+    wave_ = std::max<std::int64_t>(1, std::min(wave_, params.num_sequences * params.num_kv_heads));
+  }
+
+  void run() {
+    const std::int64_t heads = params_.num_sequences * params_.num_kv_heads;
+    if (heads == 0) return;
+    const std::size_t scratch = static_cast<std::size_t>(threads_) * scratch_bytes_;
+    Workspace workspace(context_.impl().workspaces(),
+                        scratch + static_cast<std::size_t>(wave_ * most_parts_) * part_bytes_);
+    scratch_ = workspace.data();
+    partials_ = workspace.data() + scratch;
+    for (std::int64_t first = 0; first < heads; first += wave_) {
+      const std::int64_t count = std::min(wave_, heads - first);
+      if (most_parts_ > 0) {
+        parallel_for(context_, count * most_parts_, [&](std::int64_t task, int worker) {
+          run_part(first + task / most_parts_, task / most_parts_, task % most_parts_, worker);
+        });
+      }
+      if (params_.dq.data == nullptr) continue;
+      parallel_for(context_, count * most_tiles_, [&](std::int64_t task, int worker) {
+        combine(first + task / most_tiles_, task / most_tiles_, task % most_tiles_, worker);
+      });
+    }
+  }
+
+ private:
+  static std::int64_t parts_of(const Sequence& sequence) {
+    return std::min(kMaxParts, ceil_div(sequence.kv_len, cpu::kBackwardKeys));
+  }
+  std::byte* partial(std::int64_t slot, std::int64_t part) const {
+    return partials_ + static_cast<std::size_t>(slot * most_parts_ + part) * part_bytes_;
+  }
+  std::byte* scratch(int worker) const {
+    return scratch_ + static_cast<std::size_t>(worker) * scratch_bytes_;
+  }
+
+  void run_part(std::int64_t head, std::int64_t slot, std::int64_t part, int worker) const {
+    cpu::BackwardTask task;
+    task.sequence = head / params_.num_kv_heads;
+    task.kv_head = head % params_.num_kv_heads;
+    const Sequence& sequence = params_.sequences[task.sequence];
+    const std::int64_t parts = parts_of(sequence);
+    if (part >= parts) return;
+    task.dq_partial = partial(slot, part);
+    std::memset(task.dq_partial, 0, part_bytes_);
+    const std::int64_t blocks = ceil_div(sequence.kv_len, cpu::kBackwardKeys);
+    for (std::int64_t turn = 0; turn * parts < blocks; ++turn) {
+      // To and fro, so that under a causal mask, where early keys have more rows, parts are even.
+      const std::int64_t block = turn * parts + (turn % 2 == 0 ? part : parts - 1 - part);
+      if (block >= blocks) continue;
+      task.key_begin = block * cpu::kBackwardKeys;
+      task.key_end = std::min(task.key_begin + cpu::kBackwardKeys, sequence.kv_len);
+      kernels_.backward(params_, task, scratch(worker));
+    }
+  }
+
+  void combine(std::int64_t head, std::int64_t slot, std::int64_t tile, int worker) const {
+    cpu::CombineDqTask task;
+    task.sequence = head / params_.num_kv_heads;
+    task.kv_head = head % params_.num_kv_heads;
+    task.tile = tile;
+    const Sequence& sequence = params_.sequences[task.sequence];
+    if (tile * kernels_.tile_rows >= sequence.query_len * params_.group) return;
+    task.partials = partial(slot, 0);
+    task.partial_stride = part_elements_;
+    task.partial_count = parts_of(sequence);
+    kernels_.combine_dq(params_, task, scratch(worker));
+  }
+
+  const Context& context_;
+  const AttentionParams& params_;
+  const cpu::KernelSet& kernels_;
+  std::int64_t threads_;
+  std::size_t scratch_bytes_;       // of one thread
+  std::int64_t most_parts_ = 0;     // of any sequence
+  std::int64_t most_tiles_ = 0;     // of any sequence
+  std::int64_t part_elements_ = 0;  // of one partial dq
+  std::size_t part_bytes_ = 0;
+  std::int64_t wave_ = 1;  // heads worked on at once
+  std::byte* scratch_ = nullptr;
+  std::byte* partials_ = nullptr;
+};
+
+void check_like(const NamedView& argument, const ConstTensorView& input) {
+  if (argument.view.absent()) return;
+  check_view(kOperation, argument, 4);
+  check_dtype(kOperation, argument, input.dtype());
+  check_shape(kOperation, argument, input.shape());
+}
+
+}  // namespace
+
+void attention_backward(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
+                        const ConstTensorView& v, const AttentionOptions& options,
+                        const AttentionSaved& saved, const AttentionGradients& gradients) {
+  if (v.absent()) check_view(kOperation, {"v", v}, 4);
+  Problem problem(context, kOperation, q, k, v, options);
+  const AttentionSizes& sizes = problem.sizes();
+  const Dims out_shape{sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim};
+  for (const NamedView& argument : {NamedView{"out", saved.out}, NamedView{"dout", saved.dout}}) {
+    check_view(kOperation, argument, 4);
+    check_dtype(kOperation, argument, q.dtype());
+    check_shape(kOperation, argument, out_shape);
+  }
+  check_lse(kOperation, {"lse", saved.lse}, sizes, q.dtype());
+  if (!saved.dlse.absent()) check_lse(kOperation, {"dlse", saved.dlse}, sizes, q.dtype());
+  check_like({"dq", gradients.dq}, q);
+  check_like({"dk", gradients.dk}, k);
+  check_like({"dv", gradients.dv}, v);
+  check_side_gradients(kOperation, options, gradients);
+  const NamedView outputs[] = {{"dq", gradients.dq},
+                               {"dk", gradients.dk},
+                               {"dv", gradients.dv},
+                               {"dbias", gradients.dbias},
+                               {"dsinks", gradients.dsinks}};
+  const NamedView inputs[] = {{"q", q},
+                              {"k", k},
+                              {"v", v},
+                              {"out", saved.out},
+                              {"lse", saved.lse},
+                              {"dout", saved.dout},
+                              {"dlse", saved.dlse},
+                              {"mask", options.mask},
+                              {"bias", options.bias},
+                              {"alibi_slopes", options.alibi_slopes},
+                              {"sinks", options.sinks}};
+  check_no_overlap(kOperation, outputs, inputs);
+  problem.set_out(saved.out);
+  problem.set_lse(saved.lse);
+  problem.set_dout(saved.dout);
+  if (!saved.dlse.absent()) problem.set_dlse(saved.dlse);
+  if (!gradients.dq.absent()) problem.set_dq(gradients.dq);
+  if (!gradients.dk.absent()) problem.set_dk(gradients.dk);
+  if (!gradients.dv.absent()) problem.set_dv(gradients.dv);
+
+  const AttentionParams& params = problem.params();
+  if (!sizes.packed) {
+    for (std::int64_t s = 0; s < sizes.num_sequences; ++s) {
+      const Sequence& sequence = params.sequences[s];
+      zero_padding(params.dk, sequence.dk, sequence.kv_len, sizes.kv_len, sizes.num_kv_heads,
+                   sizes.head_dim);
+      zero_padding(params.dv, sequence.dv, sequence.kv_len, sizes.kv_len, sizes.num_kv_heads,
+                   sizes.value_dim);
+    }
+  }
+  const bool wants_main =
+      !gradients.dq.absent() || !gradients.dk.absent() || !gradients.dv.absent();
+  const cpu::KernelTable* table = context.impl().kernels();
+  if (table == nullptr) {
+    if (wants_main) {
+      parallel_for(context, params.num_sequences * params.num_kv_heads,
+                   [&](std::int64_t task, int) {
+                     reference::backward(params, params.sequences[task / params.num_kv_heads],
+                                         task % params.num_kv_heads);
+                   });
+    }
+    write_side_gradients_by_reference(context, problem, gradients);
+    return;
+  }
+  const bool wide = q.dtype() == DType::kF64;
+  const cpu::KernelSet& kernels = wide ? table->f64 : table->f32;
+  if (wants_main) BackwardRun(context, params, kernels, wide ? 8 : 4).run();
+  write_side_gradients(context, problem, kernels, gradients);
+}
+
+}  // namespace ladon

@@ -1,0 +1,133 @@
+#include "attention/merge.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attention/validate.h"
+#include "core/context_impl.h"
+#include "core/element.h"
+#include "core/fail.h"
+#include "core/parallel.h"
+#include "ladon/attention.h"
+
+namespace ladon {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// sums += weight * row, with the dtype's switch outside the loop for the types that splits use.
+void add_row(const PartialRow& part, double weight, std::int64_t value_dim, double* sums) {
+  if (part.dtype == DType::kF32) {
+    const auto* row = static_cast<const float*>(part.out);
+    for (std::int64_t i = 0; i < value_dim; ++i) sums[i] += weight * static_cast<double>(row[i]);
+    return;
+  }
+  for (std::int64_t i = 0; i < value_dim; ++i) {
+    sums[i] += weight * load_element(part.out, part.dtype, i);
+  }
+}
+
+}  // namespace
+
+double merge_rows(std::span<const PartialRow> parts, std::int64_t value_dim, const double* sink,
+                  double* sums, void* out, DType out_dtype) noexcept {
+  double maximum = -kInfinity;
+  bool saw_something = false;
+  for (const PartialRow& part : parts) {
+    saw_something = saw_something || part.lse != -kInfinity;
+    if (part.lse > maximum) maximum = part.lse;
+  }
+  for (std::int64_t i = 0; i < value_dim; ++i) sums[i] = 0;
+  double lse = -kInfinity;
+  if (saw_something) {
+    if (sink != nullptr && *sink > maximum) maximum = *sink;
+    double denominator = sink == nullptr ? 0 : std::exp(*sink - maximum);
+    for (const PartialRow& part : parts) {
+      if (part.lse == -kInfinity) continue;  // its row may hold anything
+      const double weight = std::exp(part.lse - maximum);
+      denominator += weight;
+      add_row(part, weight, value_dim, sums);
+    }
+    for (std::int64_t i = 0; i < value_dim; ++i) sums[i] /= denominator;
+    lse = maximum + std::log(denominator);
+  }
+  for (std::int64_t i = 0; i < value_dim; ++i) store_element(out, out_dtype, i, sums[i]);
+  return lse;
+}
+
+void merge_attention(const Context& context, std::span<const ConstTensorView> outs,
+                     std::span<const ConstTensorView> lses, const TensorView& out,
+                     const TensorView& lse, const ConstTensorView& sinks) {
+  constexpr std::string_view kOperation = "merge_attention";
+  if (outs.empty()) fail(kOperation, "outs", "got no parts, expected 1 or more");
+  if (lses.size() != outs.size()) {
+    fail(kOperation, "lses",
+         "got " + std::to_string(lses.size()) + " parts, expected " + std::to_string(outs.size()) +
+             " as in outs");
+  }
+  check_view(kOperation, {"out", out}, 4);
+  check_float(kOperation, {"out", out});
+  const Dims lse_shape{out.size(0), out.size(2), out.size(1)};
+  const auto check_lse_part = [&](const NamedView& argument) {
+    check_strided_view(kOperation, argument, 3);
+    check_shape(kOperation, argument, lse_shape);
+    if (argument.view.dtype() != DType::kF32 && argument.view.dtype() != DType::kF64) {
+      fail(kOperation, argument.name,
+           std::string("got dtype ") + name_of(argument.view.dtype()) + ", expected f32 or f64");
+    }
+  };
+  std::vector<std::string> names;
+  names.reserve(2 * outs.size());  // the views below point into it
+  std::vector<NamedView> inputs{{"sinks", sinks}};
+  for (std::size_t i = 0; i < outs.size(); ++i) {
+    inputs.push_back({names.emplace_back("outs[" + std::to_string(i) + "]"), outs[i]});
+    check_view(kOperation, inputs.back(), 4);
+    check_float(kOperation, inputs.back());
+    check_shape(kOperation, inputs.back(), out.shape());
+    inputs.push_back({names.emplace_back("lses[" + std::to_string(i) + "]"), lses[i]});
+    check_lse_part(inputs.back());
+  }
+  if (!lse.absent()) check_lse_part({"lse", lse});
+  if (!sinks.absent()) {
+    check_strided_view(kOperation, {"sinks", sinks}, 1);
+    check_float(kOperation, {"sinks", sinks});
+    check_shape(kOperation, {"sinks", sinks}, {out.size(2)});
+  }
+  const NamedView outputs[] = {{"out", out}, {"lse", lse}};
+  check_no_overlap(kOperation, outputs, inputs);
+
+  const std::int64_t query_len = out.size(1);
+  const std::int64_t num_heads = out.size(2);
+  const std::int64_t value_dim = out.size(3);
+  parallel_for(context, out.size(0) * query_len, [&](std::int64_t task, int) {
+    const std::int64_t batch = task / query_len;
+    const std::int64_t token = task % query_len;
+    std::vector<PartialRow> parts(outs.size());
+    std::vector<double> sums(static_cast<std::size_t>(value_dim));
+    const auto row_of = [&](const auto& view, std::int64_t head) {
+      return batch * view.stride(0) + token * view.stride(1) + head * view.stride(2);
+    };
+    const auto lse_of = [&](const auto& view, std::int64_t head) {
+      return batch * view.stride(0) + head * view.stride(1) + token * view.stride(2);
+    };
+    for (std::int64_t head = 0; head < num_heads; ++head) {
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const auto bytes = static_cast<std::int64_t>(size_of(outs[i].dtype()));
+        parts[i] = {static_cast<const char*>(outs[i].data()) + row_of(outs[i], head) * bytes,
+                    outs[i].dtype(),
+                    load_element(lses[i].data(), lses[i].dtype(), lse_of(lses[i], head))};
+      }
+      double sink = 0;
+      if (!sinks.absent()) sink = load_element(sinks.data(), sinks.dtype(), head * sinks.stride(0));
+      const auto bytes = static_cast<std::int64_t>(size_of(out.dtype()));
+      const double merged =
+          merge_rows(parts, value_dim, sinks.absent() ? nullptr : &sink, sums.data(),
+                     static_cast<char*>(out.data()) + row_of(out, head) * bytes, out.dtype());
+      if (!lse.absent()) store_element(lse.data(), lse.dtype(), lse_of(lse, head), merged);
+    }
+  });
+}
+
+}  // namespace ladon

@@ -1,0 +1,69 @@
+#include "core/workspace.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "core/fail.h"
+
+namespace ladon {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+void free_block(WorkspacePool::Block block) noexcept {
+  if (block.data != nullptr) ::operator delete(block.data, kAlignment);
+}
+
+}  // namespace
+
+WorkspacePool::~WorkspacePool() {
+  for (std::size_t i = 0; i < num_free_; ++i) free_block(free_[i]);
+}
+
+WorkspacePool::Block WorkspacePool::take(std::size_t size) {
+  if (size == 0) return {};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // The smallest that fits, so that a small call does not hold the block a large one wants.
+    std::size_t best = num_free_;
+    for (std::size_t i = 0; i < num_free_; ++i) {
+      if (free_[i].size < size) continue;
+      if (best == num_free_ || free_[i].size < free_[best].size) best = i;
+    }
+    if (best != num_free_) {
+      const Block block = free_[best];
+      free_[best] = free_[--num_free_];
+      return block;
+    }
+  }
+  // A power of two, because sequences grow token by token: a block of the exact size would be too
+  // small for the next call already. Blocks too large to keep gain nothing by it.
+  const std::size_t capacity = size <= kMaxKeptBytes ? std::bit_ceil(size) : size;
+  void* const data = ::operator new(capacity, kAlignment, std::nothrow);
+  if (data == nullptr) {
+    fail(ErrorCode::kOutOfMemory, "workspace", "size",
+         "no memory for " + std::to_string(capacity) + " bytes of scratch");
+  }
+  return {static_cast<std::byte*>(data), capacity};
+}
+
+void WorkspacePool::give_back(Block block) noexcept {
+  if (block.data == nullptr) return;
+  if (block.size <= kMaxKeptBytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (num_free_ < kMaxKept) {
+      free_[num_free_++] = block;
+      return;
+    }
+    // Full: keep the larger blocks, which serve every call that the smaller ones do.
+    const auto smallest = std::min_element(
+        free_.begin(), free_.end(), [](const Block& a, const Block& b) { return a.size < b.size; });
+    if (smallest->size < block.size) std::swap(*smallest, block);
+  }
+  free_block(block);
+}
+
+}  // namespace ladon

@@ -1,0 +1,204 @@
+#include "cpu/dispatch.h"
+
+#include <array>
+#include <cstdlib>
+#include <iterator>
+#include <string_view>
+
+#include "core/fail.h"
+#include "cpu/kernel_table.h"
+
+namespace ladon {
+namespace cpu {
+namespace {
+
+struct Requirement {
+  bool CpuFeatures::*feature;
+  const char* name;
+};
+
+/// "the CPU lacks a, b", or nothing.
+template <std::size_t count>
+std::string lacking(const CpuFeatures& features,
+                    const std::array<Requirement, count>& requirements) {
+  std::string missing;
+  for (const Requirement& requirement : requirements) {
+    if (features.*requirement.feature) continue;
+    missing += missing.empty() ? "the CPU lacks " : ", ";
+    missing += requirement.name;
+  }
+  return missing;
+}
+
+std::string runs_everywhere(const CpuFeatures&) { return {}; }
+
+// What these ask for is what cmake/isa.cmake compiles with.
+std::string refuse_avx2(const CpuFeatures& features) {
+  static constexpr std::array<Requirement, 3> kRequired{
+      {{&CpuFeatures::avx2, "avx2"}, {&CpuFeatures::fma, "fma"}, {&CpuFeatures::f16c, "f16c"}}};
+  std::string reason = lacking(features, kRequired);
+  if (reason.empty() && !features.os_saves_ymm) {
+    reason = "the operating system does not save AVX state";
+  }
+  return reason;
+}
+
+std::string refuse_avx512(const CpuFeatures& features) {
+  // -mavx512f lets the compiler use AVX2 as well.
+  static constexpr std::array<Requirement, 7> kRequired{{{&CpuFeatures::avx512f, "avx512f"},
+                                                         {&CpuFeatures::avx512bw, "avx512bw"},
+                                                         {&CpuFeatures::avx512dq, "avx512dq"},
+                                                         {&CpuFeatures::avx512vl, "avx512vl"},
+                                                         {&CpuFeatures::avx2, "avx2"},
+                                                         {&CpuFeatures::fma, "fma"},
+                                                         {&CpuFeatures::f16c, "f16c"}}};
+  std::string reason = lacking(features, kRequired);
+  if (reason.empty() && !features.os_saves_zmm) {
+    reason = "the operating system does not save AVX-512 state";
+  }
+  return reason;
+}
+
+struct IsaEntry {
+  Isa isa;
+  const char* name;
+  const KernelTable* kernels;
+  std::string (*refusal)(const CpuFeatures& features);
+};
+
+// Every instruction set, slowest first. A new one is a line here.
+constexpr std::array<IsaEntry, 4> kIsas{{
+    {Isa::kReference, "reference", nullptr, runs_everywhere},
+    {Isa::kBaseline, "baseline", &kBaselineKernels, runs_everywhere},
+    {Isa::kAvx2, "avx2", &kAvx2Kernels, refuse_avx2},
+    {Isa::kAvx512, "avx512", &kAvx512Kernels, refuse_avx512},
+}};
+
+const IsaEntry* find(Isa isa) noexcept {
+  for (const IsaEntry& entry : kIsas) {
+    if (entry.isa == isa) return &entry;
+  }
+  return nullptr;
+}
+
+const IsaEntry* find(std::string_view name) noexcept {
+  for (const IsaEntry& entry : kIsas) {
+    if (entry.name == name) return &entry;
+  }
+  return nullptr;
+}
+
+/// "reference, baseline can run here; avx2 cannot: the CPU lacks avx2; ...", to end a refusal with.
+std::string describe_choices(const CpuFeatures& features) {
+  std::string runnable;
+  std::string refused;
+  for (const IsaEntry& entry : kIsas) {
+    const std::string reason = entry.refusal(features);
+    if (reason.empty()) {
+      if (!runnable.empty()) runnable += ", ";
+      runnable += entry.name;
+    } else {
+      refused += std::string("; ") + entry.name + " cannot: " + reason;
+    }
+  }
+  return runnable + " can run here" + refused;
+}
+
+/// LADON_ISA, if it is set and not empty.
+std::optional<std::string> forced_name() {
+  const char* const value = std::getenv("LADON_ISA");
+  if (value == nullptr || *value == '\0') return {};
+  return value;
+}
+
+void check_runnable(const IsaEntry& entry, const CpuFeatures& features, std::string_view operation,
+                    std::string_view argument) {
+  if (entry.refusal(features).empty()) return;
+  fail(ErrorCode::kUnsupported, operation, argument,
+       std::string(entry.name) + " came, which cannot run here: " + describe_choices(features));
+}
+
+/// What LADON_ISA or the machine says.
+const IsaEntry& default_isa(const CpuFeatures& features, std::string_view operation) {
+  if (const std::optional<std::string> name = forced_name()) {
+    const IsaEntry* const entry = find(*name);
+    if (entry == nullptr) {
+      fail(operation, "LADON_ISA",
+           "\"" + *name + "\" came, which is no instruction set of this library: " +
+               describe_choices(features));
+    }
+    check_runnable(*entry, features, operation, "LADON_ISA");
+    return *entry;
+  }
+  const IsaEntry* fastest = &kIsas.front();
+  for (const IsaEntry& entry : kIsas) {
+    if (entry.refusal(features).empty()) fastest = &entry;
+  }
+  return *fastest;
+}
+
+}  // namespace
+
+Isa choose_isa(std::optional<Isa> asked) {
+  const CpuFeatures features = detect_cpu_features();
+  if (!asked) return default_isa(features, "Context").isa;
+  const IsaEntry* const entry = find(*asked);
+  if (entry == nullptr) {
+    fail("Context", "isa",
+         "Isa(" + std::to_string(static_cast<int>(*asked)) +
+             ") came, which is no instruction set of this library: " + describe_choices(features));
+  }
+  check_runnable(*entry, features, "Context", "isa");
+  return entry->isa;
+}
+
+std::string refusal_of(Isa isa, const CpuFeatures& features) {
+  const IsaEntry* const entry = find(isa);
+  return entry == nullptr ? "this library has no kernels for it" : entry->refusal(features);
+}
+
+const KernelTable* kernels_for(Isa isa) noexcept {
+  const IsaEntry* const entry = find(isa);
+  return entry == nullptr ? nullptr : entry->kernels;
+}
+
+}  // namespace cpu
+
+const char* name_of(Isa isa) noexcept {
+  const cpu::IsaEntry* const entry = cpu::find(isa);
+  return entry == nullptr ? "unknown" : entry->name;
+}
+
+std::optional<Isa> isa_from_name(std::string_view name) noexcept {
+  const cpu::IsaEntry* const entry = cpu::find(name);
+  if (entry == nullptr) return {};
+  return entry->isa;
+}
+
+std::vector<IsaInfo> list_isas() {
+  const cpu::CpuFeatures features = cpu::detect_cpu_features();
+  const bool forced = cpu::forced_name().has_value();
+  const cpu::IsaEntry& chosen = cpu::default_isa(features, "list_isas");
+  std::vector<IsaInfo> infos;
+  for (const cpu::IsaEntry& entry : cpu::kIsas) {
+    IsaInfo info;
+    info.isa = entry.isa;
+    info.name = entry.name;
+    info.reason = entry.refusal(features);
+    info.runnable = info.reason.empty();
+    info.chosen = entry.isa == chosen.isa;
+    if (info.chosen) {
+      info.reason = forced ? "forced by LADON_ISA" : "fastest that runs here";
+    } else if (info.runnable) {
+      info.reason = entry.isa < chosen.isa ? std::string("slower than ") + chosen.name
+                                           : std::string("LADON_ISA names ") + chosen.name;
+    }
+    if (entry.kernels != nullptr) {
+      info.kernels.assign(std::begin(cpu::kKernelNames), std::end(cpu::kKernelNames));
+    }
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
+}  // namespace ladon

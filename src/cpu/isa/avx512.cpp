@@ -1,0 +1,11 @@
+#include "cpu/simd/vec_avx512.h"
+
+// The kernels need the vectors above.
+#include "cpu/kernels/table.inl"
+
+namespace ladon::cpu {
+
+extern const KernelTable kAvx512Kernels;
+constexpr KernelTable kAvx512Kernels = {make_kernel_set<F32>(), make_kernel_set<F64>()};
+
+}  // namespace ladon::cpu

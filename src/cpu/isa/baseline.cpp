@@ -1,0 +1,11 @@
+#include "cpu/simd/vec_baseline.h"
+
+// The kernels need the vectors above.
+#include "cpu/kernels/table.inl"
+
+namespace ladon::cpu {
+
+extern const KernelTable kBaselineKernels;
+constexpr KernelTable kBaselineKernels = {make_kernel_set<F32>(), make_kernel_set<F64>()};
+
+}  // namespace ladon::cpu

@@ -1,0 +1,105 @@
+// The whole seam between the drivers in src/attention and the CPU kernels: per instruction set one
+// table of functions that take plain structs, never allocate and never throw.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/attention_params.h"
+
+namespace ladon::cpu {
+
+/// Where a forward kernel writes: the caller's tensors, or partial results over some of the keys.
+/// `data` and `lse` point at the sequence's token 0 and the group's first head.
+struct ForwardOutput {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+  LseOperand lse;  // data may be null
+  bool add_sinks = true;
+};
+
+/// Rows [row_begin, row_begin + row_count) of one KV head against keys [key_begin, key_end).
+struct ForwardTask {
+  std::int64_t sequence = 0;
+  std::int64_t kv_head = 0;
+  std::int64_t row_begin = 0;
+  std::int64_t row_count = 0;
+  std::int64_t key_begin = 0;
+  std::int64_t key_end = 0;
+  ForwardOutput output;
+};
+
+/// All rows of one KV head against keys [key_begin, key_end), at most kBackwardKeys of them. Writes
+/// those keys' dk and dv, and adds its part of dq to `dq_partial`, [tile][head_dim][tile_rows].
+struct BackwardTask {
+  std::int64_t sequence = 0;
+  std::int64_t kv_head = 0;
+  std::int64_t key_begin = 0;
+  std::int64_t key_end = 0;
+  void* dq_partial = nullptr;
+};
+inline constexpr std::int64_t kBackwardKeys = 256;
+
+/// Sums `partial_count` partial dq, `partial_stride` elements apart, and writes dq of one tile.
+struct CombineDqTask {
+  std::int64_t sequence = 0;
+  std::int64_t kv_head = 0;
+  std::int64_t tile = 0;
+  const void* partials = nullptr;
+  std::int64_t partial_stride = 0;
+  std::int64_t partial_count = 0;
+};
+
+/// Adds to sums[token][key] the gradients of the biased scores of tokens [token_begin, token_end)
+/// and keys [key_begin, key_end), over one sequence or all, one head or all. A stride of 0 sums
+/// that dimension as well.
+struct BiasGradientTask {
+  std::int64_t sequence = -1;  // -1: all
+  std::int64_t head = -1;      // -1: all
+  std::int64_t token_begin = 0;
+  std::int64_t token_end = 0;
+  std::int64_t key_begin = 0;
+  std::int64_t key_end = 0;
+  double* sums = nullptr;
+  std::int64_t token_stride = 0;
+  std::int64_t key_stride = 0;
+};
+
+/// Writes the gradient of one head's sink, summed over all sequences and tokens.
+struct SinkGradientTask {
+  std::int64_t head = 0;
+  double* sum = nullptr;
+};
+
+/// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
+struct KernelSet {
+  std::int64_t tile_rows = 0;  // most rows of a ForwardTask for forward_tile
+  std::int64_t few_rows = 0;   // most rows of a ForwardTask for forward_few
+#define LADON_KERNEL(name, Task)                                                          \
+  void (*name)(const AttentionParams& params, const Task& task, void* scratch) = nullptr; \
+  std::size_t (*name##_scratch)(const AttentionParams& params) = nullptr;
+#include "cpu/kernels.def"
+#undef LADON_KERNEL
+};
+
+struct KernelTable {
+  KernelSet f32;
+  KernelSet f64;
+};
+
+/// Scratch memory must be aligned to this.
+inline constexpr std::size_t kScratchAlignment = 64;
+
+inline constexpr const char* kKernelNames[] = {
+#define LADON_KERNEL(name, Task) #name "_f32", #name "_f64",
+#include "cpu/kernels.def"
+#undef LADON_KERNEL
+};
+
+extern const KernelTable kBaselineKernels;
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+
+}  // namespace ladon::cpu

@@ -1,0 +1,310 @@
+// Backward attention: dq, dk and dv for a block of keys against all rows of their KV head.
+//
+//   P  = exp(rules(scale * q k^T) - lse)          dP = dout v^T
+//   dS = P * (dP - delta),   delta = rowsum(dout * out) - dlse
+//   dv = P^T dout,   dk = scale * dS^T q,   dq = scale * dS k
+//
+// Up to 256 keys keep their dk and dv sums in L2; each tile of query rows is packed once for all of
+// them (q and dout both as they lie and transposed) and meets them 64 keys at a time. Lanes are
+// queries in scores^T and dP^T, so lse and delta are plain vectors. Rows are (token, head) pairs:
+// the sum over the heads of a group happens inside the accumulators. dq is summed over keys, which
+// several tasks share: each task adds to a partial dq of its own, and combine_dq sums those in a
+// fixed order. Five products, 10 * head_dim flops a score, nothing computed twice.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/forward_tile.inl"
+
+namespace ladon::cpu {
+namespace {
+
+template <class V>
+struct BackwardScratch {
+  using Scalar = typename V::Scalar;
+  std::int64_t head_dim;    // padded to whole vectors
+  std::int64_t value_dim;   // padded to whole vectors
+  Scalar* q;                // [rows][head_dim], scaled
+  Scalar* q_transposed;     // [head_dim][width], scaled
+  Scalar* dout;             // [rows][value_dim]
+  Scalar* dout_transposed;  // [value_dim][width]
+  Scalar* scores;           // [kKeyBlock][width]: scores, then weights
+  Scalar* dscores;          // [kKeyBlock][width]: dP, then dS
+  Scalar* extra;            // [kKeyBlock][width]
+  Scalar* keep;             // [kKeyBlock][width]
+  Scalar* key_staging;      // K block
+  Scalar* value_staging;    // V block
+  Scalar* dk;               // [kBackwardKeys][head_dim]
+  Scalar* dv;               // [kBackwardKeys][value_dim]
+  Scalar* row;              // one row of out
+  std::size_t bytes;
+
+  BackwardScratch(const AttentionParams& params, void* base) {
+    ScratchArena arena(base);
+    constexpr std::int64_t kWidth = kTileRows<V>;
+    head_dim = round_up(params.head_dim, V::kLanes);
+    value_dim = round_up(params.value_dim, V::kLanes);
+    q = arena.take<Scalar>(kWidth * head_dim);
+    q_transposed = arena.take<Scalar>(params.head_dim * kWidth);
+    dout = arena.take<Scalar>(kWidth * value_dim);
+    dout_transposed = arena.take<Scalar>(params.value_dim * kWidth);
+    scores = arena.take<Scalar>(kKeyBlock * kWidth);
+    dscores = arena.take<Scalar>(kKeyBlock * kWidth);
+    extra = arena.take<Scalar>(kKeyBlock * kWidth);
+    keep = arena.take<Scalar>(kKeyBlock * kWidth);
+    key_staging = arena.take<Scalar>(kKeyBlock * params.head_dim);
+    value_staging = arena.take<Scalar>(kKeyBlock * params.value_dim);
+    dk = arena.take<Scalar>(kBackwardKeys * head_dim);
+    dv = arena.take<Scalar>(kBackwardKeys * value_dim);
+    row = arena.take<Scalar>(params.value_dim);
+    bytes = arena.used();
+  }
+};
+
+/// A tile of query rows, ready for any block of keys.
+template <class Scalar>
+struct BackwardTile {
+  Rows<Scalar> rows;
+  std::int64_t width = 0;
+  bool finite = true;  // q and dout hold only finite numbers
+  alignas(64) Scalar lse[kMaxRows];
+  alignas(64) Scalar delta[kMaxRows];
+};
+
+/// Rows of a [token, head, dim] operand as they lie, times `factor`, and transposed; padding and
+/// unused rows become 0.
+template <class Scalar>
+inline void pack_rows(const Operand& operand, std::int64_t offset, const Rows<Scalar>& rows,
+                      std::int64_t width, std::int64_t dim, std::int64_t padded_dim, Scalar factor,
+                      Scalar* to, Scalar* to_transposed) {
+  for (std::int64_t r = 0; r < width; ++r) {
+    Scalar* row = to + r * padded_dim;
+    if (r < rows.count) {
+      const std::int64_t start =
+          offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
+      load_row(at(operand.data, operand.dtype, start), operand.dtype, dim, row);
+      for (std::int64_t i = 0; i < dim; ++i) row[i] *= factor;
+    }
+    for (std::int64_t i = r < rows.count ? dim : 0; i < padded_dim; ++i) row[i] = 0;
+    for (std::int64_t i = 0; i < dim; ++i) to_transposed[i * width + r] = row[i];
+  }
+}
+
+/// Packs q and dout of tile.rows, which must be set, and works out lse and delta.
+template <class V>
+inline void load_tile(const AttentionParams& params, const Sequence& sequence,
+                      const BackwardScratch<V>& scratch, BackwardTile<typename V::Scalar>& tile) {
+  using Scalar = typename V::Scalar;
+  const Rows<Scalar>& rows = tile.rows;
+  tile.width = round_up(rows.count, V::kLanes);
+  pack_rows(params.q, sequence.q, rows, tile.width, params.head_dim, scratch.head_dim,
+            static_cast<Scalar>(params.rules.scale), scratch.q, scratch.q_transposed);
+  pack_rows(params.dout, sequence.dout, rows, tile.width, params.value_dim, scratch.value_dim,
+            Scalar{1}, scratch.dout, scratch.dout_transposed);
+  tile.finite = all_finite(scratch.q, rows.count * scratch.head_dim) &&
+                all_finite(scratch.dout, rows.count * scratch.value_dim);
+  for (std::int64_t r = 0; r < tile.width; ++r) {
+    // Rows that are not there, and rows that saw nothing: exp(score - inf) makes all weights 0.
+    tile.lse[r] = MathConstants<Scalar>::kInfinity;
+    tile.delta[r] = 0;
+    if (r >= rows.count) continue;
+    const double lse = load_lse(params.lse, sequence.lse + rows.token[r] * params.lse.token_stride +
+                                                rows.head[r] * params.lse.head_stride);
+    if (lse == -__builtin_inf()) continue;
+    tile.lse[r] = static_cast<Scalar>(lse);
+    const std::int64_t start = sequence.out + rows.token[r] * params.out.token_stride +
+                               rows.head[r] * params.out.head_stride;
+    load_row(at(params.out.data, params.out.dtype, start), params.out.dtype, params.value_dim,
+             scratch.row);
+    const Scalar* dout = scratch.dout + r * scratch.value_dim;
+    Scalar delta = 0;
+    for (std::int64_t i = 0; i < params.value_dim; ++i) delta += scratch.row[i] * dout[i];
+    if (params.dlse.data != nullptr) {
+      delta -= static_cast<Scalar>(
+          load_lse(params.dlse, sequence.dlse + rows.token[r] * params.dlse.token_stride +
+                                    rows.head[r] * params.dlse.head_stride));
+    }
+    tile.delta[r] = delta;
+  }
+}
+
+/// Weights P (dropout applied) into scratch.scores and gradients into scratch.dscores for keys
+/// [begin, begin + count): of the capped score's input with kToScore, else of the biased score.
+/// Both are -0.0 where masked.
+template <class V, bool kToScore>
+inline void score_gradients(const AttentionParams& params, const Sequence& sequence,
+                            const BackwardScratch<V>& scratch,
+                            const BackwardTile<typename V::Scalar>& tile,
+                            const Block<typename V::Scalar>& keys,
+                            const Block<typename V::Scalar>& values, std::int64_t begin,
+                            std::int64_t count, BlockRules<typename V::Scalar>& block) {
+  using Scalar = typename V::Scalar;
+  using C = MathConstants<Scalar>;
+  const std::int64_t width = tile.width;
+  gemm<V, Layout::kRows>(count, width, params.head_dim, keys.data, keys.stride,
+                         scratch.q_transposed, width, scratch.scores, width, false);
+  gemm<V, Layout::kRows>(count, width, params.value_dim, values.data, values.stride,
+                         scratch.dout_transposed, width, scratch.dscores, width, false);
+  set_block(block, params, sequence, tile.rows, begin, count, scratch.extra, scratch.keep, 1,
+            width);
+  const bool plain = block.plain();
+  const bool mark = block.masks();
+  const V log2e = broadcast<V>(C::kLog2e);
+  const V nothing = broadcast<V>(-C::kInfinity);
+  const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
+  for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
+    const V lse = load<V>(tile.lse + lane);
+    const V delta = load<V>(tile.delta + lane);
+    const V first = load<V>(block.first + lane);
+    const V last = load<V>(block.last + lane);
+    const V position = load<V>(block.position + lane);
+    const V slope = load<V>(block.slope + lane);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t index = i * width + lane;
+      V score = load<V>(scratch.scores + index);
+      V cap_gradient = broadcast<V>(1);
+      if (!plain) {
+        const V key = broadcast<V>(static_cast<Scalar>(i));
+        score = apply_rules<V, kToScore>(block, score, key, first, last, position, slope, index,
+                                         &cap_gradient);
+      }
+      V weight = exp2((score - lse) * log2e);
+      V dweight = load<V>(scratch.dscores + index);
+      V kept = weight;
+      if (block.keep != nullptr) {
+        const V keep = load<V>(block.keep + index);
+        kept = weight * keep;
+        dweight = dweight * keep;
+      }
+      V dscore = weight * (dweight - delta);
+      if (kToScore && block.softcap != 0) dscore = dscore * cap_gradient;
+      if (mark) {
+        const auto hidden = identical(score, nothing);
+        kept = select(hidden, masked, kept);
+        dscore = select(hidden, masked, dscore);
+      }
+      store(scratch.scores + index, kept);
+      store(scratch.dscores + index, dscore);
+    }
+  }
+}
+
+/// Calls body(begin, count, keys, values) for each block of keys in [first, end) that some row
+/// sees.
+template <class V, class Body>
+inline void for_each_key_block(const AttentionParams& params, const Sequence& sequence,
+                               std::int64_t kv_head, const BackwardScratch<V>& scratch,
+                               const Rows<typename V::Scalar>& rows, std::int64_t first,
+                               std::int64_t end, Body&& body) {
+  for (std::int64_t begin = first; begin < end; begin += kKeyBlock) {
+    const std::int64_t stop = smaller(begin + kKeyBlock, end);
+    if (rows.some_end <= begin || rows.some_first >= stop) continue;
+    body(begin, stop - begin,
+         load_block(params.k, sequence.k, kv_head, begin, stop, params.head_dim, params.head_dim,
+                    scratch.key_staging),
+         load_block(params.v, sequence.v, kv_head, begin, stop, params.value_dim, params.value_dim,
+                    scratch.value_staging));
+  }
+}
+
+template <class V>
+void backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
+  using Scalar = typename V::Scalar;
+  const BackwardScratch<V> scratch(params, memory);
+  const Sequence& sequence = params.sequences[task.sequence];
+  const std::int64_t key_count = task.key_end - task.key_begin;
+  for (std::int64_t i = 0; i < key_count * scratch.head_dim; ++i) scratch.dk[i] = 0;
+  for (std::int64_t i = 0; i < key_count * scratch.value_dim; ++i) scratch.dv[i] = 0;
+
+  BackwardTile<Scalar> tile;
+  BlockRules<Scalar> block;
+  const std::int64_t row_count = sequence.query_len * params.group;
+  for (std::int64_t row = 0; row < row_count; row += kTileRows<V>) {
+    set_rows(tile.rows, params, sequence, task.kv_head * params.group, params.group, row,
+             smaller(kTileRows<V>, row_count - row), task.key_begin, task.key_end);
+    if (tile.rows.some_end == 0) continue;
+    load_tile(params, sequence, scratch, tile);
+    Scalar* dq = static_cast<Scalar*>(task.dq_partial) + row * params.head_dim;
+    for_each_key_block(
+        params, sequence, task.kv_head, scratch, tile.rows, task.key_begin, task.key_end,
+        [&](std::int64_t begin, std::int64_t count, const Block<Scalar>& keys,
+            const Block<Scalar>& values) {
+          score_gradients<V, true>(params, sequence, scratch, tile, keys, values, begin, count,
+                                   block);
+          const std::int64_t at_key = begin - task.key_begin;
+          const bool guard_rows = block.masks() && !tile.finite;
+          gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(
+              guard_rows, count, scratch.value_dim, tile.rows.count, scratch.scores, tile.width,
+              scratch.dout, scratch.value_dim, scratch.dv + at_key * scratch.value_dim,
+              scratch.value_dim, true);
+          gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(
+              guard_rows, count, scratch.head_dim, tile.rows.count, scratch.dscores, tile.width,
+              scratch.q, scratch.head_dim, scratch.dk + at_key * scratch.head_dim, scratch.head_dim,
+              true);
+          const bool guard_keys = block.masks() && !all_finite(keys, count, params.head_dim);
+          gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
+              guard_keys, params.head_dim, tile.width, count, keys.data, keys.stride,
+              scratch.dscores, tile.width, dq, tile.width, true);
+        });
+  }
+
+  for (std::int64_t i = 0; i < key_count; ++i) {
+    const std::int64_t key = task.key_begin + i;
+    if (params.dk.data != nullptr) {
+      // q was scaled when it was packed, so dk is complete.
+      store_row(
+          scratch.dk + i * scratch.head_dim, params.head_dim,
+          at(params.dk.data, params.dk.dtype,
+             sequence.dk + key * params.dk.token_stride + task.kv_head * params.dk.head_stride),
+          params.dk.dtype);
+    }
+    if (params.dv.data != nullptr) {
+      store_row(
+          scratch.dv + i * scratch.value_dim, params.value_dim,
+          at(params.dv.data, params.dv.dtype,
+             sequence.dv + key * params.dv.token_stride + task.kv_head * params.dv.head_stride),
+          params.dv.dtype);
+    }
+  }
+}
+
+template <class V>
+std::size_t backward_scratch(const AttentionParams& params) {
+  return BackwardScratch<V>(params, nullptr).bytes;
+}
+
+template <class V>
+void combine_dq(const AttentionParams& params, const CombineDqTask& task, void* memory) {
+  using Scalar = typename V::Scalar;
+  Scalar* line = static_cast<Scalar*>(memory);
+  const Sequence& sequence = params.sequences[task.sequence];
+  const std::int64_t row_begin = task.tile * kTileRows<V>;
+  const std::int64_t rows = smaller(kTileRows<V>, sequence.query_len * params.group - row_begin);
+  const std::int64_t width = round_up(rows, V::kLanes);
+  const Scalar* partials = static_cast<const Scalar*>(task.partials) + row_begin * params.head_dim;
+  const Scalar scale = static_cast<Scalar>(params.rules.scale);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t i = 0; i < params.head_dim; ++i) {
+      Scalar sum = 0;
+      for (std::int64_t part = 0; part < task.partial_count; ++part) {
+        sum += partials[part * task.partial_stride + i * width + r];
+      }
+      line[i] = sum * scale;
+    }
+    const std::int64_t token = (row_begin + r) / params.group;
+    const std::int64_t head = task.kv_head * params.group + (row_begin + r) % params.group;
+    store_row(line, params.head_dim,
+              at(params.dq.data, params.dq.dtype,
+                 sequence.dq + token * params.dq.token_stride + head * params.dq.head_stride),
+              params.dq.dtype);
+  }
+}
+
+template <class V>
+std::size_t combine_dq_scratch(const AttentionParams& params) {
+  return static_cast<std::size_t>(params.head_dim) * sizeof(typename V::Scalar);
+}
+
+}  // namespace
+}  // namespace ladon::cpu

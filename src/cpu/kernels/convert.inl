@@ -1,0 +1,173 @@
+// Between storage types and compute types: rows in, rows out, and blocks of K or V.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/attention_params.h"
+#include "cpu/kernel_table.h"
+#include "cpu/kernels/math.inl"
+
+namespace ladon::cpu {
+namespace {
+
+template <class Scalar>
+constexpr DType kDTypeOf = sizeof(Scalar) == 8 ? DType::kF64 : DType::kF32;
+
+inline const void* at(const void* data, DType dtype, std::int64_t index) {
+  return static_cast<const char*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
+}
+inline void* at(void* data, DType dtype, std::int64_t index) {
+  return static_cast<char*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
+}
+
+/// n numbers of any float type as floats.
+inline void load_row(const void* from, DType dtype, std::int64_t n, float* to) {
+  if (dtype == DType::kF32) {
+    const float* p = static_cast<const float*>(from);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = p[i];
+    return;
+  }
+  if (dtype == DType::kF64) {
+    const double* p = static_cast<const double*>(from);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(p[i]);
+    return;
+  }
+  const std::uint16_t* p = static_cast<const std::uint16_t*>(from);
+  std::int64_t i = 0;
+  for (; i + F32::kLanes <= n; i += F32::kLanes) {
+    store(to + i, dtype == DType::kBF16 ? load_bf16(p + i) : load_f16(p + i));
+  }
+  if (i == n) return;
+  // The tail goes through a buffer: reading past the row's end could leave its memory.
+  std::uint16_t tail[F32::kLanes] = {};
+  float wide[F32::kLanes];
+  for (std::int64_t j = i; j < n; ++j) tail[j - i] = p[j];
+  store(wide, dtype == DType::kBF16 ? load_bf16(tail) : load_f16(tail));
+  for (std::int64_t j = i; j < n; ++j) to[j] = wide[j - i];
+}
+
+inline void load_row(const void* from, DType dtype, std::int64_t n, double* to) {
+  if (dtype == DType::kF64) {
+    const double* p = static_cast<const double*>(from);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = p[i];
+    return;
+  }
+  constexpr std::int64_t kChunk = 64;
+  float chunk[kChunk];
+  for (std::int64_t i = 0; i < n; i += kChunk) {
+    const std::int64_t count = smaller(kChunk, n - i);
+    load_row(at(from, dtype, i), dtype, count, chunk);
+    for (std::int64_t j = 0; j < count; ++j) to[i + j] = static_cast<double>(chunk[j]);
+  }
+}
+
+/// The reverse: n numbers, rounded to nearest even.
+inline void store_row(const float* from, std::int64_t n, void* to, DType dtype) {
+  if (dtype == DType::kF32) {
+    float* p = static_cast<float*>(to);
+    for (std::int64_t i = 0; i < n; ++i) p[i] = from[i];
+    return;
+  }
+  if (dtype == DType::kF64) {
+    double* p = static_cast<double*>(to);
+    for (std::int64_t i = 0; i < n; ++i) p[i] = static_cast<double>(from[i]);
+    return;
+  }
+  std::uint16_t* p = static_cast<std::uint16_t*>(to);
+  for (std::int64_t i = 0; i < n; i += F32::kLanes) {
+    const std::int64_t count = smaller(F32::kLanes, n - i);
+    float wide[F32::kLanes] = {};
+    std::uint16_t narrow[F32::kLanes];
+    for (std::int64_t j = 0; j < count; ++j) wide[j] = from[i + j];
+    if (dtype == DType::kBF16) {
+      store_bf16(narrow, load<F32>(wide));
+    } else {
+      store_f16(narrow, load<F32>(wide));
+    }
+    for (std::int64_t j = 0; j < count; ++j) p[i + j] = narrow[j];
+  }
+}
+
+inline void store_row(const double* from, std::int64_t n, void* to, DType dtype) {
+  if (dtype == DType::kF64) {
+    double* p = static_cast<double*>(to);
+    for (std::int64_t i = 0; i < n; ++i) p[i] = from[i];
+    return;
+  }
+  constexpr std::int64_t kChunk = 64;
+  float chunk[kChunk];
+  for (std::int64_t i = 0; i < n; i += kChunk) {
+    const std::int64_t count = smaller(kChunk, n - i);
+    for (std::int64_t j = 0; j < count; ++j) chunk[j] = static_cast<float>(from[i + j]);
+    store_row(chunk, count, at(to, dtype, i), dtype);
+  }
+}
+
+/// Rows of K or V in the compute type: a pointer into the tensor itself where it can be used as it
+/// lies, else into a staging buffer.
+template <class Scalar>
+struct Block {
+  const Scalar* data;
+  std::int64_t stride;
+};
+
+/// Rows [begin, end) of one head. With `padded_dim` above `dim`, rows are staged and filled up with
+/// zeros, for readers that go on to a whole number of vectors.
+template <class Scalar>
+inline Block<Scalar> load_block(const Operand& operand, std::int64_t offset, std::int64_t head,
+                                std::int64_t begin, std::int64_t end, std::int64_t dim,
+                                std::int64_t padded_dim, Scalar* staging) {
+  const std::int64_t first = offset + head * operand.head_stride + begin * operand.token_stride;
+  if (operand.dtype == kDTypeOf<Scalar> && padded_dim == dim) {
+    return {static_cast<const Scalar*>(operand.data) + first, operand.token_stride};
+  }
+  for (std::int64_t row = 0; row < end - begin; ++row) {
+    Scalar* to = staging + row * padded_dim;
+    load_row(at(operand.data, operand.dtype, first + row * operand.token_stride), operand.dtype,
+             dim, to);
+    for (std::int64_t i = dim; i < padded_dim; ++i) to[i] = 0;
+  }
+  return {staging, padded_dim};
+}
+
+template <class Scalar>
+inline bool all_finite(const Block<Scalar>& block, std::int64_t rows, std::int64_t dim) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (!all_finite(block.data + row * block.stride, dim)) return false;
+  }
+  return true;
+}
+
+inline double load_lse(const LseOperand& lse, std::int64_t index) {
+  return lse.is_f64 ? static_cast<const double*>(lse.data)[index]
+                    : static_cast<double>(static_cast<const float*>(lse.data)[index]);
+}
+inline void store_lse(const LseOperand& lse, std::int64_t index, double value) {
+  if (lse.is_f64) {
+    static_cast<double*>(lse.data)[index] = value;
+  } else {
+    static_cast<float*>(lse.data)[index] = static_cast<float>(value);
+  }
+}
+
+/// Hands out aligned parts of a scratch block; with a null base it only counts.
+class ScratchArena {
+ public:
+  explicit ScratchArena(void* base) : base_(static_cast<char*>(base)) {}
+  template <class Scalar>
+  Scalar* take(std::int64_t count) {
+    char* p = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof(Scalar)),
+                                               static_cast<std::int64_t>(kScratchAlignment)));
+    return reinterpret_cast<Scalar*>(p);
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace
+}  // namespace ladon::cpu

@@ -1,0 +1,117 @@
+// Gradients of what joins the scores from the side: bias and sinks.
+//
+// A bias may be shared by batch, heads, queries or keys, and its gradient sums over all that share
+// it. Each task owns some of the bias's elements and computes the score gradients of all that share
+// them once more (two more products), so that no task waits for another, the order of the sum is
+// fixed, and the memory is that of the elements alone. Sums are kept in double: they can be long.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/backward.inl"
+
+namespace ladon::cpu {
+namespace {
+
+/// Tokens [token_begin, token_end) of some heads of one KV head.
+template <class V>
+inline void add_bias_gradient(const AttentionParams& params, const BiasGradientTask& task,
+                              const Sequence& sequence, std::int64_t first_head,
+                              std::int64_t heads_per_token, const BackwardScratch<V>& scratch) {
+  using Scalar = typename V::Scalar;
+  BackwardTile<Scalar> tile;
+  BlockRules<Scalar> block;
+  const std::int64_t kv_head = first_head / params.group;
+  const std::int64_t row_end = smaller(task.token_end, sequence.query_len) * heads_per_token;
+  const std::int64_t key_end = smaller(task.key_end, sequence.kv_len);
+  for (std::int64_t row = task.token_begin * heads_per_token; row < row_end; row += kTileRows<V>) {
+    set_rows(tile.rows, params, sequence, first_head, heads_per_token, row,
+             smaller(kTileRows<V>, row_end - row), task.key_begin, key_end);
+    if (tile.rows.some_end == 0) continue;
+    load_tile(params, sequence, scratch, tile);
+    for_each_key_block(
+        params, sequence, kv_head, scratch, tile.rows, task.key_begin, key_end,
+        [&](std::int64_t begin, std::int64_t count, const Block<Scalar>& keys,
+            const Block<Scalar>& values) {
+          score_gradients<V, false>(params, sequence, scratch, tile, keys, values, begin, count,
+                                    block);
+          for (std::int64_t r = 0; r < tile.rows.count; ++r) {
+            double* sums = task.sums + (tile.rows.token[r] - task.token_begin) * task.token_stride +
+                           (begin - task.key_begin) * task.key_stride;
+            for (std::int64_t i = 0; i < count; ++i) {
+              sums[i * task.key_stride] += static_cast<double>(scratch.dscores[i * tile.width + r]);
+            }
+          }
+        });
+  }
+}
+
+template <class V>
+void bias_gradient(const AttentionParams& params, const BiasGradientTask& task, void* memory) {
+  const BackwardScratch<V> scratch(params, memory);
+  const std::int64_t first = task.sequence < 0 ? 0 : task.sequence;
+  const std::int64_t end = task.sequence < 0 ? params.num_sequences : task.sequence + 1;
+  for (std::int64_t s = first; s < end; ++s) {
+    const Sequence& sequence = params.sequences[s];
+    if (task.head >= 0) {
+      add_bias_gradient<V>(params, task, sequence, task.head, 1, scratch);
+      continue;
+    }
+    for (std::int64_t head = 0; head < params.num_heads; head += params.group) {
+      add_bias_gradient<V>(params, task, sequence, head, params.group, scratch);
+    }
+  }
+}
+
+template <class V>
+std::size_t bias_gradient_scratch(const AttentionParams& params) {
+  return backward_scratch<V>(params);
+}
+
+/// The sink takes part of each row's weight, exp(sink - lse), and gives no value for it.
+template <class V>
+void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, void* memory) {
+  using Scalar = typename V::Scalar;
+  ScratchArena arena(memory);
+  Scalar* out = arena.take<Scalar>(params.value_dim);
+  Scalar* dout = arena.take<Scalar>(params.value_dim);
+  double total = 0;
+  for (std::int64_t s = 0; s < params.num_sequences; ++s) {
+    const Sequence& sequence = params.sequences[s];
+    for (std::int64_t token = 0; token < sequence.query_len; ++token) {
+      const double lse = load_lse(params.lse, sequence.lse + token * params.lse.token_stride +
+                                                  task.head * params.lse.head_stride);
+      if (lse == -__builtin_inf()) continue;
+      load_row(
+          at(params.out.data, params.out.dtype,
+             sequence.out + token * params.out.token_stride + task.head * params.out.head_stride),
+          params.out.dtype, params.value_dim, out);
+      load_row(at(params.dout.data, params.dout.dtype,
+                  sequence.dout + token * params.dout.token_stride +
+                      task.head * params.dout.head_stride),
+               params.dout.dtype, params.value_dim, dout);
+      double delta = 0;
+      for (std::int64_t i = 0; i < params.value_dim; ++i) {
+        delta += static_cast<double>(out[i]) * static_cast<double>(dout[i]);
+      }
+      if (params.dlse.data != nullptr) {
+        delta -= load_lse(params.dlse, sequence.dlse + token * params.dlse.token_stride +
+                                           task.head * params.dlse.head_stride);
+      }
+      total -= __builtin_exp(params.rules.sinks[task.head] - lse) * delta;
+    }
+  }
+  *task.sum = total;
+}
+
+template <class V>
+std::size_t sink_gradient_scratch(const AttentionParams& params) {
+  ScratchArena arena(nullptr);
+  arena.take<typename V::Scalar>(params.value_dim);
+  arena.take<typename V::Scalar>(params.value_dim);
+  return arena.used();
+}
+
+}  // namespace
+}  // namespace ladon::cpu

@@ -1,0 +1,29 @@
+// Every kernel for one instruction set. An isa/<name>.cpp includes its vectors and then this.
+#pragma once
+
+#include "cpu/kernel_table.h"
+#include "cpu/kernels/backward.inl"
+#include "cpu/kernels/forward_few.inl"
+#include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/side_gradients.inl"
+
+namespace ladon::cpu {
+namespace {
+
+template <class V>
+constexpr KernelSet make_kernel_set() {
+  static_assert(kTileRows<V> <= kMaxRows && kFewRows <= kMaxRows);
+  static_assert(kKeyBlock % V::kLanes == 0 && kBackwardKeys % kKeyBlock == 0);
+  KernelSet set;
+  set.tile_rows = kTileRows<V>;
+  set.few_rows = kFewRows;
+#define LADON_KERNEL(name, Task) \
+  set.name = name<V>;            \
+  set.name##_scratch = name##_scratch<V>;
+#include "cpu/kernels.def"
+#undef LADON_KERNEL
+  return set;
+}
+
+}  // namespace
+}  // namespace ladon::cpu

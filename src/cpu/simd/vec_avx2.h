@@ -1,0 +1,140 @@
+// AVX2 + FMA + F16C vectors: 8 floats or 4 doubles in a ymm register, comparisons as full vectors.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ladon::cpu {
+namespace {
+
+// A mask is a vector whose lanes are all ones or all zeros.
+struct MaskF32 {
+  __m256 v;
+};
+struct MaskF64 {
+  __m256d v;
+};
+
+struct F32 {
+  using Scalar = float;
+  using Mask = MaskF32;
+  static constexpr int kLanes = 8;
+  // 3 x 4 accumulators, 3 broadcasts and one operand vector fill the 16 registers.
+  static constexpr int kGemmRows = 3;
+  static constexpr int kGemmVectors = 4;
+  __m256 v;
+};
+
+struct F64 {
+  using Scalar = double;
+  using Mask = MaskF64;
+  static constexpr int kLanes = 4;
+  static constexpr int kGemmRows = 3;
+  static constexpr int kGemmVectors = 4;
+  __m256d v;
+};
+
+inline F32 load(F32*, const float* p) { return {_mm256_loadu_ps(p)}; }
+inline F64 load(F64*, const double* p) { return {_mm256_loadu_pd(p)}; }
+inline void store(float* p, F32 a) { _mm256_storeu_ps(p, a.v); }
+inline void store(double* p, F64 a) { _mm256_storeu_pd(p, a.v); }
+inline F32 broadcast(F32*, float x) { return {_mm256_set1_ps(x)}; }
+inline F64 broadcast(F64*, double x) { return {_mm256_set1_pd(x)}; }
+
+/// a * b + c.
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline F64 fma(F64 a, F64 b, F64 c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
+
+// max and min give b where either operand is NaN: put the value that may be NaN first to drop it,
+// second to keep it.
+inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline F64 max(F64 a, F64 b) { return {_mm256_max_pd(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline F64 min(F64 a, F64 b) { return {_mm256_min_pd(a.v, b.v)}; }
+inline F32 abs(F32 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
+inline F64 abs(F64 a) { return {_mm256_andnot_pd(_mm256_set1_pd(-0.0), a.v)}; }
+
+/// a < b; false where either is NaN.
+inline MaskF32 less(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
+inline MaskF64 less(F64 a, F64 b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_LT_OQ)}; }
+/// The same bits: tells -0 from 0, and NaN equals itself.
+inline MaskF32 identical(F32 a, F32 b) {
+  return {
+      _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_castps_si256(a.v), _mm256_castps_si256(b.v)))};
+}
+inline MaskF64 identical(F64 a, F64 b) {
+  return {
+      _mm256_castsi256_pd(_mm256_cmpeq_epi64(_mm256_castpd_si256(a.v), _mm256_castpd_si256(b.v)))};
+}
+inline MaskF32 either(MaskF32 a, MaskF32 b) { return {_mm256_or_ps(a.v, b.v)}; }
+inline MaskF64 either(MaskF64 a, MaskF64 b) { return {_mm256_or_pd(a.v, b.v)}; }
+inline bool any(F32*, MaskF32 m) { return _mm256_movemask_ps(m.v) != 0; }
+inline bool any(F64*, MaskF64 m) { return _mm256_movemask_pd(m.v) != 0; }
+/// a where the mask is set, else b.
+inline F32 select(MaskF32 m, F32 a, F32 b) { return {_mm256_blendv_ps(b.v, a.v, m.v)}; }
+inline F64 select(MaskF64 m, F64 a, F64 b) { return {_mm256_blendv_pd(b.v, a.v, m.v)}; }
+
+inline F32 round_to_integer(F32 a) {
+  return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline F64 round_to_integer(F64 a) {
+  return {_mm256_round_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+/// a * 2^n for whole n in [-126, 127] (f32) or [-1022, 1023] (f64); garbage beyond.
+inline F32 times_power_of_two(F32 a, F32 n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+  return {_mm256_mul_ps(a.v, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))};
+}
+inline F64 times_power_of_two(F64 a, F64 n) {
+  // Adding 1.5 * 2^52 + 1023 leaves n + 1023 in the low bits, which then become the exponent.
+  const __m256d shifted = _mm256_add_pd(n.v, _mm256_set1_pd(6755399441055744.0 + 1023.0));
+  const __m256i power = _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52);
+  return {_mm256_mul_pd(a.v, _mm256_castsi256_pd(power))};
+}
+
+inline float sum(F32 a) {
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+inline double sum(F64 a) {
+  const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(a.v), _mm256_extractf128_pd(a.v, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
+}
+inline float largest(F32 a) {
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
+inline double largest(F64 a) {
+  const __m128d half = _mm_max_pd(_mm256_castpd256_pd128(a.v), _mm256_extractf128_pd(a.v, 1));
+  return _mm_cvtsd_f64(_mm_max_sd(half, _mm_unpackhi_pd(half, half)));
+}
+
+// The 16-bit formats, kLanes at a time.
+inline F32 load_bf16(const std::uint16_t* p) {
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))};
+}
+inline F32 load_f16(const std::uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline void store_bf16(std::uint16_t* p, F32 a) {
+  // Round to nearest even by adding just under half a unit; NaN only keeps its quiet bit.
+  const __m256i bits = _mm256_castps_si256(a.v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
+  const __m256i result = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(result, result), 0xD8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+inline void store_f16(std::uint16_t* p, F32 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+}  // namespace
+}  // namespace ladon::cpu

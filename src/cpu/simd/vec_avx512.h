@@ -1,0 +1,107 @@
+// AVX-512 vectors: 16 floats or 8 doubles in a zmm register, comparisons in mask registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ladon::cpu {
+namespace {
+
+struct F32 {
+  using Scalar = float;
+  using Mask = __mmask16;
+  static constexpr int kLanes = 16;
+  // 6 x 4 accumulators, 4 operand vectors and a broadcast fill 29 of the 32 registers.
+  static constexpr int kGemmRows = 6;
+  static constexpr int kGemmVectors = 4;
+  __m512 v;
+};
+
+struct F64 {
+  using Scalar = double;
+  using Mask = __mmask8;
+  static constexpr int kLanes = 8;
+  static constexpr int kGemmRows = 6;
+  static constexpr int kGemmVectors = 4;
+  __m512d v;
+};
+
+inline F32 load(F32*, const float* p) { return {_mm512_loadu_ps(p)}; }
+inline F64 load(F64*, const double* p) { return {_mm512_loadu_pd(p)}; }
+inline void store(float* p, F32 a) { _mm512_storeu_ps(p, a.v); }
+inline void store(double* p, F64 a) { _mm512_storeu_pd(p, a.v); }
+inline F32 broadcast(F32*, float x) { return {_mm512_set1_ps(x)}; }
+inline F64 broadcast(F64*, double x) { return {_mm512_set1_pd(x)}; }
+
+/// a * b + c.
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F64 fma(F64 a, F64 b, F64 c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
+
+// max and min give b where either operand is NaN: put the value that may be NaN first to drop it,
+// second to keep it.
+inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F64 max(F64 a, F64 b) { return {_mm512_max_pd(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F64 min(F64 a, F64 b) { return {_mm512_min_pd(a.v, b.v)}; }
+inline F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
+inline F64 abs(F64 a) { return {_mm512_abs_pd(a.v)}; }
+
+/// a < b; false where either is NaN.
+inline __mmask16 less(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+inline __mmask8 less(F64 a, F64 b) { return _mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ); }
+/// The same bits: tells -0 from 0, and NaN equals itself.
+inline __mmask16 identical(F32 a, F32 b) {
+  return _mm512_cmpeq_epi32_mask(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v));
+}
+inline __mmask8 identical(F64 a, F64 b) {
+  return _mm512_cmpeq_epi64_mask(_mm512_castpd_si512(a.v), _mm512_castpd_si512(b.v));
+}
+inline __mmask16 either(__mmask16 a, __mmask16 b) { return static_cast<__mmask16>(a | b); }
+inline __mmask8 either(__mmask8 a, __mmask8 b) { return static_cast<__mmask8>(a | b); }
+inline bool any(F32*, __mmask16 m) { return m != 0; }
+inline bool any(F64*, __mmask8 m) { return m != 0; }
+/// a where the mask is set, else b.
+inline F32 select(__mmask16 m, F32 a, F32 b) { return {_mm512_mask_blend_ps(m, b.v, a.v)}; }
+inline F64 select(__mmask8 m, F64 a, F64 b) { return {_mm512_mask_blend_pd(m, b.v, a.v)}; }
+
+inline F32 round_to_integer(F32 a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline F64 round_to_integer(F64 a) {
+  return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+/// a * 2^n for whole n.
+inline F32 times_power_of_two(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline F64 times_power_of_two(F64 a, F64 n) { return {_mm512_scalef_pd(a.v, n.v)}; }
+
+inline float sum(F32 a) { return _mm512_reduce_add_ps(a.v); }
+inline double sum(F64 a) { return _mm512_reduce_add_pd(a.v); }
+inline float largest(F32 a) { return _mm512_reduce_max_ps(a.v); }
+inline double largest(F64 a) { return _mm512_reduce_max_pd(a.v); }
+
+// The 16-bit formats, kLanes at a time.
+inline F32 load_bf16(const std::uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+inline F32 load_f16(const std::uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store_bf16(std::uint16_t* p, F32 a) {
+  // Round to nearest even by adding just under half a unit; NaN only keeps its quiet bit.
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+  const __m512i result = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
+}
+inline void store_f16(std::uint16_t* p, F32 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+}  // namespace
+}  // namespace ladon::cpu

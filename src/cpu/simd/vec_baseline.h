@@ -1,0 +1,134 @@
+// Baseline vectors: SSE2, which every x86-64 CPU has. 4 floats or 2 doubles in an xmm register.
+#pragma once
+
+#include <emmintrin.h>
+
+#include <cstdint>
+
+#include "ladon/dtype.h"
+
+namespace ladon::cpu {
+namespace {
+
+// A mask is a vector whose lanes are all ones or all zeros.
+struct MaskF32 {
+  __m128 v;
+};
+struct MaskF64 {
+  __m128d v;
+};
+
+struct F32 {
+  using Scalar = float;
+  using Mask = MaskF32;
+  static constexpr int kLanes = 4;
+  // 3 x 4 accumulators, 3 broadcasts and one operand vector fill the 16 registers.
+  static constexpr int kGemmRows = 3;
+  static constexpr int kGemmVectors = 4;
+  __m128 v;
+};
+
+struct F64 {
+  using Scalar = double;
+  using Mask = MaskF64;
+  static constexpr int kLanes = 2;
+  static constexpr int kGemmRows = 3;
+  static constexpr int kGemmVectors = 4;
+  __m128d v;
+};
+
+inline F32 load(F32*, const float* p) { return {_mm_loadu_ps(p)}; }
+inline F64 load(F64*, const double* p) { return {_mm_loadu_pd(p)}; }
+inline void store(float* p, F32 a) { _mm_storeu_ps(p, a.v); }
+inline void store(double* p, F64 a) { _mm_storeu_pd(p, a.v); }
+inline F32 broadcast(F32*, float x) { return {_mm_set1_ps(x)}; }
+inline F64 broadcast(F64*, double x) { return {_mm_set1_pd(x)}; }
+
+/// a * b + c, rounded twice: the baseline has no fused form.
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm_add_ps(_mm_mul_ps(a.v, b.v), c.v)}; }
+inline F64 fma(F64 a, F64 b, F64 c) { return {_mm_add_pd(_mm_mul_pd(a.v, b.v), c.v)}; }
+
+// max and min give b where either operand is NaN: put the value that may be NaN first to drop it,
+// second to keep it.
+inline F32 max(F32 a, F32 b) { return {_mm_max_ps(a.v, b.v)}; }
+inline F64 max(F64 a, F64 b) { return {_mm_max_pd(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm_min_ps(a.v, b.v)}; }
+inline F64 min(F64 a, F64 b) { return {_mm_min_pd(a.v, b.v)}; }
+inline F32 abs(F32 a) { return {_mm_andnot_ps(_mm_set1_ps(-0.0F), a.v)}; }
+inline F64 abs(F64 a) { return {_mm_andnot_pd(_mm_set1_pd(-0.0), a.v)}; }
+
+/// a < b; false where either is NaN.
+inline MaskF32 less(F32 a, F32 b) { return {_mm_cmplt_ps(a.v, b.v)}; }
+inline MaskF64 less(F64 a, F64 b) { return {_mm_cmplt_pd(a.v, b.v)}; }
+/// The same bits: tells -0 from 0, and NaN equals itself.
+inline MaskF32 identical(F32 a, F32 b) {
+  return {_mm_castsi128_ps(_mm_cmpeq_epi32(_mm_castps_si128(a.v), _mm_castps_si128(b.v)))};
+}
+inline MaskF64 identical(F64 a, F64 b) {
+  // SSE2 compares 32 bits at a time: both halves of a lane must agree.
+  const __m128i halves = _mm_cmpeq_epi32(_mm_castpd_si128(a.v), _mm_castpd_si128(b.v));
+  const __m128i swapped = _mm_shuffle_epi32(halves, _MM_SHUFFLE(2, 3, 0, 1));
+  return {_mm_castsi128_pd(_mm_and_si128(halves, swapped))};
+}
+inline MaskF32 either(MaskF32 a, MaskF32 b) { return {_mm_or_ps(a.v, b.v)}; }
+inline MaskF64 either(MaskF64 a, MaskF64 b) { return {_mm_or_pd(a.v, b.v)}; }
+inline bool any(F32*, MaskF32 m) { return _mm_movemask_ps(m.v) != 0; }
+inline bool any(F64*, MaskF64 m) { return _mm_movemask_pd(m.v) != 0; }
+/// a where the mask is set, else b.
+inline F32 select(MaskF32 m, F32 a, F32 b) {
+  return {_mm_or_ps(_mm_and_ps(m.v, a.v), _mm_andnot_ps(m.v, b.v))};
+}
+inline F64 select(MaskF64 m, F64 a, F64 b) {
+  return {_mm_or_pd(_mm_and_pd(m.v, a.v), _mm_andnot_pd(m.v, b.v))};
+}
+
+/// Right for |a| < 2^31 (f32) or 2^51 (f64); NaN stays NaN only in what is later computed from a.
+inline F32 round_to_integer(F32 a) { return {_mm_cvtepi32_ps(_mm_cvtps_epi32(a.v))}; }
+inline F64 round_to_integer(F64 a) {
+  const __m128d magic = _mm_set1_pd(6755399441055744.0);  // 1.5 * 2^52: no bits below 1 remain
+  return {_mm_sub_pd(_mm_add_pd(a.v, magic), magic)};
+}
+/// a * 2^n for whole n in [-126, 127] (f32) or [-1022, 1023] (f64); garbage beyond.
+inline F32 times_power_of_two(F32 a, F32 n) {
+  const __m128i exponent = _mm_add_epi32(_mm_cvtps_epi32(n.v), _mm_set1_epi32(127));
+  return {_mm_mul_ps(a.v, _mm_castsi128_ps(_mm_slli_epi32(exponent, 23)))};
+}
+inline F64 times_power_of_two(F64 a, F64 n) {
+  // Adding 1.5 * 2^52 + 1023 leaves n + 1023 in the low bits, which then become the exponent.
+  const __m128d shifted = _mm_add_pd(n.v, _mm_set1_pd(6755399441055744.0 + 1023.0));
+  return {_mm_mul_pd(a.v, _mm_castsi128_pd(_mm_slli_epi64(_mm_castpd_si128(shifted), 52)))};
+}
+
+inline float sum(F32 a) {
+  const __m128 pairs = _mm_add_ps(a.v, _mm_movehl_ps(a.v, a.v));
+  return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
+}
+inline double sum(F64 a) { return _mm_cvtsd_f64(_mm_add_sd(a.v, _mm_unpackhi_pd(a.v, a.v))); }
+inline float largest(F32 a) {
+  const __m128 pairs = _mm_max_ps(a.v, _mm_movehl_ps(a.v, a.v));
+  return _mm_cvtss_f32(_mm_max_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
+}
+inline double largest(F64 a) { return _mm_cvtsd_f64(_mm_max_sd(a.v, _mm_unpackhi_pd(a.v, a.v))); }
+
+// The 16-bit formats, kLanes at a time, one by one: there are no instructions for them.
+inline F32 load_bf16(const std::uint16_t* p) {
+  return {_mm_setr_ps(detail::bfloat16_bits_to_float(p[0]), detail::bfloat16_bits_to_float(p[1]),
+                      detail::bfloat16_bits_to_float(p[2]), detail::bfloat16_bits_to_float(p[3]))};
+}
+inline F32 load_f16(const std::uint16_t* p) {
+  return {_mm_setr_ps(detail::float16_bits_to_float(p[0]), detail::float16_bits_to_float(p[1]),
+                      detail::float16_bits_to_float(p[2]), detail::float16_bits_to_float(p[3]))};
+}
+inline void store_bf16(std::uint16_t* p, F32 a) {
+  float lanes[4];
+  _mm_storeu_ps(lanes, a.v);
+  for (int i = 0; i < 4; ++i) p[i] = detail::float_to_bfloat16_bits(lanes[i]);
+}
+inline void store_f16(std::uint16_t* p, F32 a) {
+  float lanes[4];
+  _mm_storeu_ps(lanes, a.v);
+  for (int i = 0; i < 4; ++i) p[i] = detail::float_to_float16_bits(lanes[i]);
+}
+
+}  // namespace
+}  // namespace ladon::cpu

@@ -1,0 +1,212 @@
+// The frequencies of rope(), and how they are stretched to contexts longer than a model was trained
+// on. Definitions:
+//   kLinear   Chen et al., "Extending context window of LLMs via positional interpolation", 2023
+//   kLlama3   Meta's Llama 3.1 reference code
+//   kYarn     Peng et al., "YaRN: efficient context window extension of LLMs", 2023, with the
+//             rounding of the blend's ends that its code and Hugging Face's share
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <exception>
+#include <limits>
+#include <numbers>
+#include <string>
+
+#include "core/fail.h"
+#include "ladon/rope.h"
+#include "layers/rope_internal.h"
+
+namespace ladon {
+namespace {
+
+constexpr double kTwoPi = 2 * std::numbers::pi;
+
+/// The shortest text that reads back as the same double.
+std::string text_of(double value) {
+  std::array<char, 32> buffer{};
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  return std::string(buffer.data(), end);
+}
+
+void check_positive(std::string_view operation, std::string_view argument, double value) {
+  if (std::isfinite(value) && value > 0) return;
+  fail(operation, argument, text_of(value) + " came, expected a positive finite number");
+}
+
+void check_not_negative(std::string_view operation, std::string_view argument, double value) {
+  if (std::isfinite(value) && value >= 0) return;
+  fail(operation, argument, text_of(value) + " came, expected 0 or a positive finite number");
+}
+
+double magnitude_of(const RopeScalingOptions& scaling) {
+  if (scaling.kind != RopeScaling::kYarn) return 1;
+  if (scaling.attention_factor) return *scaling.attention_factor;
+  if (scaling.mscale != 0 && scaling.mscale_all_dim != 0) {
+    return yarn_mscale(scaling.factor, scaling.mscale) /
+           yarn_mscale(scaling.factor, scaling.mscale_all_dim);
+  }
+  return yarn_mscale(scaling.factor, 1);
+}
+
+void check_magnitude(std::string_view operation, const RopeScalingOptions& scaling) {
+  if (scaling.attention_factor) {
+    check_positive(operation, "scaling.attention_factor", *scaling.attention_factor);
+  }
+  check_not_negative(operation, "scaling.mscale", scaling.mscale);
+  check_not_negative(operation, "scaling.mscale_all_dim", scaling.mscale_all_dim);
+  const double magnitude = magnitude_of(scaling);
+  if (!std::isfinite(magnitude)) {
+    fail(operation, "scaling.mscale",
+         text_of(scaling.mscale) + " came, which gives the magnitude " + text_of(magnitude) +
+             ", expected a finite one");
+  }
+}
+
+/// What can be checked without the base.
+void check_scaling_fields(std::string_view operation, const RopeScalingOptions& scaling) {
+  switch (scaling.kind) {
+    case RopeScaling::kNone: return;
+    case RopeScaling::kLinear: check_positive(operation, "scaling.factor", scaling.factor); return;
+    case RopeScaling::kLlama3:
+      check_positive(operation, "scaling.factor", scaling.factor);
+      check_positive(operation, "scaling.original_context", scaling.original_context);
+      check_positive(operation, "scaling.low_frequency_factor", scaling.low_frequency_factor);
+      check_positive(operation, "scaling.high_frequency_factor", scaling.high_frequency_factor);
+      if (scaling.high_frequency_factor <= scaling.low_frequency_factor) {
+        fail(operation, "scaling.high_frequency_factor",
+             text_of(scaling.high_frequency_factor) +
+                 " came, expected more than low_frequency_factor, which is " +
+                 text_of(scaling.low_frequency_factor));
+      }
+      return;
+    case RopeScaling::kYarn:
+      check_positive(operation, "scaling.factor", scaling.factor);
+      check_positive(operation, "scaling.original_context", scaling.original_context);
+      check_positive(operation, "scaling.beta_fast", scaling.beta_fast);
+      check_positive(operation, "scaling.beta_slow", scaling.beta_slow);
+      if (scaling.beta_fast < scaling.beta_slow) {
+        fail(operation, "scaling.beta_fast",
+             text_of(scaling.beta_fast) + " came, expected at least beta_slow, which is " +
+                 text_of(scaling.beta_slow));
+      }
+      check_magnitude(operation, scaling);
+      return;
+  }
+  fail(operation, "scaling.kind",
+       std::to_string(static_cast<int>(scaling.kind)) + " came, expected a RopeScaling");
+}
+
+double llama3_frequency(double frequency, const RopeScalingOptions& scaling) {
+  const double wavelength = kTwoPi / frequency;
+  const double longest_kept = scaling.original_context / scaling.high_frequency_factor;
+  const double shortest_stretched = scaling.original_context / scaling.low_frequency_factor;
+  if (wavelength < longest_kept) return frequency;
+  if (wavelength > shortest_stretched) return frequency / scaling.factor;
+  const double kept = (scaling.original_context / wavelength - scaling.low_frequency_factor) /
+                      (scaling.high_frequency_factor - scaling.low_frequency_factor);
+  return (1 - kept) * (frequency / scaling.factor) + kept * frequency;
+}
+
+/// YaRN's blend: pairs up to `low` are kept, pairs from `high` on are stretched.
+struct YarnRamp {
+  double low;
+  double high;
+};
+
+YarnRamp yarn_ramp(double rotary_dim, double base, const RopeScalingOptions& scaling) {
+  // The pair, as a real number, that turns `turns` times over the original context:
+  // original * base^(-2n / rotary_dim) / (2 pi) = turns, solved for n.
+  const auto pair_that_turns = [&](double turns) {
+    return rotary_dim * std::log(scaling.original_context / (kTwoPi * turns)) /
+           (2 * std::log(base));
+  };
+  YarnRamp ramp{pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)};
+  if (scaling.truncate) ramp = {std::floor(ramp.low), std::ceil(ramp.high)};
+  // Published code bounds `low` from below and `high` from above only. Where the whole blend lies
+  // outside (a tiny or a huge original context) its ramp then runs backwards; bounding both ends on
+  // both sides keeps the meaning and changes nothing else.
+  const double last = rotary_dim - 1;
+  ramp = {std::clamp(ramp.low, 0.0, last), std::clamp(ramp.high, 0.0, last)};
+  if (ramp.low == ramp.high) ramp.high += 0.001;  // a step; the width is the published code's
+  return ramp;
+}
+
+}  // namespace
+
+namespace rope_internal {
+
+void check_rotary_dim(std::string_view operation, std::string_view argument,
+                      std::int64_t rotary_dim) {
+  if (rotary_dim > 0 && rotary_dim % 2 == 0) return;
+  fail(operation, argument, std::to_string(rotary_dim) + " came, expected a positive even number");
+}
+
+void check_scaling(std::string_view operation, double base, const RopeScalingOptions& scaling) {
+  check_positive(operation, "base", base);
+  check_scaling_fields(operation, scaling);
+  if (scaling.kind == RopeScaling::kYarn && base <= 1) {
+    fail(operation, "base", text_of(base) + " came, expected more than 1 for YaRN scaling");
+  }
+  // No frequency exceeds this, whatever the kind and the pair; no position exceeds 2^63.
+  const double divisor = scaling.kind == RopeScaling::kNone ? 1 : scaling.factor;
+  const double largest_frequency = std::max(1.0, 1 / base) * std::max(1.0, 1 / divisor);
+  if (largest_frequency > std::numeric_limits<double>::max() * 0x1p-63) {
+    fail(operation, "base",
+         text_of(base) + " with scaling.factor " + text_of(divisor) +
+             " came, expected angles that are finite");
+  }
+}
+
+void fill_frequencies(double base, const RopeScalingOptions& scaling,
+                      std::span<double> frequencies) noexcept {
+  const double rotary_dim = 2 * static_cast<double>(frequencies.size());
+  const YarnRamp ramp =
+      scaling.kind == RopeScaling::kYarn ? yarn_ramp(rotary_dim, base, scaling) : YarnRamp{0, 1};
+  for (std::size_t n = 0; n < frequencies.size(); ++n) {
+    const double pair = static_cast<double>(n);
+    const double plain = std::pow(base, -2 * pair / rotary_dim);
+    double frequency = plain;
+    switch (scaling.kind) {
+      case RopeScaling::kNone: break;
+      case RopeScaling::kLinear: frequency = plain / scaling.factor; break;
+      case RopeScaling::kLlama3: frequency = llama3_frequency(plain, scaling); break;
+      case RopeScaling::kYarn: {
+        const double stretched = std::clamp((pair - ramp.low) / (ramp.high - ramp.low), 0.0, 1.0);
+        frequency = stretched * (plain / scaling.factor) + (1 - stretched) * plain;
+        break;
+      }
+    }
+    frequencies[n] = frequency;
+  }
+}
+
+}  // namespace rope_internal
+
+double yarn_mscale(double factor, double mscale) noexcept {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
+std::vector<double> rope_frequencies(std::int64_t rotary_dim, double base,
+                                     const RopeScalingOptions& scaling) {
+  constexpr std::string_view kOperation = "rope_frequencies";
+  rope_internal::check_rotary_dim(kOperation, "rotary_dim", rotary_dim);
+  rope_internal::check_scaling(kOperation, base, scaling);
+  std::vector<double> frequencies;
+  try {
+    frequencies.resize(static_cast<std::size_t>(rotary_dim / 2));
+  } catch (const std::exception&) {  // bad_alloc or length_error
+    fail(ErrorCode::kOutOfMemory, kOperation, "rotary_dim",
+         std::to_string(rotary_dim) + " came, which does not fit the memory");
+  }
+  rope_internal::fill_frequencies(base, scaling, frequencies);
+  return frequencies;
+}
+
+double rope_magnitude(const RopeScalingOptions& scaling) {
+  check_scaling_fields("rope_magnitude", scaling);
+  return magnitude_of(scaling);
+}
+
+}  // namespace ladon

@@ -1,0 +1,240 @@
+#include "reference/attention_reference.h"
+
+#include <cmath>
+#include <limits>
+
+#include "core/element.h"
+#include "core/philox.h"
+
+namespace ladon::reference {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double element(const Operand& operand, std::int64_t offset, std::int64_t token, std::int64_t head,
+               std::int64_t i) {
+  return load_element(operand.data, operand.dtype,
+                      offset + token * operand.token_stride + head * operand.head_stride + i);
+}
+
+void set_element(const Operand& operand, std::int64_t offset, std::int64_t token, std::int64_t head,
+                 std::int64_t i, double value) {
+  if (operand.data == nullptr) return;
+  store_element(operand.data, operand.dtype,
+                offset + token * operand.token_stride + head * operand.head_stride + i, value);
+}
+
+double element(const BroadcastOperand& operand, const Sequence& sequence, std::int64_t head,
+               std::int64_t query, std::int64_t key) {
+  return load_element(operand.data, operand.dtype,
+                      sequence.index * operand.sequence_stride + head * operand.head_stride +
+                          query * operand.query_stride + key * operand.key_stride);
+}
+
+double element(const LseOperand& lse, std::int64_t offset, std::int64_t token, std::int64_t head) {
+  return load_element(lse.data, lse.is_f64 ? DType::kF64 : DType::kF32,
+                      offset + token * lse.token_stride + head * lse.head_stride);
+}
+
+/// May query `token` of `head` look at `key`?
+bool is_visible(const ScoreRules& rules, const Sequence& sequence, std::int64_t head,
+                std::int64_t token, std::int64_t key) {
+  const std::int64_t distance = key - (token + sequence.position_offset);
+  if (-distance > rules.window_left || distance > rules.window_right) return false;
+  if (rules.mask.data != nullptr && element(rules.mask, sequence, head, token, key) == 0) {
+    return false;
+  }
+  return rules.bias.data == nullptr ||
+         element(rules.bias, sequence, head, token, key) != -kInfinity;
+}
+
+/// rowsum(dout * out), less the gradient that came back through lse.
+double row_delta(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
+                 std::int64_t token) {
+  double delta = 0;
+  for (std::int64_t i = 0; i < params.value_dim; ++i) {
+    delta += element(params.out, sequence.out, token, head, i) *
+             element(params.dout, sequence.dout, token, head, i);
+  }
+  if (params.dlse.data != nullptr) delta -= element(params.dlse, sequence.dlse, token, head);
+  return delta;
+}
+
+/// Weights and score gradients of one row, from the saved lse.
+struct GradientRow {
+  std::vector<double> weight;  // dropout applied; 0 where masked
+  std::vector<double> biased;  // gradient after bias: dS
+  std::vector<double> scaled;  // gradient before softcap
+  std::vector<bool> visible;
+};
+
+GradientRow gradient_row(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
+                         std::int64_t token) {
+  const ScoreRow row = score_row(params, sequence, head, token);
+  const double lse = element(params.lse, sequence.lse, token, head);
+  const double delta = row_delta(params, sequence, head, token);
+  const auto keys = static_cast<std::size_t>(sequence.kv_len);
+  GradientRow gradient{std::vector<double>(keys), std::vector<double>(keys),
+                       std::vector<double>(keys), std::vector<bool>(keys)};
+  for (std::size_t j = 0; j < keys; ++j) {
+    gradient.visible[j] = row.masked[j] != -kInfinity && lse != -kInfinity;
+    if (!gradient.visible[j]) continue;
+    const double probability = std::exp(row.masked[j] - lse);
+    double dprobability = 0;
+    for (std::int64_t i = 0; i < params.value_dim; ++i) {
+      dprobability +=
+          element(params.dout, sequence.dout, token, head, i) *
+          element(params.v, sequence.v, static_cast<std::int64_t>(j), head / params.group, i);
+    }
+    gradient.weight[j] = probability * row.keep[j];
+    gradient.biased[j] = probability * (dprobability * row.keep[j] - delta);
+    gradient.scaled[j] = gradient.biased[j];
+    if (params.rules.softcap != 0) {
+      const double bent = row.softcapped[j] / params.rules.softcap;
+      gradient.scaled[j] *= 1 - bent * bent;
+    }
+  }
+  return gradient;
+}
+
+}  // namespace
+
+ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
+                   std::int64_t token) {
+  const ScoreRules& rules = params.rules;
+  const auto keys = static_cast<std::size_t>(sequence.kv_len);
+  ScoreRow row;
+  row.scaled.resize(keys);
+  row.softcapped.resize(keys);
+  row.masked.resize(keys);
+  row.probability.resize(keys);
+  row.keep.assign(keys, 1.0);
+
+  double maximum = std::numeric_limits<double>::lowest();
+  for (std::size_t j = 0; j < keys; ++j) {
+    const auto key = static_cast<std::int64_t>(j);
+    double dot = 0;
+    for (std::int64_t i = 0; i < params.head_dim; ++i) {
+      dot += element(params.q, sequence.q, token, head, i) *
+             element(params.k, sequence.k, key, head / params.group, i);
+    }
+    double score = rules.scale * dot;
+    row.scaled[j] = score;
+    if (rules.softcap != 0) score = rules.softcap * std::tanh(score / rules.softcap);
+    row.softcapped[j] = score;
+    if (rules.alibi_slopes != nullptr) {
+      const std::int64_t position = token + sequence.position_offset;
+      score -= rules.alibi_slopes[head] * std::abs(static_cast<double>(position - key));
+    }
+    if (rules.bias.data != nullptr) score += element(rules.bias, sequence, head, token, key);
+    row.masked[j] = is_visible(rules, sequence, head, token, key) ? score : -kInfinity;
+    if (row.masked[j] > maximum) maximum = row.masked[j];
+  }
+
+  double denominator = 0;
+  for (std::size_t j = 0; j < keys; ++j) {
+    if (row.masked[j] == -kInfinity) continue;
+    row.probability[j] = std::exp(row.masked[j] - maximum);
+    denominator += row.probability[j];
+  }
+  if (denominator == 0) {
+    row.lse = -kInfinity;
+    return row;
+  }
+  if (rules.sinks != nullptr) denominator += std::exp(rules.sinks[head] - maximum);
+  for (double& probability : row.probability) probability /= denominator;
+  row.lse = maximum + std::log(denominator);
+
+  if (rules.dropout) {
+    for (std::size_t j = 0; j < keys; ++j) {
+      const PhiloxBlock block = dropout_block(rules.dropout_seed, sequence.dropout_index, head,
+                                              token, static_cast<std::int64_t>(j));
+      row.keep[j] = block.words[j % 4] < rules.dropout_threshold ? 0 : rules.dropout_scale;
+    }
+  }
+  return row;
+}
+
+void forward(const AttentionParams& params, const Sequence& sequence, std::int64_t head) {
+  for (std::int64_t token = 0; token < sequence.query_len; ++token) {
+    const ScoreRow row = score_row(params, sequence, head, token);
+    for (std::int64_t i = 0; i < params.value_dim; ++i) {
+      double sum = 0;
+      for (std::size_t j = 0; j < row.masked.size(); ++j) {
+        if (row.masked[j] == -kInfinity) continue;
+        sum += row.probability[j] * row.keep[j] *
+               element(params.v, sequence.v, static_cast<std::int64_t>(j), head / params.group, i);
+      }
+      set_element(params.out, sequence.out, token, head, i, sum);
+    }
+    if (params.lse.data != nullptr) {
+      store_element(params.lse.data, params.lse.is_f64 ? DType::kF64 : DType::kF32,
+                    sequence.lse + token * params.lse.token_stride + head * params.lse.head_stride,
+                    row.lse);
+    }
+  }
+}
+
+void backward(const AttentionParams& params, const Sequence& sequence, std::int64_t kv_head) {
+  const double scale = params.rules.scale;
+  const auto keys = static_cast<std::size_t>(sequence.kv_len);
+  const auto head_dim = static_cast<std::size_t>(params.head_dim);
+  const auto value_dim = static_cast<std::size_t>(params.value_dim);
+  std::vector<double> dk(keys * head_dim);
+  std::vector<double> dv(keys * value_dim);
+  for (std::int64_t head = kv_head * params.group; head < (kv_head + 1) * params.group; ++head) {
+    for (std::int64_t token = 0; token < sequence.query_len; ++token) {
+      const GradientRow row = gradient_row(params, sequence, head, token);
+      for (std::size_t i = 0; i < head_dim; ++i) {
+        const auto dim = static_cast<std::int64_t>(i);
+        const double q = element(params.q, sequence.q, token, head, dim);
+        double dq = 0;
+        for (std::size_t j = 0; j < keys; ++j) {
+          if (!row.visible[j]) continue;
+          const auto key = static_cast<std::int64_t>(j);
+          dq += scale * row.scaled[j] * element(params.k, sequence.k, key, kv_head, dim);
+          dk[j * head_dim + i] += scale * row.scaled[j] * q;
+        }
+        set_element(params.dq, sequence.dq, token, head, dim, dq);
+      }
+      for (std::size_t i = 0; i < value_dim; ++i) {
+        const double dout =
+            element(params.dout, sequence.dout, token, head, static_cast<std::int64_t>(i));
+        for (std::size_t j = 0; j < keys; ++j) {
+          if (row.visible[j]) dv[j * value_dim + i] += row.weight[j] * dout;
+        }
+      }
+    }
+  }
+  for (std::size_t j = 0; j < keys; ++j) {
+    const auto key = static_cast<std::int64_t>(j);
+    for (std::size_t i = 0; i < head_dim; ++i) {
+      set_element(params.dk, sequence.dk, key, kv_head, static_cast<std::int64_t>(i),
+                  dk[j * head_dim + i]);
+    }
+    for (std::size_t i = 0; i < value_dim; ++i) {
+      set_element(params.dv, sequence.dv, key, kv_head, static_cast<std::int64_t>(i),
+                  dv[j * value_dim + i]);
+    }
+  }
+}
+
+std::vector<double> score_gradient_row(const AttentionParams& params, const Sequence& sequence,
+                                       std::int64_t head, std::int64_t token) {
+  return gradient_row(params, sequence, head, token).biased;
+}
+
+double sink_gradient(const AttentionParams& params, std::int64_t head) {
+  double sum = 0;
+  for (std::int64_t s = 0; s < params.num_sequences; ++s) {
+    const Sequence& sequence = params.sequences[s];
+    for (std::int64_t token = 0; token < sequence.query_len; ++token) {
+      const double lse = element(params.lse, sequence.lse, token, head);
+      if (lse == -kInfinity) continue;
+      sum -= std::exp(params.rules.sinks[head] - lse) * row_delta(params, sequence, head, token);
+    }
+  }
+  return sum;
+}
+
+}  // namespace ladon::reference

@@ -1,0 +1,66 @@
+# One step of the tests of installation: cmake -D STEP=... -D ... -P run.cmake. See CMakeLists.txt.
+cmake_minimum_required(VERSION 3.22)
+
+set(prefix ${WORK_DIR}/prefix)
+
+function(run)
+  list(JOIN ARGN " " line)
+  message(STATUS "${line}")
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+# Configures, builds and runs the project in this directory's folder `name`.
+function(build_consumer name)
+  set(build ${WORK_DIR}/${name})
+  run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/${name} -B ${build} -G ${GENERATOR}
+      -D CMAKE_BUILD_TYPE=${CONFIG} -D CMAKE_CXX_COMPILER=${CXX} ${ARGN})
+  run(${CMAKE_COMMAND} --build ${build} --config ${CONFIG} --parallel)
+  run(${build}/consumer)
+endfunction()
+
+if(STEP STREQUAL "install")
+  file(REMOVE_RECURSE ${prefix})
+  run(${CMAKE_COMMAND} --install ${LADON_BINARY_DIR} --config ${CONFIG} --prefix ${prefix})
+
+  # The public headers, all of them and nothing else.
+  file(GLOB_RECURSE installed RELATIVE ${prefix}/${INCLUDEDIR} ${prefix}/${INCLUDEDIR}/*)
+  file(GLOB expected RELATIVE ${LADON_SOURCE_DIR}/include ${LADON_SOURCE_DIR}/include/ladon/*.h)
+  list(SORT installed)
+  list(SORT expected)
+  if(NOT installed STREQUAL expected)
+    message(FATAL_ERROR "installed headers: ${installed}\nexpected: ${expected}")
+  endif()
+  # And no file outside the four places.
+  file(GLOB_RECURSE rest RELATIVE ${prefix} ${prefix}/*)
+  list(FILTER rest EXCLUDE REGEX
+    "^(${INCLUDEDIR}/ladon/|${LIBDIR}/cmake/ladon/|${LIBDIR}/pkgconfig/ladon\\.pc$|${LIBDIR}/libladon\\.)")
+  if(rest)
+    message(FATAL_ERROR "unexpected files installed: ${rest}")
+  endif()
+
+elseif(STEP STREQUAL "find_package")
+  build_consumer(find_package -D CMAKE_PREFIX_PATH=${prefix} -D EXPECTED_VERSION=${LADON_VERSION})
+
+elseif(STEP STREQUAL "pkg_config")
+  find_program(pkg_config pkg-config)
+  if(NOT pkg_config)
+    message("skipped: no pkg-config here")
+    return()
+  endif()
+  set(ENV{PKG_CONFIG_PATH} ${prefix}/${LIBDIR}/pkgconfig)
+  execute_process(COMMAND ${pkg_config} --cflags --libs ladon
+    OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  run(${CXX} -std=c++20 -DEXPECTED_VERSION="${LADON_VERSION}"
+      ${CMAKE_CURRENT_LIST_DIR}/find_package/main.cpp -o ${WORK_DIR}/pkg_config_consumer ${flags}
+      -Wl,-rpath,${prefix}/${LIBDIR})
+  run(${WORK_DIR}/pkg_config_consumer)
+
+elseif(STEP STREQUAL "add_subdirectory")
+  # Shared, since the installed tree is static: both kinds are then known to link. The folder is
+  # kept, so that only the first run compiles the library.
+  build_consumer(add_subdirectory -D LADON_SOURCE_DIR=${LADON_SOURCE_DIR} -D BUILD_SHARED_LIBS=ON)
+
+else()
+  message(FATAL_ERROR "STEP is '${STEP}'")
+endif()

@@ -1,0 +1,75 @@
+// What the rope tests share: the instruction sets to run on, and tensors to run over.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "ladon/context.h"
+#include "ladon/dtype.h"
+#include "ladon/error.h"
+#include "ladon/isa.h"
+#include "ladon/random.h"
+#include "ladon/rope.h"
+#include "ladon/tensor.h"
+
+namespace ladon {
+
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+inline constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+inline constexpr RopeLayout kLayouts[] = {RopeLayout::kHalfSplit, RopeLayout::kInterleaved};
+
+inline std::vector<Isa> runnable_isas() {
+  std::vector<Isa> isas;
+  for (const IsaInfo& info : list_isas()) {
+    if (info.runnable) isas.push_back(info.isa);
+  }
+  return isas;
+}
+
+inline std::string isa_test_name(const testing::TestParamInfo<Isa>& info) {
+  return name_of(info.param);
+}
+
+/// A test that runs once for each instruction set. Two threads, so that sharing out is tested too.
+class RopeTest : public testing::TestWithParam<Isa> {
+ protected:
+  Context context_{ContextOptions{.num_threads = 2, .isa = GetParam()}};
+};
+
+inline std::vector<double> values_of(const ConstTensorView& view) {
+  const Tensor wide = Tensor::copy_of(view, DType::kF64);
+  return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
+}
+
+inline bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() &&
+         std::memcmp(a.data(), b.data(),
+                     static_cast<std::size_t>(a.num_elements()) * size_of(a.dtype())) == 0;
+}
+
+inline Tensor normal_tensor(DType dtype, const Dims& shape, std::uint64_t seed) {
+  Tensor tensor(dtype, shape);
+  fill_normal(tensor, 0, 1, seed);
+  return tensor;
+}
+
+/// Runs the call and compares the whole message.
+inline void expect_error(const std::function<void()>& call, const std::string& message,
+                         ErrorCode code = ErrorCode::kInvalidArgument) {
+  try {
+    call();
+    ADD_FAILURE() << "no error, expected: " << message;
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()), message);
+    EXPECT_EQ(error.code(), code);
+  }
+}
+
+}  // namespace ladon

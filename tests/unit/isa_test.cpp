@@ -1,0 +1,145 @@
+// Which instruction sets there are, and that the one asked for is the one in use.
+#include "ladon/isa.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/context_impl.h"
+#include "cpu/cpu_features.h"
+#include "cpu/dispatch.h"
+#include "ladon/context.h"
+
+namespace ladon {
+namespace {
+
+constexpr Isa kAll[] = {Isa::kReference, Isa::kBaseline, Isa::kAvx2, Isa::kAvx512};
+
+class IsaTest : public testing::Test {
+ protected:
+  void SetUp() override { unsetenv("LADON_ISA"); }
+  void TearDown() override { unsetenv("LADON_ISA"); }
+};
+
+cpu::CpuFeatures everything() {
+  return {.avx2 = true,
+          .fma = true,
+          .f16c = true,
+          .avx512f = true,
+          .avx512bw = true,
+          .avx512dq = true,
+          .avx512vl = true,
+          .os_saves_ymm = true,
+          .os_saves_zmm = true};
+}
+
+TEST_F(IsaTest, NamesGoThereAndBack) {
+  for (const Isa isa : kAll) EXPECT_EQ(isa_from_name(name_of(isa)), isa);
+  EXPECT_STREQ(name_of(Isa::kAvx512), "avx512");
+  EXPECT_STREQ(name_of(static_cast<Isa>(99)), "unknown");
+  EXPECT_EQ(isa_from_name("AVX2"), std::nullopt);
+  EXPECT_EQ(isa_from_name(""), std::nullopt);
+  EXPECT_EQ(isa_from_name("unknown"), std::nullopt);
+}
+
+TEST_F(IsaTest, TheListIsWholeAndSlowestFirst) {
+  const std::vector<IsaInfo> infos = list_isas();
+  ASSERT_EQ(infos.size(), std::size(kAll));
+  int chosen = 0;
+  Isa fastest = Isa::kReference;
+  for (std::size_t i = 0; i < infos.size(); ++i) {
+    const IsaInfo& info = infos[i];
+    EXPECT_EQ(info.isa, kAll[i]);
+    EXPECT_EQ(info.name, name_of(info.isa));
+    EXPECT_FALSE(info.reason.empty());
+    EXPECT_EQ(info.kernels.empty(), info.isa == Isa::kReference);
+    EXPECT_EQ(info.runnable, cpu::refusal_of(info.isa, cpu::detect_cpu_features()).empty());
+    if (info.runnable) fastest = info.isa;
+    if (!info.chosen) continue;
+    ++chosen;
+    EXPECT_TRUE(info.runnable);
+    EXPECT_EQ(info.reason, "fastest that runs here");
+    EXPECT_EQ(info.isa, Context().isa());
+  }
+  EXPECT_EQ(chosen, 1);
+  EXPECT_EQ(Context().isa(), fastest);
+  EXPECT_TRUE(infos[0].runnable);
+  EXPECT_TRUE(infos[1].runnable);
+  EXPECT_EQ(infos[0].reason, std::string("slower than ") + name_of(fastest));
+}
+
+TEST_F(IsaTest, TheForcedOneIsInUse) {
+  for (const IsaInfo& info : list_isas()) {
+    if (!info.runnable) continue;
+    setenv("LADON_ISA", info.name.c_str(), 1);
+    const Context forced_by_environment;
+    EXPECT_EQ(forced_by_environment.isa(), info.isa);
+    EXPECT_EQ(forced_by_environment.impl().kernels(), cpu::kernels_for(info.isa));
+    for (const IsaInfo& other : list_isas()) {
+      EXPECT_EQ(other.chosen, other.isa == info.isa);
+      if (other.chosen) {
+        EXPECT_EQ(other.reason, "forced by LADON_ISA");
+      } else if (other.runnable) {
+        EXPECT_EQ(other.reason,
+                  (other.isa < info.isa ? "slower than " : "LADON_ISA names ") + info.name);
+      }
+    }
+    // What the code asks for comes before the environment.
+    ContextOptions options;
+    options.isa = Isa::kBaseline;
+    const Context forced_by_code(options);
+    EXPECT_EQ(forced_by_code.isa(), Isa::kBaseline);
+    EXPECT_EQ(forced_by_code.impl().kernels(), cpu::kernels_for(Isa::kBaseline));
+  }
+}
+
+TEST_F(IsaTest, EachSetHasKernelsOfItsOwn) {
+  EXPECT_EQ(cpu::kernels_for(Isa::kReference), nullptr);
+  EXPECT_EQ(cpu::kernels_for(static_cast<Isa>(99)), nullptr);
+  EXPECT_NE(cpu::kernels_for(Isa::kBaseline), nullptr);
+  EXPECT_NE(cpu::kernels_for(Isa::kBaseline), cpu::kernels_for(Isa::kAvx2));
+  EXPECT_NE(cpu::kernels_for(Isa::kAvx2), cpu::kernels_for(Isa::kAvx512));
+}
+
+TEST_F(IsaTest, RefusalsNameWhatIsMissing) {
+  for (const Isa isa : kAll) EXPECT_EQ(cpu::refusal_of(isa, everything()), "");
+  EXPECT_EQ(cpu::refusal_of(Isa::kReference, {}), "");
+  EXPECT_EQ(cpu::refusal_of(Isa::kBaseline, {}), "");
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx2, {}), "the CPU lacks avx2, fma, f16c");
+  EXPECT_EQ(cpu::refusal_of(static_cast<Isa>(99), everything()),
+            "this library has no kernels for it");
+
+  cpu::CpuFeatures no_bw = everything();
+  no_bw.avx512bw = false;
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx512, no_bw), "the CPU lacks avx512bw");
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx2, no_bw), "");
+
+  cpu::CpuFeatures no_zmm = everything();
+  no_zmm.os_saves_zmm = false;
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx512, no_zmm),
+            "the operating system does not save AVX-512 state");
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx2, no_zmm), "");
+
+  cpu::CpuFeatures no_ymm = no_zmm;
+  no_ymm.os_saves_ymm = false;
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx2, no_ymm), "the operating system does not save AVX state");
+}
+
+#if defined(__x86_64__)
+TEST_F(IsaTest, DetectionAgreesWithTheCompilersOwn) {
+  const cpu::CpuFeatures features = cpu::detect_cpu_features();
+  // The compiler's flag also asks whether the operating system saves the registers.
+  EXPECT_EQ(features.avx2 && features.os_saves_ymm, __builtin_cpu_supports("avx2") != 0);
+  EXPECT_EQ(features.fma && features.os_saves_ymm, __builtin_cpu_supports("fma") != 0);
+  EXPECT_EQ(features.avx512f && features.os_saves_zmm, __builtin_cpu_supports("avx512f") != 0);
+  EXPECT_EQ(features.avx512bw && features.os_saves_zmm, __builtin_cpu_supports("avx512bw") != 0);
+  EXPECT_EQ(features.avx512dq && features.os_saves_zmm, __builtin_cpu_supports("avx512dq") != 0);
+  EXPECT_EQ(features.avx512vl && features.os_saves_zmm, __builtin_cpu_supports("avx512vl") != 0);
+}
+#endif
+
+}  // namespace
+}  // namespace ladon

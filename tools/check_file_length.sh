@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Fails on a source file longer than 800 lines; warns from 400. A long file wants splitting.
+# Usage: check_file_length.sh; it looks at the checkout that it lies in.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+warn_at=400
+fail_at=800
+# Data tables, by path: exempt.
+exempt=()
+
+list_files() {
+  local patterns=('*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' '*.py')
+  # New files that are not added yet count too. Without git (a tarball), look at the tree itself.
+  if ! git ls-files --cached --others --exclude-standard -- "${patterns[@]}" 2>/dev/null; then
+    find . \( -name build -o -name install -o -name '.?*' \) -prune -o -type f \
+      \( -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh' \
+      -o -name '*.py' \) -printf '%P\n'
+  fi
+}
+
+files=$(list_files)
+failures=0
+count=0
+while IFS= read -r file; do
+  [[ -f $file ]] || continue  # deleted, not committed yet
+  [[ " ${exempt[*]} " == *" $file "* ]] && continue
+  count=$((count + 1))
+  lines=$(wc -l <"$file")
+  if ((lines > fail_at)); then
+    echo "error: $file: $lines lines, at most $fail_at are allowed"
+    failures=$((failures + 1))
+  elif ((lines > warn_at)); then
+    echo "warning: $file: $lines lines, more than $warn_at"
+  fi
+done <<<"$files"
+
+((count > 0)) || { echo "error: no source files found"; exit 1; }
+echo "$count files, $failures too long"
+((failures == 0))

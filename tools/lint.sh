@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs clang-tidy on the host code (not on the kernels: they are slow to analyse and all intrinsics).
+# A file that passed is skipped until it, a header or .clang-tidy changes.
+# Usage: lint.sh BUILD_DIRECTORY JOBS [--all]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build=$1
+jobs=$2
+stamps=$build/lint
+[[ ${3:-} == --all ]] && rm -rf "$stamps"
+mkdir -p "$stamps"
+
+newest_input=$(find .clang-tidy include src \( -name '*.h' -o -name '*.inl' -o -name .clang-tidy \) \
+  -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-)
+
+sources=$(find src/core src/attention src/layers src/reference -name '*.cpp' | sort)
+files=()
+while IFS= read -r file; do
+  stamp=$stamps/${file//\//_}
+  if [[ ! $stamp -nt $file || ! $stamp -nt $newest_input ]]; then files+=("$file"); fi
+done <<<"$sources"
+
+echo "${#files[@]} files to lint"
+((${#files[@]})) || exit 0
+
+# shellcheck disable=SC2016  # expanded by the inner shell
+printf '%s\n' "${files[@]}" | xargs -P "$jobs" -I '{}' bash -c '
+  output=$(clang-tidy-14 --quiet --warnings-as-errors="*" -p "$1" "$3" 2>/dev/null) || {
+    printf "%s\n%s\n" "--- $3" "$output"
+    exit 1
+  }
+  touch "$2/${3//\//_}"
+' lint "$build" "$stamps" '{}'
