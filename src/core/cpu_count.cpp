@@ -75,6 +75,7 @@ std::optional<std::string> group_path(std::string_view text, bool unified) {
     std::string_view line = take_until(text, '\n');
     const std::string_view number = take_until(line, ':');
     const std::string_view controllers = take_until(line, ':');
+    if (!line.starts_with('/')) continue;
     if (unified ? number == "0" && controllers.empty() : list_contains(controllers, "cpu")) {
       return std::string(line);
     }

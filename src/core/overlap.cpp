@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <span>
+#include <utility>
 
 namespace ladon {
 namespace {
@@ -18,6 +20,15 @@ struct Term {
   std::int64_t coefficient;
   std::int64_t limit;
 };
+
+/// Insertion sort: there are a handful (and GCC 12 warns falsely about std::sort on short arrays).
+void sort_largest_first(std::span<Term> terms) noexcept {
+  for (std::size_t i = 1; i < terms.size(); ++i) {
+    for (std::size_t j = i; j > 0 && terms[j - 1].coefficient < terms[j].coefficient; --j) {
+      std::swap(terms[j - 1], terms[j]);
+    }
+  }
+}
 
 /// Is there a sum of terms within [low, high]?
 class SumSearch {
@@ -46,9 +57,7 @@ class SumSearch {
   };
 
   void prepare() noexcept {
-    const auto end = terms_.begin() + static_cast<std::ptrdiff_t>(count_);
-    std::sort(terms_.begin(), end,
-              [](const Term& a, const Term& b) { return a.coefficient > b.coefficient; });
+    sort_largest_first({terms_.data(), count_});
     // Terms of one coefficient are one term: two views of one buffer share all their strides.
     std::size_t merged = 0;
     for (std::size_t i = 0; i < count_; ++i) {
@@ -166,9 +175,7 @@ bool overlaps_itself(const ConstTensorView& view) {
     if (view.stride(dim) == 0) return true;
     dims[count++] = {absolute(view.stride(dim)), view.size(dim) - 1};
   }
-  const auto end = dims.begin() + static_cast<std::ptrdiff_t>(count);
-  std::sort(dims.begin(), end,
-            [](const Term& a, const Term& b) { return a.coefficient > b.coefficient; });
+  sort_largest_first({dims.data(), count});
   // Two indices meet when their difference d, not all zero, has sum(d * stride) = 0. Let the first
   // difference that is not zero be number k; it may be taken as positive, 1 + f. The others lie in
   // [-limit, limit]; as e = d + limit they are not negative, and the question is again a sum:

@@ -139,8 +139,9 @@ const IsaEntry& default_isa(const CpuFeatures& features, std::string_view operat
 
 }  // namespace
 
-Isa choose_isa(std::optional<Isa> asked) {
-  const CpuFeatures features = detect_cpu_features();
+Isa choose_isa(std::optional<Isa> asked) { return choose_isa(asked, detect_cpu_features()); }
+
+Isa choose_isa(std::optional<Isa> asked, const CpuFeatures& features) {
   if (!asked) return default_isa(features, "Context").isa;
   const IsaEntry* const entry = find(*asked);
   if (entry == nullptr) {

@@ -14,6 +14,8 @@ struct KernelTable;
 /// The instruction set to use: the one asked for, else LADON_ISA, else the fastest runnable. Throws
 /// Error when the one asked for cannot run here, saying why.
 Isa choose_isa(std::optional<Isa> asked);
+/// The same on a machine with these features.
+Isa choose_isa(std::optional<Isa> asked, const CpuFeatures& features);
 
 /// Why an instruction set cannot run on a machine with these features; empty if it can.
 std::string refusal_of(Isa isa, const CpuFeatures& features);

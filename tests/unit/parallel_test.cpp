@@ -2,6 +2,7 @@
 #include "core/parallel.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -198,6 +200,27 @@ TEST(ThreadPoolTest, UsesSeveralThreads) {
       &arrived);
   EXPECT_EQ(arrived, 2);
 }
+
+#if defined(__GLIBC__)
+TEST(ThreadPoolTest, DoesAllTheWorkItselfWhereNoThreadCanBeStarted) {
+  // A stack as large as the address space: no thread can have it.
+  pthread_attr_t before;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  pthread_attr_t greedy;
+  ASSERT_EQ(pthread_attr_init(&greedy), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&greedy, std::size_t{1} << 47), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&greedy), 0);
+  EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+  {
+    const Context context = with_threads(4);
+    expect_each_once(context, 100);
+    expect_each_once(context, 100);
+  }
+  ASSERT_EQ(pthread_setattr_default_np(&before), 0);
+  pthread_attr_destroy(&greedy);
+  pthread_attr_destroy(&before);
+}
+#endif
 
 TEST(ThreadPoolTest, ItsThreadsLeaveSignalsToTheHost) {
   ThreadPool pool(2);

@@ -133,9 +133,12 @@ TEST(RopeMagnitude, IsOneButForYarn) {
 TEST(RopeMagnitude, OfYarn) {
   RopeScalingOptions scaling{.kind = RopeScaling::kYarn, .factor = 40};
   EXPECT_NEAR(rope_magnitude(scaling), 1.3688879454113937, 1e-15);  // 0.1 ln(40) + 1
-  scaling.mscale = 1;                                               // alone it does not count
+  scaling.mscale = 0.5;                                             // alone it does not count
   EXPECT_NEAR(rope_magnitude(scaling), 1.3688879454113937, 1e-15);
-  scaling.mscale_all_dim = 0.5;
+  scaling.mscale = 0;
+  scaling.mscale_all_dim = 0.5;  // nor does the other
+  EXPECT_NEAR(rope_magnitude(scaling), 1.3688879454113937, 1e-15);
+  scaling.mscale = 1;
   EXPECT_NEAR(rope_magnitude(scaling), 1.1557219901962609, 1e-15);
   scaling.mscale_all_dim = 1;  // DeepSeek: equal ones cancel
   EXPECT_EQ(rope_magnitude(scaling), 1);

@@ -22,7 +22,7 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(Isas, RopeTest, testing::ValuesIn(runnable_isas()), isa_test_name);
 
-/// A tensor inside a larger one: gaps of one or more elements along every dimension, and for half
+/// A tensor inside a larger one: gaps along every dimension, and for half
 /// of the seeds in [batch, heads, seq, head_dim] order.
 struct Strided {
   Tensor whole;
@@ -32,7 +32,7 @@ struct Strided {
     const bool heads_first = random.below(2) == 1;
     const Dims inner = heads_first ? Dims{shape[0], shape[2], shape[1], shape[3]} : shape;
     Dims outer = inner;
-    for (int dim = 0; dim < 4; ++dim) outer[dim] += 2;
+    for (int dim = 0; dim < 4; ++dim) outer[dim] += 2 + random.below(3);
     const auto count = static_cast<std::size_t>(outer[0] * outer[1] * outer[2] * outer[3]);
     whole = Tensor::from_values(dtype, outer, std::vector<double>(count, gap_value));
     view = whole;
