@@ -1,0 +1,373 @@
+// The design's promises about values, one by one: rows that see nothing, what is masked, what is
+// not finite, what is empty, accuracy, and any size.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/element.h"
+#include "ladon/attention.h"
+#include "support/isas.h"
+#include "support/run_case.h"
+
+namespace ladon::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class Promise : public IsaTest {};
+
+/// On every instruction set: the truth takes longer than all of them.
+void expect_right(const Case& problem) {
+  static const std::vector<Context> contexts = [] {
+    std::vector<Context> all;
+    for (const Isa isa : runnable_isas()) {
+      all.emplace_back(ContextOptions{.num_threads = 2, .isa = isa});
+    }
+    return all;
+  }();
+  const CaseData data(problem);
+  const Truth truth = truth_of(data);
+  for (const Context& context : contexts) EXPECT_EQ(check_case(context, data, truth), "");
+}
+
+double value_at(const ConstTensorView& view, std::int64_t a, std::int64_t b, std::int64_t c,
+                std::int64_t d) {
+  return load_element(
+      view.data(), view.dtype(),
+      a * view.stride(0) + b * view.stride(1) + c * view.stride(2) + d * view.stride(3));
+}
+
+/// The kinds of problem in which some keys are hidden from some rows: many rows and few.
+std::vector<Case> masked_cases() {
+  std::vector<Case> cases;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
+    for (const std::int64_t query_len : {3, 70}) {
+      Case problem{.batch = 1,
+                   .query_len = query_len,
+                   .kv_len = 75,
+                   .num_heads = 2,
+                   .num_kv_heads = 1,
+                   .head_dim = 20,
+                   .value_dim = 17,
+                   .dtype = dtype,
+                   .kv_dtype = dtype};
+      problem.causal = true;
+      cases.push_back(problem);
+      problem.window_left = 5;
+      cases.push_back(problem);
+      problem.mask.present = true;
+      cases.push_back(problem);
+      problem.causal = false;
+      problem.window_left.reset();
+      problem.mask.present = false;
+      problem.bias.present = true;
+      cases.push_back(problem);
+    }
+  }
+  return cases;
+}
+
+TEST_P(Promise, P1_RowsThatSeeNothingAreZero) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const std::int64_t query_len : {1, 5, 40, 150}) {
+      // Bottom-right and more queries than keys: the first rows stand before every key. The sink
+      // must not bring an empty row to life.
+      Case problem{.batch = 2,
+                   .query_len = query_len,
+                   .kv_len = 3,
+                   .num_heads = 4,
+                   .num_kv_heads = 2,
+                   .head_dim = 9,
+                   .value_dim = 6,
+                   .dtype = dtype,
+                   .kv_dtype = dtype,
+                   .causal = true,
+                   .sinks = true};
+      const CaseData data(problem);
+      const CaseResults results = run(context_, data);
+      EXPECT_EQ(check_case(context_, data, truth_of(data)), "");
+      for (std::int64_t row = 0; row < query_len - 3; ++row) {
+        EXPECT_EQ(load_element(results.lse.data(), results.lse.dtype(), row), -kInfinity);
+        for (std::int64_t i = 0; i < 6; ++i) {
+          EXPECT_EQ(value_at(results.out.view(), 0, row, 0, i), 0);
+        }
+        for (std::int64_t i = 0; i < 9; ++i)
+          EXPECT_EQ(value_at(results.dq.view(), 0, row, 0, i), 0);
+      }
+    }
+  }
+}
+
+TEST_P(Promise, P1_AMaskOfAllFalseGivesZeroGradients) {
+  const Case problem{.query_len = 33, .kv_len = 70, .num_heads = 2, .num_kv_heads = 2};
+  const CaseData data(problem);
+  AttentionOptions options = data.options();
+  const Tensor mask(DType::kBool, {1, 1, 1, 1});
+  options.mask = mask;
+  Tensor out = Tensor::copy_of(data.dout());
+  Tensor lse(DType::kF32, data.lse_shape());
+  attention(context_, data.q(), data.k(), data.v(), options, out, lse);
+  Tensor dq(DType::kF32, data.q().shape());
+  Tensor dk(DType::kF32, data.k().shape());
+  Tensor dv(DType::kF32, data.v().shape());
+  for (Tensor* tensor : {&dq, &dk, &dv}) fill_normal(*tensor, 0, 1, 3);
+  attention_backward(context_, data.q(), data.k(), data.v(), options,
+                     {.out = out, .lse = lse, .dout = data.dout()}, {.dq = dq, .dk = dk, .dv = dv});
+  for (const Tensor* tensor : {&out, &dq, &dk, &dv}) {
+    for (std::int64_t i = 0; i < tensor->num_elements(); ++i) {
+      ASSERT_EQ(tensor->data_as<float>()[i], 0);
+    }
+  }
+  for (std::int64_t i = 0; i < lse.num_elements(); ++i) {
+    EXPECT_EQ(lse.data_as<float>()[i], -kInfinity);
+  }
+}
+
+/// Runs forward and backward with one element of one input changed, and compares with the run
+/// before: rows of queries that do not see the key must keep their bits.
+class Spoiled {
+ public:
+  Spoiled(const Context& context, const CaseData& data, std::int64_t key, double k_value,
+          double v_value)
+      : options_(data.options()),
+        k_(Tensor::copy_of(data.k())),
+        v_(Tensor::copy_of(data.v())),
+        out(data.problem().dtype, data.out_shape()),
+        lse(data.lse_dtype(), data.lse_shape()),
+        dq(data.problem().dtype, data.q().shape()),
+        dk(data.problem().dtype, data.k().shape()),
+        dv(data.problem().dtype, data.v().shape()) {
+    if (key >= 0) {
+      set(k_, key, k_value);
+      set(v_, key, v_value);
+    }
+    attention(context, data.q(), k_, v_, options_, out, lse);
+    attention_backward(context, data.q(), k_, v_, options_,
+                       {.out = out, .lse = lse, .dout = data.dout()},
+                       {.dq = dq, .dk = dk, .dv = dv});
+  }
+
+ private:
+  static void set(Tensor& tensor, std::int64_t key, double value) {
+    if (value == 0) return;  // leave as it is
+    const std::int64_t dim = tensor.size(3);
+    for (std::int64_t i = 0; i < dim; i += 3) {
+      store_element(tensor.data(), tensor.dtype(), key * dim + i, value);
+    }
+  }
+
+  AttentionOptions options_;
+  Tensor k_, v_;
+
+ public:
+  Tensor out, lse, dq, dk, dv;
+};
+
+TEST_P(Promise, P2_P3_WhatIsNotFiniteReachesTheRowsThatSeeItAndNoOther) {
+  for (const Case& problem : masked_cases()) {
+    const CaseData data(problem);
+    const Spoiled clean(context_, data, -1, 0, 0);
+    for (const std::int64_t key : {0, 1, 37, 74}) {
+      for (const double bad : {kNaN, kInfinity, -kInfinity}) {
+        for (const bool in_values : {false, true}) {
+          const Spoiled spoiled(context_, data, key, in_values ? 0 : bad, in_values ? bad : 0);
+          for (std::int64_t row = 0; row < problem.query_len; ++row) {
+            for (std::int64_t head = 0; head < 2; ++head) {
+              const bool sees = data.visible(0, head, row, key);
+              const std::string where = problem.describe() + " key " + std::to_string(key) +
+                                        " row " + std::to_string(row);
+              const auto rows_of = [&](const Tensor& tensor) {
+                return ConstTensorView(
+                    tensor.view().slice(1, row, row + 1).slice(2, head, head + 1));
+              };
+              if (!sees) {
+                ASSERT_TRUE(same_bits(rows_of(clean.out), rows_of(spoiled.out))) << where;
+                ASSERT_TRUE(same_bits(rows_of(clean.dq), rows_of(spoiled.dq))) << where;
+              } else if (std::isnan(bad)) {
+                ASSERT_TRUE(std::isnan(value_at(spoiled.out, 0, row, head, 0))) << where;
+              } else if (in_values) {
+                ASSERT_FALSE(std::isfinite(value_at(spoiled.out, 0, row, head, 0))) << where;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Promise, P3_NaNInAQueryReachesItsOwnRowAndTheKeysItSees) {
+  for (const Case& problem : masked_cases()) {
+    const CaseData data(problem);
+    Tensor q = Tensor::copy_of(data.q());
+    Tensor dout = Tensor::copy_of(data.dout());
+    const std::int64_t row = problem.query_len / 2;
+    const auto run_once = [&](Tensor& dq, Tensor& dk, Tensor& dv, Tensor& out) {
+      Tensor lse(data.lse_dtype(), data.lse_shape());
+      attention(context_, q, data.k(), data.v(), data.options(), out, lse);
+      attention_backward(context_, q, data.k(), data.v(), data.options(),
+                         {.out = out, .lse = lse, .dout = dout}, {.dq = dq, .dk = dk, .dv = dv});
+    };
+    const auto make = [&](const Dims& shape) { return Tensor(problem.dtype, shape); };
+    Tensor dq[2] = {make(q.shape()), make(q.shape())};
+    Tensor dk[2] = {make(data.k().shape()), make(data.k().shape())};
+    Tensor dv[2] = {make(data.v().shape()), make(data.v().shape())};
+    Tensor out[2] = {make(data.out_shape()), make(data.out_shape())};
+    run_once(dq[0], dk[0], dv[0], out[0]);
+    store_element(q.data(), q.dtype(), row * q.size(2) * q.size(3), kNaN);  // head 0
+    store_element(dout.data(), dout.dtype(), row * dout.size(2) * dout.size(3), kNaN);
+    run_once(dq[1], dk[1], dv[1], out[1]);
+    for (std::int64_t other = 0; other < problem.query_len; ++other) {
+      for (std::int64_t head = 0; head < 2; ++head) {
+        const auto rows_of = [&](const Tensor& tensor) {
+          return ConstTensorView(tensor.view().slice(1, other, other + 1).slice(2, head, head + 1));
+        };
+        if (other == row && head == 0) continue;
+        ASSERT_TRUE(same_bits(rows_of(out[0]), rows_of(out[1]))) << problem.describe();
+        ASSERT_TRUE(same_bits(rows_of(dq[0]), rows_of(dq[1]))) << problem.describe();
+      }
+    }
+    for (std::int64_t key = 0; key < problem.kv_len; ++key) {
+      const auto keys_of = [&](const Tensor& tensor) {
+        return ConstTensorView(tensor.view().slice(1, key, key + 1));
+      };
+      if (data.visible(0, 0, row, key)) {
+        ASSERT_TRUE(std::isnan(value_at(dk[1], 0, key, 0, 0))) << problem.describe();
+        ASSERT_TRUE(std::isnan(value_at(dv[1], 0, key, 0, 0))) << problem.describe();
+      } else {
+        ASSERT_TRUE(same_bits(keys_of(dk[0]), keys_of(dk[1]))) << problem.describe();
+        ASSERT_TRUE(same_bits(keys_of(dv[0]), keys_of(dv[1]))) << problem.describe();
+      }
+    }
+  }
+}
+
+TEST(PromiseOnEveryIsa, P4_EmptyIsLegal) {
+  for (const std::int64_t batch : {0, 2}) {
+    for (const std::int64_t query_len : {0, 3}) {
+      for (const std::int64_t kv_len : {0, 3}) {
+        for (const Lengths lengths : {Lengths::kFull, Lengths::kPadded, Lengths::kPacked}) {
+          expect_right({.batch = batch,
+                        .query_len = query_len,
+                        .kv_len = kv_len,
+                        .num_heads = 2,
+                        .lengths = lengths,
+                        .bias = {.present = true},
+                        .sinks = true});
+        }
+      }
+    }
+  }
+}
+
+TEST(PromiseOnEveryIsa, P5_AccuracyHoldsInEveryDtype) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const std::int64_t dim : {64, 80, 96, 128, 192, 256}) {
+      expect_right({.query_len = 70,
+                    .kv_len = 131,
+                    .num_heads = 2,
+                    .num_kv_heads = 1,
+                    .head_dim = dim,
+                    .value_dim = dim == 192 ? 128 : dim,
+                    .dtype = dtype,
+                    .kv_dtype = dtype,
+                    .causal = true});
+    }
+  }
+}
+
+TEST_P(Promise, P5_ScoresOfTenThousandAreFine) {
+  // Whole numbers, so that the scores are exact and only the softmax is on trial.
+  for (const std::int64_t query_len : {1, 40}) {
+    Tensor q(DType::kF32, {1, query_len, 1, 4});
+    Tensor k(DType::kF32, {1, 90, 1, 4});
+    Tensor v(DType::kF32, {1, 90, 1, 3});
+    fill_normal(v, 0, 1, 5);
+    for (std::int64_t i = 0; i < q.num_elements(); ++i) {
+      q.data_as<float>()[i] = static_cast<float>(50 + i % 3);
+    }
+    for (std::int64_t i = 0; i < k.num_elements(); ++i) {
+      k.data_as<float>()[i] = static_cast<float>(48 + (i * 7) % 5);
+    }
+    const AttentionOptions options{.scale = 1};
+    const Tensor out = attention(context_, q, k, v, options);
+    const Context reference(ContextOptions{.isa = Isa::kReference});
+    const Tensor truth =
+        attention(reference, Tensor::copy_of(q, DType::kF64), Tensor::copy_of(k, DType::kF64),
+                  Tensor::copy_of(v, DType::kF64), options);
+    for (std::int64_t i = 0; i < out.num_elements(); ++i) {
+      EXPECT_NEAR(static_cast<double>(out.data_as<float>()[i]), truth.data_as<double>()[i], 1e-6);
+    }
+  }
+}
+
+TEST_P(Promise, P5_HugeValuesInBfloat16AreFine) {
+  // 133120 is a bf16 number whose square times head_dim is 1.1e12: q = k = v gives it back.
+  for (const std::int64_t query_len : {1, 20}) {
+    Tensor tensor(DType::kBF16, {1, query_len, 1, 64});
+    fill_uniform(tensor, 133120, 133120, 1);
+    const Tensor out = attention(context_, tensor, tensor, tensor);
+    for (std::int64_t i = 0; i < out.num_elements(); ++i) {
+      ASSERT_EQ(static_cast<float>(out.data_as<bfloat16>()[i]), 133120.0F);
+    }
+  }
+}
+
+TEST_P(Promise, P5_AMaskOfTheLowestNumberIsNotAnEmptyRow) {
+  // Others write -3.4e38 for "masked". A row of nothing else is an even average, not NaN.
+  Tensor bias(DType::kF32, {1, 1, 1, 4});
+  for (int i = 0; i < 4; ++i) bias.data_as<float>()[i] = std::numeric_limits<float>::lowest();
+  for (const std::int64_t query_len : {1, 20}) {
+    const Tensor q(DType::kF32, {1, query_len, 1, 2});
+    const Tensor k(DType::kF32, {1, 4, 1, 2});
+    const Tensor v = Tensor::from_values(DType::kF32, {1, 4, 1, 1}, {1, 2, 3, 6});
+    const Tensor out = attention(context_, q, k, v, {.bias = bias});
+    for (std::int64_t i = 0; i < query_len; ++i) EXPECT_EQ(out.data_as<float>()[i], 3);
+  }
+}
+
+TEST(PromiseOnEveryIsa, P8_AnyLengthWorks) {
+  for (const std::int64_t length : {1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129}) {
+    for (const std::int64_t other : {1, 7, 64, 67}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        Case problem{.query_len = length,
+                     .kv_len = other,
+                     .num_heads = 3,
+                     .num_kv_heads = 1,
+                     .head_dim = 5,
+                     .value_dim = 3,
+                     .dtype = dtype,
+                     .kv_dtype = dtype,
+                     .memory = Memory::kSliced};
+        expect_right(problem);
+        std::swap(problem.query_len, problem.kv_len);
+        expect_right(problem);
+      }
+    }
+  }
+}
+
+TEST(PromiseOnEveryIsa, P8_AnyHeadDimWorks) {
+  for (std::int64_t dim = 1; dim <= 67; ++dim) {
+    for (const std::int64_t query_len : {2, 19}) {
+      expect_right({.query_len = query_len,
+                    .kv_len = 21,
+                    .head_dim = dim,
+                    .value_dim = 68 - dim,
+                    .dtype = dim % 3 == 0 ? DType::kF16 : DType::kF32,
+                    .kv_dtype = dim % 3 == 0 ? DType::kF16 : DType::kF32,
+                    .memory = Memory::kSliced});
+    }
+  }
+}
+
+LADON_FOR_EACH_ISA(Promise);
+
+}  // namespace
+}  // namespace ladon::test
