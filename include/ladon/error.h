@@ -1,7 +1,7 @@
 // The one exception type that leaves the library.
 //
-// Every message reads "operation: argument: what came, what was expected", so that it can be shown
-// to a user as it stands. A call that throws has changed nothing.
+// Every message reads "operation: argument: got ..., expected ...", so that it can be shown to a
+// user as it stands. A call that throws has changed nothing.
 #pragma once
 
 #include <cstdint>

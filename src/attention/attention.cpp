@@ -10,6 +10,8 @@
 #include "attention/problem.h"
 #include "attention/validate.h"
 #include "core/context_impl.h"
+#include "core/element.h"
+#include "core/integer.h"
 #include "core/parallel.h"
 #include "cpu/kernel_table.h"
 #include "reference/attention_reference.h"
@@ -19,9 +21,9 @@ namespace {
 
 constexpr std::string_view kOperation = "attention";
 
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + cpu::kScratchAlignment - 1) / cpu::kScratchAlignment * cpu::kScratchAlignment;
-}
+std::size_t aligned(std::size_t bytes) { return round_up(bytes, cpu::kScratchAlignment); }
+
+DType dtype_of_lse(const LseOperand& lse) { return lse.is_f64 ? DType::kF64 : DType::kF32; }
 
 void run_reference(const Context& context, const AttentionParams& params) {
   parallel_for(context, params.num_sequences * params.num_heads, [&](std::int64_t task, int) {
@@ -38,7 +40,6 @@ class ForwardRun {
       : context_(context),
         params_(params),
         kernels_(kernels),
-        compute_size_(compute_size),
         compute_dtype_(compute_size == 8 ? DType::kF64 : DType::kF32),
         scratch_bytes_(aligned(
             std::max(kernels.forward_tile_scratch(params), kernels.forward_few_scratch(params)))),
@@ -131,14 +132,12 @@ class ForwardRun {
     output.dtype = params_.out.dtype;
     output.token_stride = params_.out.token_stride;
     output.head_stride = params_.out.head_stride;
-    output.data = static_cast<std::byte*>(params_.out.data) +
-                  (sequence.out + head * params_.out.head_stride) *
-                      static_cast<std::int64_t>(size_of(params_.out.dtype));
+    output.data = element_at(params_.out.data, params_.out.dtype,
+                             sequence.out + head * params_.out.head_stride);
     output.lse = params_.lse;
     if (params_.lse.data != nullptr) {
-      output.lse.data =
-          static_cast<std::byte*>(params_.lse.data) +
-          (sequence.lse + head * params_.lse.head_stride) * (params_.lse.is_f64 ? 8 : 4);
+      output.lse.data = element_at(params_.lse.data, dtype_of_lse(params_.lse),
+                                   sequence.lse + head * params_.lse.head_stride);
     }
     return output;
   }
@@ -207,24 +206,18 @@ class ForwardRun {
                                : params_.rules.sinks + kv_head * params_.group + head;
       const double lse =
           merge_rows({parts, static_cast<std::size_t>(plan.splits)}, params_.value_dim, sink, sums,
-                     static_cast<std::byte*>(output.data) +
-                         (token * output.token_stride + head * output.head_stride) *
-                             static_cast<std::int64_t>(size_of(output.dtype)),
+                     element_at(output.data, output.dtype,
+                                token * output.token_stride + head * output.head_stride),
                      output.dtype);
       if (output.lse.data == nullptr) continue;
-      const std::int64_t to = token * output.lse.token_stride + head * output.lse.head_stride;
-      if (output.lse.is_f64) {
-        static_cast<double*>(output.lse.data)[to] = lse;
-      } else {
-        static_cast<float*>(output.lse.data)[to] = static_cast<float>(lse);
-      }
+      store_element(output.lse.data, dtype_of_lse(output.lse),
+                    token * output.lse.token_stride + head * output.lse.head_stride, lse);
     }
   }
 
   const Context& context_;
   const AttentionParams& params_;
   const cpu::KernelSet& kernels_;
-  std::size_t compute_size_;
   DType compute_dtype_;
   std::size_t scratch_bytes_;  // of one thread
   std::size_t row_bytes_;      // of one partial row
@@ -237,13 +230,11 @@ class ForwardRun {
 void attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
                const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
                const TensorView& lse) {
-  if (v.absent()) check_view(kOperation, {"v", v}, 4);
+  check_present(kOperation, {"v", v});
   Problem problem(context, kOperation, q, k, v, options);
   const AttentionSizes& sizes = problem.sizes();
-  check_view(kOperation, {"out", out}, 4);
-  check_dtype(kOperation, {"out", out}, q.dtype());
-  check_shape(kOperation, {"out", out},
-              {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});
+  check_tensor(kOperation, {"out", out}, q.dtype(),
+               {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});
   if (!lse.absent()) check_lse(kOperation, {"lse", lse}, sizes, q.dtype());
   const NamedView outputs[] = {{"out", out}, {"lse", lse}};
   const NamedView inputs[] = {{"q", q},
@@ -269,7 +260,7 @@ void attention(const Context& context, const ConstTensorView& q, const ConstTens
 
 Tensor attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
                  const ConstTensorView& v, const AttentionOptions& options) {
-  if (v.absent()) check_view(kOperation, {"v", v}, 4);
+  check_present(kOperation, {"v", v});
   const AttentionSizes sizes = check_inputs(kOperation, q, k, v, options);
   Tensor out = Tensor::uninitialized(
       q.dtype(), {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});

@@ -8,7 +8,8 @@
 #include "attention/side_gradients.h"
 #include "attention/validate.h"
 #include "core/context_impl.h"
-#include "core/fail.h"
+#include "core/element.h"
+#include "core/integer.h"
 #include "core/parallel.h"
 #include "cpu/kernel_table.h"
 #include "ladon/attention.h"
@@ -26,18 +27,15 @@ constexpr std::int64_t kMaxParts = 4;
 // here.
 constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
 
-std::int64_t ceil_div(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
-
 /// Keys past a sequence's length exist in dk and dv but were never seen.
 void zero_padding(const Operand& operand, std::int64_t start, std::int64_t first, std::int64_t end,
                   std::int64_t heads, std::int64_t dim) {
   if (operand.data == nullptr) return;
-  const auto size = static_cast<std::int64_t>(size_of(operand.dtype));
+  const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(operand.dtype);
   for (std::int64_t key = first; key < end; ++key) {
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t at = start + key * operand.token_stride + head * operand.head_stride;
-      std::memset(static_cast<std::byte*>(operand.data) + at * size, 0,
-                  static_cast<std::size_t>(dim * size));
+      std::memset(element_at(operand.data, operand.dtype, at), 0, bytes);
     }
   }
 }
@@ -51,9 +49,8 @@ class BackwardRun {
         kernels_(kernels),
         threads_(context.num_threads()),
         scratch_bytes_(
-            (std::max(kernels.backward_scratch(params), kernels.combine_dq_scratch(params)) +
-             cpu::kScratchAlignment - 1) /
-            cpu::kScratchAlignment * cpu::kScratchAlignment) {
+            round_up(std::max(kernels.backward_scratch(params), kernels.combine_dq_scratch(params)),
+                     cpu::kScratchAlignment)) {
     std::int64_t most_rows = 0;
     for (std::int64_t s = 0; s < params.num_sequences; ++s) {
       most_rows = std::max(most_rows, params.sequences[s].query_len * params.group);
@@ -152,9 +149,7 @@ class BackwardRun {
 
 void check_like(const NamedView& argument, const ConstTensorView& input) {
   if (argument.view.absent()) return;
-  check_view(kOperation, argument, 4);
-  check_dtype(kOperation, argument, input.dtype());
-  check_shape(kOperation, argument, input.shape());
+  check_tensor(kOperation, argument, input.dtype(), input.shape());
 }
 
 }  // namespace
@@ -162,14 +157,12 @@ void check_like(const NamedView& argument, const ConstTensorView& input) {
 void attention_backward(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
                         const ConstTensorView& v, const AttentionOptions& options,
                         const AttentionSaved& saved, const AttentionGradients& gradients) {
-  if (v.absent()) check_view(kOperation, {"v", v}, 4);
+  check_present(kOperation, {"v", v});
   Problem problem(context, kOperation, q, k, v, options);
   const AttentionSizes& sizes = problem.sizes();
   const Dims out_shape{sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim};
   for (const NamedView& argument : {NamedView{"out", saved.out}, NamedView{"dout", saved.dout}}) {
-    check_view(kOperation, argument, 4);
-    check_dtype(kOperation, argument, q.dtype());
-    check_shape(kOperation, argument, out_shape);
+    check_tensor(kOperation, argument, q.dtype(), out_shape);
   }
   check_lse(kOperation, {"lse", saved.lse}, sizes, q.dtype());
   if (!saved.dlse.absent()) check_lse(kOperation, {"dlse", saved.dlse}, sizes, q.dtype());

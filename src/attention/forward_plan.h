@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/attention_params.h"
+#include "core/integer.h"
 #include "cpu/kernel_table.h"
 
 namespace ladon {
@@ -29,7 +30,7 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
   SequencePlan plan;
   plan.rows = sequence.query_len * params.group;
   if (plan.rows == 0) return plan;
-  plan.tiles = (plan.rows + kernels.tile_rows - 1) / kernels.tile_rows;
+  plan.tiles = ceil_div(plan.rows, kernels.tile_rows);
   plan.few = plan.rows <= kernels.few_rows;
   plan.splits = 1;
   plan.units = plan.tiles;
@@ -43,7 +44,7 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
   const std::int64_t end_key = last + 1 < sequence.kv_len ? last + 1 : sequence.kv_len;
   if (first_key >= end_key) return plan;  // one task, which finds nothing and writes zeros
   plan.first_split = first_key / kSplitKeys;
-  plan.splits = (end_key + kSplitKeys - 1) / kSplitKeys - plan.first_split;
+  plan.splits = ceil_div(end_key, kSplitKeys) - plan.first_split;
   plan.units = plan.splits;
   return plan;
 }

@@ -91,9 +91,7 @@ void merge_attention(const Context& context, std::span<const ConstTensorView> ou
   }
   if (!lse.absent()) check_lse_part({"lse", lse});
   if (!sinks.absent()) {
-    check_strided_view(kOperation, {"sinks", sinks}, 1);
-    check_float(kOperation, {"sinks", sinks});
-    check_shape(kOperation, {"sinks", sinks}, {out.size(2)});
+    check_strided_floats(kOperation, {"sinks", sinks}, {out.size(2)});
   }
   const NamedView outputs[] = {{"out", out}, {"lse", lse}};
   check_no_overlap(kOperation, outputs, inputs);
@@ -106,26 +104,21 @@ void merge_attention(const Context& context, std::span<const ConstTensorView> ou
     const std::int64_t token = task % query_len;
     std::vector<PartialRow> parts(outs.size());
     std::vector<double> sums(static_cast<std::size_t>(value_dim));
-    const auto row_of = [&](const auto& view, std::int64_t head) {
-      return batch * view.stride(0) + token * view.stride(1) + head * view.stride(2);
-    };
-    const auto lse_of = [&](const auto& view, std::int64_t head) {
-      return batch * view.stride(0) + head * view.stride(1) + token * view.stride(2);
-    };
     for (std::int64_t head = 0; head < num_heads; ++head) {
       for (std::size_t i = 0; i < parts.size(); ++i) {
-        const auto bytes = static_cast<std::int64_t>(size_of(outs[i].dtype()));
-        parts[i] = {static_cast<const char*>(outs[i].data()) + row_of(outs[i], head) * bytes,
-                    outs[i].dtype(),
-                    load_element(lses[i].data(), lses[i].dtype(), lse_of(lses[i], head))};
+        parts[i] = {
+            element_at(outs[i].data(), outs[i].dtype(), offset_of(outs[i], {batch, token, head})),
+            outs[i].dtype(),
+            load_element(lses[i].data(), lses[i].dtype(),
+                         offset_of(lses[i], {batch, head, token}))};
       }
       double sink = 0;
       if (!sinks.absent()) sink = load_element(sinks.data(), sinks.dtype(), head * sinks.stride(0));
-      const auto bytes = static_cast<std::int64_t>(size_of(out.dtype()));
-      const double merged =
-          merge_rows(parts, value_dim, sinks.absent() ? nullptr : &sink, sums.data(),
-                     static_cast<char*>(out.data()) + row_of(out, head) * bytes, out.dtype());
-      if (!lse.absent()) store_element(lse.data(), lse.dtype(), lse_of(lse, head), merged);
+      void* const row = element_at(out.data(), out.dtype(), offset_of(out, {batch, token, head}));
+      const double merged = merge_rows(parts, value_dim, sinks.absent() ? nullptr : &sink,
+                                       sums.data(), row, out.dtype());
+      if (lse.absent()) continue;
+      store_element(lse.data(), lse.dtype(), offset_of(lse, {batch, head, token}), merged);
     }
   });
 }

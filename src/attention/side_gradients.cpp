@@ -8,6 +8,7 @@
 #include "core/context_impl.h"
 #include "core/element.h"
 #include "core/fail.h"
+#include "core/integer.h"
 #include "core/parallel.h"
 #include "reference/attention_reference.h"
 
@@ -17,8 +18,6 @@ namespace {
 // Elements of the bias that one task owns. Their sums are doubles: 128 KiB a thread.
 constexpr std::int64_t kTokensPerTask = 64;
 constexpr std::int64_t kKeysPerTask = 256;
-
-std::int64_t ceil_div(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
 
 /// The bias's gradient cut into boxes of [sequence, head, tokens, keys].
 struct BiasBoxes {
@@ -53,9 +52,7 @@ struct BiasBox {
   void write(const double* sums, const TensorView& dbias) const {
     for (std::int64_t token = token_begin; token < token_end; ++token) {
       for (std::int64_t key = key_begin; key < key_end; ++key) {
-        const std::int64_t to = sequence * dbias.stride(0) + head * dbias.stride(1) +
-                                token * dbias.stride(2) + key * dbias.stride(3);
-        store_element(dbias.data(), dbias.dtype(), to,
+        store_element(dbias.data(), dbias.dtype(), offset_of(dbias, {sequence, head, token, key}),
                       sums[(token - token_begin) * kKeysPerTask + key - key_begin]);
       }
     }
@@ -71,8 +68,7 @@ void write_bias_gradient(const Context& context, const Problem& problem,
   const BiasBoxes boxes(dbias);
   constexpr std::size_t kSumBytes = kTokensPerTask * kKeysPerTask * sizeof(double);
   const std::size_t room =
-      kSumBytes + (kernels.bias_gradient_scratch(params) + cpu::kScratchAlignment - 1) /
-                      cpu::kScratchAlignment * cpu::kScratchAlignment;
+      kSumBytes + round_up(kernels.bias_gradient_scratch(params), cpu::kScratchAlignment);
   Workspace workspace(context.impl().workspaces(),
                       room * static_cast<std::size_t>(context.num_threads()));
   parallel_for(context, boxes.count(), [&](std::int64_t index, int worker) {
@@ -98,8 +94,7 @@ void write_bias_gradient(const Context& context, const Problem& problem,
 
 void write_sink_gradients(const Context& context, const AttentionParams& params,
                           const cpu::KernelSet& kernels, const TensorView& dsinks) {
-  const std::size_t room = (kernels.sink_gradient_scratch(params) + cpu::kScratchAlignment - 1) /
-                           cpu::kScratchAlignment * cpu::kScratchAlignment;
+  const std::size_t room = round_up(kernels.sink_gradient_scratch(params), cpu::kScratchAlignment);
   Workspace workspace(context.impl().workspaces(),
                       room * static_cast<std::size_t>(context.num_threads()));
   parallel_for(context, params.num_heads, [&](std::int64_t head, int worker) {
@@ -120,9 +115,7 @@ void check_side_gradients(std::string_view operation, const AttentionOptions& op
       fail(operation, gradient.name,
            "got a tensor, expected none because options have no " + std::string(input.name));
     }
-    check_strided_view(operation, gradient, input.view.rank());
-    check_float(operation, gradient);
-    check_shape(operation, gradient, input.view.shape());
+    check_strided_floats(operation, gradient, input.view.shape());
   };
   check({"dbias", gradients.dbias}, {"bias", options.bias});
   check({"dsinks", gradients.dsinks}, {"sinks", options.sinks});

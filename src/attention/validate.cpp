@@ -1,45 +1,15 @@
 #include "attention/validate.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstddef>
-#include <limits>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "core/fail.h"
-#include "core/overlap.h"
 
 namespace ladon {
 namespace {
-
-std::string got_shape(const ConstTensorView& view) { return "got " + view.shape().to_string(); }
-
-/// Bytes from the lowest to the highest element must fit a signed 64-bit number.
-bool extent_overflows(const ConstTensorView& view) {
-  std::int64_t extent = 1;
-  std::int64_t elements = 1;
-  for (int dim = 0; dim < view.rank(); ++dim) {
-    const std::int64_t size = view.size(dim);
-    if (size == 0) return false;
-    std::int64_t stride = view.stride(dim);
-    if (stride == std::numeric_limits<std::int64_t>::min()) return true;
-    stride = stride < 0 ? -stride : stride;
-    std::int64_t span = 0;
-    if (__builtin_mul_overflow(size - 1, stride, &span) ||
-        __builtin_add_overflow(extent, span, &extent) ||
-        __builtin_mul_overflow(elements, size, &elements)) {
-      return true;
-    }
-  }
-  const auto bytes = static_cast<std::int64_t>(size_of(view.dtype()));
-  return __builtin_mul_overflow(extent, bytes, &extent) ||
-         __builtin_mul_overflow(elements, bytes, &elements);
-}
-
-void check_finite(std::string_view operation, std::string_view argument, double value) {
-  if (!std::isfinite(value)) {
-    fail(operation, argument, "got " + std::to_string(value) + ", expected a finite number");
-  }
-}
 
 void check_offsets(std::string_view operation, std::string_view argument,
                    std::span<const std::int64_t> offsets, std::int64_t total,
@@ -123,13 +93,6 @@ void check_broadcast(std::string_view operation, const NamedView& argument,
   }
 }
 
-void check_per_head(std::string_view operation, const NamedView& argument,
-                    const AttentionSizes& sizes) {
-  check_strided_view(operation, argument, 1);
-  check_float(operation, argument);
-  check_shape(operation, argument, {sizes.num_heads});
-}
-
 void check_options(std::string_view operation, const AttentionOptions& options,
                    const AttentionSizes& sizes) {
   if (options.scale.has_value()) check_finite(operation, "scale", *options.scale);
@@ -162,89 +125,14 @@ void check_options(std::string_view operation, const AttentionOptions& options,
     check_float(operation, {"bias", options.bias});
   }
   if (!options.alibi_slopes.absent()) {
-    check_per_head(operation, {"alibi_slopes", options.alibi_slopes}, sizes);
+    check_strided_floats(operation, {"alibi_slopes", options.alibi_slopes}, {sizes.num_heads});
   }
-  if (!options.sinks.absent()) check_per_head(operation, {"sinks", options.sinks}, sizes);
+  if (!options.sinks.absent()) {
+    check_strided_floats(operation, {"sinks", options.sinks}, {sizes.num_heads});
+  }
 }
 
 }  // namespace
-
-void check_strided_view(std::string_view operation, const NamedView& argument, int rank) {
-  const auto& [name, view] = argument;
-  if (view.absent()) fail(operation, name, "got none, expected a tensor");
-  if (view.rank() != rank) {
-    fail(operation, name, got_shape(view) + ", expected " + std::to_string(rank) + " dimensions");
-  }
-  if (view.device() != Device::kCpu) {
-    fail(ErrorCode::kUnsupported, operation, name, "got a CUDA tensor, expected CPU memory");
-  }
-  for (const std::int64_t size : view.shape()) {
-    if (size < 0) fail(operation, name, got_shape(view) + ", expected no negative size");
-  }
-  if (extent_overflows(view)) {
-    fail(operation, name,
-         got_shape(view) + " with strides " + view.strides().to_string() +
-             ", expected a size that fits 64 bits");
-  }
-  if (view.num_elements() == 0) return;
-  if (view.data() == nullptr) fail(operation, name, "got a null pointer, expected data");
-  if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) != 0) {
-    fail(operation, name,
-         "got data that is not aligned, expected a multiple of " +
-             std::to_string(size_of(view.dtype())) + " bytes");
-  }
-}
-
-void check_view(std::string_view operation, const NamedView& argument, int rank) {
-  check_strided_view(operation, argument, rank);
-  const ConstTensorView& view = argument.view;
-  if (view.size(rank - 1) > 1 && view.stride(rank - 1) != 1) {
-    fail(operation, argument.name,
-         "got a last stride of " + std::to_string(view.stride(rank - 1)) + ", expected 1");
-  }
-}
-
-void check_float(std::string_view operation, const NamedView& argument) {
-  if (!is_float(argument.view.dtype())) {
-    fail(operation, argument.name, "got dtype bool, expected f64, f32, f16 or bf16");
-  }
-}
-
-void check_dtype(std::string_view operation, const NamedView& argument, DType wanted) {
-  if (argument.view.dtype() != wanted) {
-    fail(operation, argument.name,
-         std::string("got dtype ") + name_of(argument.view.dtype()) + ", expected " +
-             name_of(wanted));
-  }
-}
-
-void check_shape(std::string_view operation, const NamedView& argument, const Dims& wanted) {
-  if (!(argument.view.shape() == wanted)) {
-    fail(operation, argument.name, got_shape(argument.view) + ", expected " + wanted.to_string());
-  }
-}
-
-void check_no_overlap(std::string_view operation, std::span<const NamedView> outputs,
-                      std::span<const NamedView> inputs) {
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const NamedView& output = outputs[i];
-    if (output.view.absent()) continue;
-    if (overlaps_itself(output.view)) {
-      fail(operation, output.name,
-           "got strides " + output.view.strides().to_string() +
-               " that reach one element twice, expected an output without overlap");
-    }
-    const auto refuse_if_shared = [&](const NamedView& other) {
-      if (!other.view.absent() && overlaps(output.view, other.view)) {
-        fail(
-            operation, output.name,
-            "got memory that overlaps " + std::string(other.name) + ", expected memory of its own");
-      }
-    };
-    for (const NamedView& input : inputs) refuse_if_shared(input);
-    for (std::size_t j = i + 1; j < outputs.size(); ++j) refuse_if_shared(outputs[j]);
-  }
-}
 
 AttentionSizes check_inputs(std::string_view operation, const ConstTensorView& q,
                             const ConstTensorView& k, const ConstTensorView& v,

@@ -2,18 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
-#include <span>
 #include <string_view>
 
+#include "core/checks.h"
 #include "ladon/attention.h"
 
 namespace ladon {
-
-struct NamedView {
-  std::string_view name;
-  ConstTensorView view;
-};
 
 /// Sizes that a checked call has.
 struct AttentionSizes {
@@ -29,18 +23,6 @@ struct AttentionSizes {
   std::int64_t value_dim = 0;  // 0 where there is no v
   bool packed = false;
 };
-
-/// A present, non-null, aligned view of the wanted rank in CPU memory whose sizes make sense and
-/// whose last dimension is dense.
-void check_view(std::string_view operation, const NamedView& argument, int rank);
-/// The same for views that may be strided in every dimension.
-void check_strided_view(std::string_view operation, const NamedView& argument, int rank);
-void check_float(std::string_view operation, const NamedView& argument);
-void check_dtype(std::string_view operation, const NamedView& argument, DType wanted);
-void check_shape(std::string_view operation, const NamedView& argument, const Dims& wanted);
-/// Each output must be free of itself, of the other outputs and of all inputs. Absent views pass.
-void check_no_overlap(std::string_view operation, std::span<const NamedView> outputs,
-                      std::span<const NamedView> inputs);
 
 /// q, k, v (may be absent) and the options against each other.
 AttentionSizes check_inputs(std::string_view operation, const ConstTensorView& q,

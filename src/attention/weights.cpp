@@ -37,9 +37,8 @@ void attention_weights(const Context& context, const ConstTensorView& q, const C
          "got a packed batch, expected one sequence at a time or a padded batch");
   }
   const NamedView output{"weights", weights};
-  check_strided_view(kOperation, output, 4);
-  check_float(kOperation, output);
-  check_shape(kOperation, output, {sizes.batch, sizes.num_heads, sizes.query_len, sizes.kv_len});
+  check_strided_floats(kOperation, output,
+                       {sizes.batch, sizes.num_heads, sizes.query_len, sizes.kv_len});
   const NamedView inputs[] = {{"q", q},
                               {"k", k},
                               {"mask", options.mask},
@@ -58,8 +57,7 @@ void attention_weights(const Context& context, const ConstTensorView& q, const C
         const std::int64_t batch = task / sizes.query_len / sizes.num_heads;
         const Sequence& sequence = params.sequences[batch];
         const reference::ScoreRow row = reference::score_row(params, sequence, head, token);
-        const std::int64_t start =
-            batch * weights.stride(0) + head * weights.stride(1) + token * weights.stride(2);
+        const std::int64_t start = offset_of(weights, {batch, head, token});
         for (std::int64_t key = 0; key < sizes.kv_len; ++key) {
           const double value =
               key < sequence.kv_len ? at_stage(row, static_cast<std::size_t>(key), stage) : padding;

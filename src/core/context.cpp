@@ -21,13 +21,13 @@ int checked_num_threads(const ContextOptions& options) {
     const int concurrency = options.executor->concurrency();
     if (concurrency < 1) {
       fail("Context", "executor",
-           "concurrency() gave " + std::to_string(concurrency) + ", expected at least 1");
+           "got a concurrency() of " + std::to_string(concurrency) + ", expected 1 or more");
     }
     return concurrency;
   }
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
     fail("Context", "num_threads",
-         std::to_string(options.num_threads) + " came, expected 0 (all that may be used) to " +
+         "got " + std::to_string(options.num_threads) + ", expected 0 (all that may be used) to " +
              std::to_string(kMaxThreads));
   }
   if (options.num_threads != 0) return options.num_threads;

@@ -1,11 +1,32 @@
-// One element of any float dtype, as a double. For code where speed does not matter.
+// Where an element lies; and its value as a double, whatever the dtype, for code where speed does
+// not matter.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "ladon/dtype.h"
+#include "ladon/tensor_view.h"
 
 namespace ladon {
+
+/// How many elements the given leading indices lie from the start of the view.
+template <class Element>
+std::int64_t offset_of(const detail::BasicView<Element>& view,
+                       std::initializer_list<std::int64_t> indices) noexcept {
+  std::int64_t offset = 0;
+  int dim = 0;
+  for (const std::int64_t index : indices) offset += index * view.stride(dim++);
+  return offset;
+}
+
+inline const void* element_at(const void* data, DType dtype, std::int64_t index) noexcept {
+  return static_cast<const std::byte*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
+}
+inline void* element_at(void* data, DType dtype, std::int64_t index) noexcept {
+  return static_cast<std::byte*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
+}
 
 inline double load_element(const void* data, DType dtype, std::int64_t index) noexcept {
   switch (dtype) {

@@ -8,7 +8,7 @@
 
 namespace ladon {
 
-/// Throws Error with "operation: argument: what". `what` says what came and what was expected.
+/// Throws Error with "operation: argument: what". `what` reads "got ..., expected ...".
 [[noreturn]] inline void fail(ErrorCode code, std::string_view operation, std::string_view argument,
                               std::string_view what) {
   std::string message;

@@ -12,6 +12,8 @@
 #include <span>
 #include <utility>
 
+#include "core/integer.h"
+
 namespace ladon {
 namespace {
 
@@ -94,8 +96,7 @@ class SumSearch {
     const std::int64_t rest = tails_[index + 1].sum;
     const std::int64_t last = std::min(term.limit, high / term.coefficient);
     // The rest must be able to make up what is missing to low.
-    const std::int64_t first =
-        low > rest ? (low - rest + term.coefficient - 1) / term.coefficient : 0;
+    const std::int64_t first = low > rest ? ceil_div(low - rest, term.coefficient) : 0;
     for (std::int64_t n = first; n <= last; ++n) {
       const std::int64_t taken = n * term.coefficient;
       if (search(index + 1, low - taken, high - taken)) return true;

@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
+#include "core/checks.h"
 #include "core/element.h"
 #include "core/fail.h"
-#include "core/overlap.h"
 #include "core/philox.h"
 
 namespace ladon {
@@ -38,26 +38,10 @@ double box_muller(double first, double second) noexcept {
   return std::sqrt(-2 * std::log(1 - first)) * std::cos(2 * std::numbers::pi * second);
 }
 
-void check_fill(std::string_view operation, const TensorView& view) {
-  if (!is_float(view.dtype())) {
-    fail(operation, "view",
-         std::string(name_of(view.dtype())) + " came, expected a floating-point dtype");
-  }
-  if (view.absent()) fail(operation, "view", "an absent view came, expected a tensor");
-  if (view.device() != Device::kCpu) {
-    fail(ErrorCode::kUnsupported, operation, "view", "CUDA memory came, expected CPU memory");
-  }
-  if (overlaps_itself(view)) {
-    fail(operation, "view",
-         "strides " + view.strides().to_string() + " over shape " + view.shape().to_string() +
-             " came, expected elements that do not share memory");
-  }
-}
-
-void check_finite(std::string_view operation, std::string_view argument, double value) {
-  if (!std::isfinite(value)) {
-    fail(operation, argument, std::to_string(value) + " came, expected a finite number");
-  }
+void check_fill(std::string_view operation, const NamedView& output) {
+  check_strided_view(operation, output, output.view.rank());
+  check_float(operation, output);
+  check_no_self_overlap(operation, output);
 }
 
 /// Stores value_at(i) in element i of the view, in row-major order.
@@ -126,12 +110,12 @@ std::int64_t Random::below(std::int64_t bound) noexcept {
 
 void fill_uniform(const TensorView& view, double low, double high, std::uint64_t seed,
                   std::uint64_t stream) {
-  check_fill("fill_uniform", view);
+  check_fill("fill_uniform", {"view", view});
   check_finite("fill_uniform", "low", low);
   check_finite("fill_uniform", "high", high);
   if (high < low) {
     fail("fill_uniform", "high",
-         std::to_string(high) + " came, expected at least low = " + std::to_string(low));
+         "got " + std::to_string(high) + ", expected low = " + std::to_string(low) + " or more");
   }
   check_finite("fill_uniform", "high - low", high - low);
   fill(view, [=](std::int64_t i) {
@@ -142,11 +126,11 @@ void fill_uniform(const TensorView& view, double low, double high, std::uint64_t
 
 void fill_normal(const TensorView& view, double mean, double deviation, std::uint64_t seed,
                  std::uint64_t stream) {
-  check_fill("fill_normal", view);
+  check_fill("fill_normal", {"view", view});
   check_finite("fill_normal", "mean", mean);
   check_finite("fill_normal", "deviation", deviation);
   if (deviation < 0) {
-    fail("fill_normal", "deviation", std::to_string(deviation) + " came, expected 0 or more");
+    fail("fill_normal", "deviation", "got " + std::to_string(deviation) + ", expected 0 or more");
   }
   fill(view, [=](std::int64_t i) {
     const auto words = block_at(static_cast<std::uint64_t>(i), stream, seed);

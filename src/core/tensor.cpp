@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/checks.h"
 #include "core/element.h"
 #include "core/fail.h"
 
@@ -22,16 +23,14 @@ std::size_t dense_bytes(DType dtype, const Dims& shape) {
   // Sizes of 0 count as 1 here, as they do in row_major_strides(): what passes has sound strides.
   auto bytes = static_cast<std::int64_t>(size_of(dtype));
   bool empty = false;
-  for (const std::int64_t size : shape) {
-    if (size < 0) fail("Tensor", "shape", shape.to_string() + " came, sizes must not be negative");
-  }
+  check_no_negative_size("Tensor", "shape", shape);
   for (const std::int64_t size : shape) {
     if (size == 0) {
       empty = true;
     } else if (bytes > kMax / size) {
       fail(ErrorCode::kOutOfMemory, "Tensor", "shape",
-           shape.to_string() + " of " + name_of(dtype) +
-               " came, its bytes do not fit the address space");
+           "got " + shape.to_string() + " of " + name_of(dtype) +
+               ", expected a size that fits the address space");
     } else {
       bytes *= size;
     }
@@ -48,8 +47,8 @@ Tensor Tensor::uninitialized(DType dtype, const Dims& shape) {
     tensor.data_ = ::operator new(bytes, kAlignment, std::nothrow);
     if (tensor.data_ == nullptr) {
       fail(ErrorCode::kOutOfMemory, "Tensor", "shape",
-           shape.to_string() + " of " + name_of(dtype) + " came, no memory for its " +
-               std::to_string(bytes) + " bytes");
+           "got " + shape.to_string() + " of " + name_of(dtype) + ", which takes " +
+               std::to_string(bytes) + " bytes, expected a size that fits the memory");
     }
   }
   tensor.dtype_ = dtype;
@@ -85,8 +84,8 @@ Tensor Tensor::from_values(DType dtype, const Dims& shape, std::span<const doubl
   const std::size_t wanted = dense_bytes(dtype, shape) / size_of(dtype);
   if (values.size() != wanted) {
     fail("Tensor::from_values", "values",
-         std::to_string(values.size()) + " numbers came, shape " + shape.to_string() + " needs " +
-             std::to_string(wanted));
+         "got " + std::to_string(values.size()) + " numbers, expected " + std::to_string(wanted) +
+             " for shape " + shape.to_string());
   }
   Tensor tensor = uninitialized(dtype, shape);
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -98,7 +97,7 @@ Tensor Tensor::from_values(DType dtype, const Dims& shape, std::span<const doubl
 Tensor Tensor::copy_of(const ConstTensorView& view) { return copy_of(view, view.dtype()); }
 
 Tensor Tensor::copy_of(const ConstTensorView& view, DType dtype) {
-  if (view.absent()) fail("Tensor::copy_of", "view", "an absent view came, expected a tensor");
+  check_present("Tensor::copy_of", {"view", view});
   Tensor tensor = uninitialized(dtype, view.shape());
   copy(view, tensor.view());
   return tensor;

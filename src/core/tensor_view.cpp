@@ -7,8 +7,9 @@
 #include <string_view>
 #include <utility>
 
+#include "core/checks.h"
+#include "core/element.h"
 #include "core/fail.h"
-#include "core/overlap.h"
 
 namespace ladon {
 namespace {
@@ -24,13 +25,13 @@ constexpr std::int64_t multiply_or_minus_one(std::int64_t a, std::int64_t b) noe
 }
 
 void check_sizes(std::string_view operation, const Dims& shape) {
+  check_no_negative_size(operation, "shape", shape);
   std::int64_t count = 1;
   for (const std::int64_t size : shape) {
-    if (size < 0) fail(operation, "shape", shape.to_string() + " came, sizes must not be negative");
-  }
-  for (const std::int64_t size : shape) {
     count = multiply_or_minus_one(count, std::max<std::int64_t>(size, 1));
-    if (count < 0) fail(operation, "shape", shape.to_string() + " came, its product overflows");
+    if (count < 0) {
+      fail(operation, "shape", "got " + shape.to_string() + ", expected a size that fits 64 bits");
+    }
   }
 }
 
@@ -48,8 +49,8 @@ void check_span(const Dims& shape, const Dims& strides, DType dtype) {
     const std::int64_t reach = multiply_or_minus_one(steps, stride);
     if (reach < 0 || reach > limit - span) {
       fail("TensorView", "strides",
-           strides.to_string() + " came, over shape " + shape.to_string() +
-               " they reach farther than memory does");
+           "got " + strides.to_string() + " over shape " + shape.to_string() +
+               ", expected a span that fits the address space");
     }
     span += reach;
   }
@@ -57,14 +58,9 @@ void check_span(const Dims& shape, const Dims& strides, DType dtype) {
 
 void check_dim(std::string_view operation, std::string_view argument, int dim, int rank) {
   if (dim >= 0 && dim < rank) return;
-  fail(operation, argument,
-       std::to_string(dim) + " came, expected a dimension in [0, " + std::to_string(rank) + ")");
-}
-
-template <class Element>
-Element* advance(Element* data, DType dtype, std::int64_t elements) noexcept {
-  using Byte = std::conditional_t<std::is_const_v<Element>, const std::byte, std::byte>;
-  return static_cast<Byte*>(data) + elements * static_cast<std::int64_t>(size_of(dtype));
+  fail(
+      operation, argument,
+      "got " + std::to_string(dim) + ", expected a dimension in [0, " + std::to_string(rank) + ")");
 }
 
 }  // namespace
@@ -75,7 +71,7 @@ Dims::Dims(std::initializer_list<std::int64_t> values)
 Dims::Dims(std::span<const std::int64_t> values) {
   if (values.size() > kMaxRank) {
     fail("Dims", "values",
-         std::to_string(values.size()) + " dimensions came, expected at most " +
+         "got " + std::to_string(values.size()) + " dimensions, expected at most " +
              std::to_string(kMaxRank));
   }
   std::copy(values.begin(), values.end(), values_.begin());
@@ -114,8 +110,8 @@ BasicView<Element>::BasicView(Element* data, DType dtype, const Dims& shape, con
     : data_(data), dtype_(dtype), device_(device), shape_(shape), strides_(strides) {
   if (shape.rank() != strides.rank()) {
     fail("TensorView", "strides",
-         strides.to_string() + " came, shape " + shape.to_string() + " needs " +
-             std::to_string(shape.rank()) + " of them");
+         "got " + strides.to_string() + ", expected " + std::to_string(shape.rank()) +
+             " strides for shape " + shape.to_string());
   }
   check_sizes("TensorView", shape);
   check_span(shape, strides, dtype);
@@ -143,7 +139,8 @@ bool BasicView<Element>::is_contiguous() const noexcept {
 template <class Element>
 void BasicView<Element>::check_dtype(DType wanted) const {
   if (wanted == dtype_) return;
-  fail("data_as", "T", std::string(name_of(wanted)) + " came, the view holds " + name_of(dtype_));
+  fail("data_as", "T",
+       std::string("got dtype ") + name_of(wanted) + ", expected the view's " + name_of(dtype_));
 }
 
 template <class Element>
@@ -161,14 +158,14 @@ BasicView<Element> BasicView<Element>::slice(int dim, std::int64_t begin, std::i
   check_dim("slice", "dim", dim, rank());
   if (begin < 0 || begin > end || end > size(dim)) {
     fail("slice", "begin, end",
-         "[" + std::to_string(begin) + ", " + std::to_string(end) +
-             ") came, expected a range within [0, " + std::to_string(size(dim)) +
-             ") of dimension " + std::to_string(dim) + " of " + shape_.to_string());
+         "got [" + std::to_string(begin) + ", " + std::to_string(end) +
+             "), expected a range within [0, " + std::to_string(size(dim)) + ") of dimension " +
+             std::to_string(dim) + " of " + shape_.to_string());
   }
   BasicView result = *this;
   result.shape_[dim] = end - begin;
   // An empty view keeps its pointer: it may be null, or the step may leave the array.
-  if (result.num_elements() != 0) result.data_ = advance(data_, dtype_, begin * stride(dim));
+  if (result.num_elements() != 0) result.data_ = element_at(data_, dtype_, begin * stride(dim));
   return result;
 }
 
@@ -177,7 +174,7 @@ BasicView<Element> BasicView<Element>::select(int dim, std::int64_t index) const
   check_dim("select", "dim", dim, rank());
   if (index < 0 || index >= size(dim)) {
     fail("select", "index",
-         std::to_string(index) + " came, expected one in [0, " + std::to_string(size(dim)) +
+         "got " + std::to_string(index) + ", expected one in [0, " + std::to_string(size(dim)) +
              ") of dimension " + std::to_string(dim) + " of " + shape_.to_string());
   }
   std::array<std::int64_t, kMaxRank> sizes{};
@@ -199,15 +196,15 @@ template <class Element>
 BasicView<Element> BasicView<Element>::reshape(const Dims& shape) const {
   if (!is_contiguous()) {
     fail("reshape", "view",
-         "strides " + strides_.to_string() + " over shape " + shape_.to_string() +
-             " came, expected a contiguous view");
+         "got strides " + strides_.to_string() + " over shape " + shape_.to_string() +
+             ", expected a contiguous view");
   }
   const BasicView result(data_, dtype_, shape, device_);
   if (result.num_elements() != num_elements()) {
     fail("reshape", "shape",
-         shape.to_string() + " came, with " + std::to_string(result.num_elements()) +
-             " elements; the view " + shape_.to_string() + " has " +
-             std::to_string(num_elements()));
+         "got " + shape.to_string() + " with " + std::to_string(result.num_elements()) +
+             " elements, expected " + std::to_string(num_elements()) + " as in the view's " +
+             shape_.to_string());
   }
   return result;
 }
@@ -309,33 +306,18 @@ struct CopyLoops {
   }
 };
 
-void check_cpu_memory(std::string_view argument, const ConstTensorView& view) {
-  if (view.device() != Device::kCpu) {
-    fail(ErrorCode::kUnsupported, "copy", argument, "CUDA memory came, expected CPU memory");
-  }
-  if (view.data() == nullptr && view.num_elements() != 0) {
-    fail("copy", argument,
-         "a null pointer came, expected the " + std::to_string(view.num_elements()) +
-             " elements of shape " + view.shape().to_string());
-  }
-}
-
 }  // namespace
 
 void copy(const ConstTensorView& from, const TensorView& to) {
-  if (!(from.shape() == to.shape())) {
-    fail("copy", "to",
-         "shape " + to.shape().to_string() + " came, expected that of from, " +
-             from.shape().to_string());
+  const NamedView input{"from", from};
+  const NamedView output{"to", to};
+  check_shape("copy", output, from.shape());
+  for (const NamedView& argument : {input, output}) {
+    check_on_cpu("copy", argument);
+    check_not_null("copy", argument);
   }
-  check_cpu_memory("from", from);
-  check_cpu_memory("to", to);
-  if (overlaps(from, to)) fail("copy", "to", "it shares memory with from");
-  if (overlaps_itself(to)) {
-    fail("copy", "to",
-         "strides " + to.strides().to_string() + " over shape " + to.shape().to_string() +
-             " came, expected elements that do not share memory");
-  }
+  check_apart("copy", output, input);
+  check_no_self_overlap("copy", output);
   if (from.num_elements() == 0) return;
 
   const CopyRowFunction copy_one_row = choose_copy_row(from.dtype(), to.dtype());
@@ -347,8 +329,8 @@ void copy(const ConstTensorView& from, const TensorView& to) {
   std::int64_t from_offset = 0;
   std::int64_t to_offset = 0;
   for (;;) {
-    copy_one_row(advance(from.data(), from.dtype(), from_offset),
-                 advance(to.data(), to.dtype(), to_offset), row);
+    copy_one_row(element_at(from.data(), from.dtype(), from_offset),
+                 element_at(to.data(), to.dtype(), to_offset), row);
     // Count up like an odometer: the innermost loop first, carrying outwards.
     int loop = outer_count - 1;
     for (; loop >= 0; --loop) {

@@ -45,7 +45,8 @@ WorkspacePool::Block WorkspacePool::take(std::size_t size) {
   void* const data = ::operator new(capacity, kAlignment, std::nothrow);
   if (data == nullptr) {
     fail(ErrorCode::kOutOfMemory, "workspace", "size",
-         "no memory for " + std::to_string(capacity) + " bytes of scratch");
+         "got " + std::to_string(capacity) +
+             " bytes of scratch, expected a size that fits the memory");
   }
   return {static_cast<std::byte*>(data), capacity};
 }

@@ -88,8 +88,9 @@ const IsaEntry* find(std::string_view name) noexcept {
   return nullptr;
 }
 
-/// "reference, baseline can run here; avx2 cannot: the CPU lacks avx2; ...", to end a refusal with.
-std::string describe_choices(const CpuFeatures& features) {
+/// ", expected one that can run here: reference, baseline; avx2 cannot: the CPU lacks avx2; ...",
+/// to end a refusal with.
+std::string expected_choices(const CpuFeatures& features) {
   std::string runnable;
   std::string refused;
   for (const IsaEntry& entry : kIsas) {
@@ -101,7 +102,7 @@ std::string describe_choices(const CpuFeatures& features) {
       refused += std::string("; ") + entry.name + " cannot: " + reason;
     }
   }
-  return runnable + " can run here" + refused;
+  return ", expected one that can run here: " + runnable + refused;
 }
 
 /// LADON_ISA, if it is set and not empty.
@@ -115,7 +116,7 @@ void check_runnable(const IsaEntry& entry, const CpuFeatures& features, std::str
                     std::string_view argument) {
   if (entry.refusal(features).empty()) return;
   fail(ErrorCode::kUnsupported, operation, argument,
-       std::string(entry.name) + " came, which cannot run here: " + describe_choices(features));
+       std::string("got ") + entry.name + expected_choices(features));
 }
 
 /// What LADON_ISA or the machine says.
@@ -124,8 +125,8 @@ const IsaEntry& default_isa(const CpuFeatures& features, std::string_view operat
     const IsaEntry* const entry = find(*name);
     if (entry == nullptr) {
       fail(operation, "LADON_ISA",
-           "\"" + *name + "\" came, which is no instruction set of this library: " +
-               describe_choices(features));
+           "got \"" + *name + "\", which is no instruction set of this library" +
+               expected_choices(features));
     }
     check_runnable(*entry, features, operation, "LADON_ISA");
     return *entry;
@@ -146,8 +147,8 @@ Isa choose_isa(std::optional<Isa> asked, const CpuFeatures& features) {
   const IsaEntry* const entry = find(*asked);
   if (entry == nullptr) {
     fail("Context", "isa",
-         "Isa(" + std::to_string(static_cast<int>(*asked)) +
-             ") came, which is no instruction set of this library: " + describe_choices(features));
+         "got Isa(" + std::to_string(static_cast<int>(*asked)) +
+             "), which is no instruction set of this library" + expected_choices(features));
   }
   check_runnable(*entry, features, "Context", "isa");
   return entry->isa;

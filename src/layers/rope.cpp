@@ -16,10 +16,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/checks.h"
 #include "core/context_impl.h"
 #include "core/element.h"
 #include "core/fail.h"
-#include "core/overlap.h"
+#include "core/integer.h"
 #include "core/parallel.h"
 #include "core/workspace.h"
 #include "layers/rope_internal.h"
@@ -40,10 +41,6 @@ constexpr std::int64_t kElementsPerTask = 32768;
 constexpr std::int64_t kChunk = 16;
 
 constexpr std::size_t kCacheLine = 64;
-
-std::size_t round_up_to_line(std::size_t bytes) {
-  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-}
 
 /// Where the cosines and sines of a call come from: a table, or frequencies where that is null.
 struct TurnSource {
@@ -87,8 +84,8 @@ void fill_turns(const Call& call, const TurnSource& source, std::int64_t sequenc
   }
   const auto fill_row = [&](const ConstTensorView& view, double factor, Compute* row) {
     const std::int64_t start = view.rank() == 3
-                                   ? sequence * view.stride(0) + token * view.stride(1)
-                                   : position_of(call, sequence, token) * view.stride(0);
+                                   ? offset_of(view, {sequence, token})
+                                   : offset_of(view, {position_of(call, sequence, token)});
     const std::int64_t step = view.stride(view.rank() - 1);
     for (std::int64_t n = 0; n < pairs; ++n) {
       row[n] =
@@ -128,10 +125,9 @@ void turn_token(const Call& call, std::int64_t sequence, std::int64_t token, con
   const ConstTensorView& x = call.x;
   const TensorView& out = call.out;
   for (std::int64_t head = 0; head < call.sizes.heads; ++head) {
-    const Element* from = static_cast<const Element*>(x.data()) + sequence * x.stride(0) +
-                          token * x.stride(1) + head * x.stride(2);
-    Element* to = static_cast<Element*>(out.data()) + sequence * out.stride(0) +
-                  token * out.stride(1) + head * out.stride(2);
+    const Element* from =
+        static_cast<const Element*>(x.data()) + offset_of(x, {sequence, token, head});
+    Element* to = static_cast<Element*>(out.data()) + offset_of(out, {sequence, token, head});
     if (call.options.layout == RopeLayout::kInterleaved) {
       turn_pairs<2>(from, from + 1, to, to + 1, pairs, cos, sin);
     } else {
@@ -152,7 +148,7 @@ void turn_tokens(const Context& context, const Call& call, const TurnSource& sou
   const std::int64_t tokens = sizes.batch * sizes.seq;
   const std::int64_t block =
       std::max<std::int64_t>(1, kElementsPerTask / (sizes.heads * sizes.head_dim));
-  const std::int64_t tasks = (tokens + block - 1) / block;
+  const std::int64_t tasks = ceil_div(tokens, block);
   parallel_for(context, tasks, [&](std::int64_t task, int worker) {
     std::byte* own = scratch + static_cast<std::size_t>(worker) * scratch_per_thread;
     Compute* cos = reinterpret_cast<Compute*>(own);
@@ -172,8 +168,8 @@ void run_fast(const Context& context, const Call& call, TurnSource source) {
   // Scratch: the frequencies, then a row of cosines and a row of sines for each thread. Doubles
   // are room enough for either type.
   const auto pairs = static_cast<std::size_t>(call.sizes.pairs());
-  const std::size_t head = round_up_to_line(pairs * sizeof(double));
-  const std::size_t per_thread = round_up_to_line(2 * pairs * sizeof(double));
+  const std::size_t head = round_up(pairs * sizeof(double), kCacheLine);
+  const std::size_t per_thread = round_up(2 * pairs * sizeof(double), kCacheLine);
   const Workspace workspace(context.impl().workspaces(),
                             head + per_thread * static_cast<std::size_t>(context.num_threads()));
   if (source.table == nullptr) {
@@ -210,22 +206,6 @@ void run(const Context& context, const ConstTensorView& x, const RopeOptions& op
   }
 }
 
-void check_made_table(std::string_view argument, const ConstTensorView& view, std::int64_t pairs) {
-  constexpr std::string_view kOperation = "make_rope_table";
-  if (view.rank() != 2 || view.size(1) != pairs) {
-    fail(kOperation, argument,
-         "shape " + view.shape().to_string() + " came, expected [max_position, " +
-             std::to_string(pairs) + "]");
-  }
-  rope_internal::check_view(kOperation, argument, view);
-  if (overlaps_itself(view)) {
-    fail(kOperation, argument,
-         "strides " + view.strides().to_string() +
-             " reach one element by two indices, expected a "
-             "place for each");
-  }
-}
-
 }  // namespace
 
 void rope(const Context& context, const ConstTensorView& x, const RopeOptions& options,
@@ -254,18 +234,16 @@ void make_rope_table(const RopeOptions& options, std::int64_t rotary_dim, const 
   rope_internal::check_rotary_dim(kOperation, "rotary_dim", rotary_dim);
   if (options.rotary_dim != 0 && options.rotary_dim != rotary_dim) {
     fail(kOperation, "options.rotary_dim",
-         std::to_string(options.rotary_dim) + " came, expected 0 or rotary_dim, which is " +
+         "got " + std::to_string(options.rotary_dim) + ", expected 0 or rotary_dim, which is " +
              std::to_string(rotary_dim));
   }
   rope_internal::check_scaling(kOperation, options.base, options.scaling);
-  check_made_table("cos", cos, rotary_dim / 2);
-  check_made_table("sin", sin, rotary_dim / 2);
-  if (cos.size(0) != sin.size(0)) {
-    fail(kOperation, "sin",
-         "shape " + sin.shape().to_string() + " came, expected " + cos.shape().to_string() +
-             " as cos");
-  }
-  if (overlaps(cos, sin)) fail(kOperation, "sin", "overlaps cos, expected separate memory");
+  const NamedView outputs[] = {{"cos", cos}, {"sin", sin}};
+  check_strided_view(kOperation, outputs[0], 2);
+  check_float(kOperation, outputs[0]);
+  check_shape(kOperation, outputs[0], {cos.size(0), rotary_dim / 2});
+  check_strided_floats(kOperation, outputs[1], cos.shape());
+  check_no_overlap(kOperation, outputs, {});
 
   const std::vector<double> frequencies =
       rope_frequencies(rotary_dim, options.base, options.scaling);
@@ -273,9 +251,9 @@ void make_rope_table(const RopeOptions& options, std::int64_t rotary_dim, const 
   for (std::int64_t position = 0; position < cos.size(0); ++position) {
     for (std::int64_t n = 0; n < rotary_dim / 2; ++n) {
       const double angle = static_cast<double>(position) * frequencies[static_cast<std::size_t>(n)];
-      store_element(cos.data(), cos.dtype(), position * cos.stride(0) + n * cos.stride(1),
+      store_element(cos.data(), cos.dtype(), offset_of(cos, {position, n}),
                     magnitude * std::cos(angle));
-      store_element(sin.data(), sin.dtype(), position * sin.stride(0) + n * sin.stride(1),
+      store_element(sin.data(), sin.dtype(), offset_of(sin, {position, n}),
                     magnitude * std::sin(angle));
     }
   }

@@ -32,12 +32,12 @@ std::string text_of(double value) {
 
 void check_positive(std::string_view operation, std::string_view argument, double value) {
   if (std::isfinite(value) && value > 0) return;
-  fail(operation, argument, text_of(value) + " came, expected a positive finite number");
+  fail(operation, argument, "got " + text_of(value) + ", expected a positive finite number");
 }
 
 void check_not_negative(std::string_view operation, std::string_view argument, double value) {
   if (std::isfinite(value) && value >= 0) return;
-  fail(operation, argument, text_of(value) + " came, expected 0 or a positive finite number");
+  fail(operation, argument, "got " + text_of(value) + ", expected 0 or a positive finite number");
 }
 
 double magnitude_of(const RopeScalingOptions& scaling) {
@@ -59,7 +59,7 @@ void check_magnitude(std::string_view operation, const RopeScalingOptions& scali
   const double magnitude = magnitude_of(scaling);
   if (!std::isfinite(magnitude)) {
     fail(operation, "scaling.mscale",
-         text_of(scaling.mscale) + " came, which gives the magnitude " + text_of(magnitude) +
+         "got " + text_of(scaling.mscale) + ", which gives the magnitude " + text_of(magnitude) +
              ", expected a finite one");
   }
 }
@@ -76,8 +76,8 @@ void check_scaling_fields(std::string_view operation, const RopeScalingOptions& 
       check_positive(operation, "scaling.high_frequency_factor", scaling.high_frequency_factor);
       if (scaling.high_frequency_factor <= scaling.low_frequency_factor) {
         fail(operation, "scaling.high_frequency_factor",
-             text_of(scaling.high_frequency_factor) +
-                 " came, expected more than low_frequency_factor, which is " +
+             "got " + text_of(scaling.high_frequency_factor) +
+                 ", expected more than low_frequency_factor, which is " +
                  text_of(scaling.low_frequency_factor));
       }
       return;
@@ -88,14 +88,14 @@ void check_scaling_fields(std::string_view operation, const RopeScalingOptions& 
       check_positive(operation, "scaling.beta_slow", scaling.beta_slow);
       if (scaling.beta_fast < scaling.beta_slow) {
         fail(operation, "scaling.beta_fast",
-             text_of(scaling.beta_fast) + " came, expected at least beta_slow, which is " +
+             "got " + text_of(scaling.beta_fast) + ", expected at least beta_slow, which is " +
                  text_of(scaling.beta_slow));
       }
       check_magnitude(operation, scaling);
       return;
   }
   fail(operation, "scaling.kind",
-       std::to_string(static_cast<int>(scaling.kind)) + " came, expected a RopeScaling");
+       "got " + std::to_string(static_cast<int>(scaling.kind)) + ", expected a RopeScaling");
 }
 
 double llama3_frequency(double frequency, const RopeScalingOptions& scaling) {
@@ -140,22 +140,23 @@ namespace rope_internal {
 void check_rotary_dim(std::string_view operation, std::string_view argument,
                       std::int64_t rotary_dim) {
   if (rotary_dim > 0 && rotary_dim % 2 == 0) return;
-  fail(operation, argument, std::to_string(rotary_dim) + " came, expected a positive even number");
+  fail(operation, argument,
+       "got " + std::to_string(rotary_dim) + ", expected a positive even number");
 }
 
 void check_scaling(std::string_view operation, double base, const RopeScalingOptions& scaling) {
   check_positive(operation, "base", base);
   check_scaling_fields(operation, scaling);
   if (scaling.kind == RopeScaling::kYarn && base <= 1) {
-    fail(operation, "base", text_of(base) + " came, expected more than 1 for YaRN scaling");
+    fail(operation, "base", "got " + text_of(base) + ", expected more than 1 for YaRN scaling");
   }
   // No frequency exceeds this, whatever the kind and the pair; no position exceeds 2^63.
   const double divisor = scaling.kind == RopeScaling::kNone ? 1 : scaling.factor;
   const double largest_frequency = std::max(1.0, 1 / base) * std::max(1.0, 1 / divisor);
   if (largest_frequency > std::numeric_limits<double>::max() * 0x1p-63) {
     fail(operation, "base",
-         text_of(base) + " with scaling.factor " + text_of(divisor) +
-             " came, expected angles that are finite");
+         "got " + text_of(base) + " with scaling.factor " + text_of(divisor) +
+             ", expected angles that are finite");
   }
 }
 
@@ -198,7 +199,7 @@ std::vector<double> rope_frequencies(std::int64_t rotary_dim, double base,
     frequencies.resize(static_cast<std::size_t>(rotary_dim / 2));
   } catch (const std::exception&) {  // bad_alloc or length_error
     fail(ErrorCode::kOutOfMemory, kOperation, "rotary_dim",
-         std::to_string(rotary_dim) + " came, which does not fit the memory");
+         "got " + std::to_string(rotary_dim) + ", expected a size that fits the memory");
   }
   rope_internal::fill_frequencies(base, scaling, frequencies);
   return frequencies;

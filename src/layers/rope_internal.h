@@ -35,10 +35,6 @@ struct Sizes {
 Sizes check_call(const Names& names, const ConstTensorView& x, const RopeOptions& options,
                  const RopeTable* table, const RopePositions& positions, const TensorView& out);
 
-/// Throws unless the view is a float tensor on the CPU whose data, where it has elements, is set
-/// and aligned.
-void check_view(std::string_view operation, std::string_view argument, const ConstTensorView& view);
-
 /// Throws unless rotary_dim is even and positive.
 void check_rotary_dim(std::string_view operation, std::string_view argument,
                       std::int64_t rotary_dim);

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "core/checks.h"
 #include "core/fail.h"
 #include "core/overlap.h"
 #include "layers/rope_internal.h"
@@ -20,45 +21,18 @@ bool same_view(const ConstTensorView& a, const ConstTensorView& b) {
   return true;
 }
 
-void check_innermost_stride(const Names& names, std::string_view argument,
-                            const ConstTensorView& view) {
-  if (view.size(3) <= 1 || view.stride(3) == 1) return;
-  fail(names.operation, argument,
-       "innermost stride " + std::to_string(view.stride(3)) + " came, expected 1");
-}
-
-void check_tensors(const Names& names, const ConstTensorView& x, const ConstTensorView& out) {
-  if (x.rank() != 4) {
-    fail(names.operation, names.input,
-         "shape " + x.shape().to_string() + " came, expected [batch, seq, heads, head_dim]");
+void check_tensors(const Names& names, const NamedView& input, const NamedView& output) {
+  check_view(names.operation, input, 4);
+  check_float(names.operation, input);
+  if (input.view.size(3) == 0) {
+    fail(names.operation, input.name, got_shape(input.view) + ", expected a head_dim of 1 or more");
   }
-  check_view(names.operation, names.input, x);
-  if (x.size(3) < 1) {
-    fail(names.operation, names.input,
-         "shape " + x.shape().to_string() + " came, expected a head_dim of at least 1");
-  }
-  check_innermost_stride(names, names.input, x);
-  if (!(out.shape() == x.shape())) {
-    fail(names.operation, names.output,
-         "shape " + out.shape().to_string() + " came, expected " + x.shape().to_string() + " as " +
-             std::string(names.input));
-  }
-  check_view(names.operation, names.output, out);
-  if (out.dtype() != x.dtype()) {
-    fail(names.operation, names.output,
-         std::string("dtype ") + name_of(out.dtype()) + " came, expected " + name_of(x.dtype()) +
-             " as " + std::string(names.input));
-  }
-  check_innermost_stride(names, names.output, out);
-  if (overlaps_itself(out)) {
-    fail(names.operation, names.output,
-         "strides " + out.strides().to_string() +
-             " reach one element by two indices, expected a "
-             "place for each");
-  }
-  if (!same_view(x, out) && overlaps(x, out)) {
-    fail(names.operation, names.output,
-         "overlaps " + std::string(names.input) + ", expected the same view or separate memory");
+  check_tensor(names.operation, output, input.view.dtype(), input.view.shape());
+  check_no_self_overlap(names.operation, output);
+  if (!same_view(input.view, output.view) && overlaps(input.view, output.view)) {
+    fail(names.operation, output.name,
+         "got memory that overlaps " + std::string(input.name) +
+             ", expected the same view or memory of its own");
   }
 }
 
@@ -66,19 +40,19 @@ void check_options(const Names& names, const RopeOptions& options, bool has_tabl
                    std::int64_t head_dim) {
   if (options.layout != RopeLayout::kHalfSplit && options.layout != RopeLayout::kInterleaved) {
     fail(names.operation, "layout",
-         std::to_string(static_cast<int>(options.layout)) + " came, expected a RopeLayout");
+         "got " + std::to_string(static_cast<int>(options.layout)) + ", expected a RopeLayout");
   }
   if (options.rotary_dim == 0) {
     if (head_dim % 2 != 0) {
       fail(names.operation, "rotary_dim",
-           "0 (all of head_dim) with the odd head_dim " + std::to_string(head_dim) +
-               " came, expected an even number");
+           "got 0 (all of head_dim) with the odd head_dim " + std::to_string(head_dim) +
+               ", expected an even number");
     }
   } else {
     check_rotary_dim(names.operation, "rotary_dim", options.rotary_dim);
     if (options.rotary_dim > head_dim) {
       fail(names.operation, "rotary_dim",
-           std::to_string(options.rotary_dim) + " came, expected at most head_dim, which is " +
+           "got " + std::to_string(options.rotary_dim) + ", expected at most head_dim, which is " +
                std::to_string(head_dim));
     }
   }
@@ -88,10 +62,10 @@ void check_options(const Names& names, const RopeOptions& options, bool has_tabl
   }
   // A base or a scaling beside a table would be silently without effect.
   if (options.base != RopeOptions{}.base) {
-    fail(names.operation, "base", "is set beside a table, expected the default");
+    fail(names.operation, "base", "got a base beside a table, expected the default");
   }
   if (!(options.scaling == RopeScalingOptions{})) {
-    fail(names.operation, "scaling", "is set beside a table, expected the default");
+    fail(names.operation, "scaling", "got a scaling beside a table, expected the default");
   }
 }
 
@@ -100,42 +74,42 @@ void check_positions(const Names& names, const RopePositions& positions, const S
   if (count == 0) {
     if (positions.first > std::numeric_limits<std::int64_t>::max() - sizes.seq) {
       fail(names.operation, "positions.first",
-           std::to_string(positions.first) + " with " + std::to_string(sizes.seq) +
-               " tokens came, expected positions that fit 64 bits");
+           "got " + std::to_string(positions.first) + " with " + std::to_string(sizes.seq) +
+               " tokens, expected positions that fit 64 bits");
     }
     return;
   }
   if (positions.first != 0) {
     fail(names.operation, "positions.first",
-         std::to_string(positions.first) + " beside an explicit list came, expected 0");
+         "got " + std::to_string(positions.first) + " beside an explicit list, expected 0");
   }
   const auto seq = static_cast<std::size_t>(sizes.seq);
   const auto tokens = static_cast<std::size_t>(sizes.batch * sizes.seq);
   if (count != seq && count != tokens) {
     fail(names.operation, "positions.explicit_positions",
-         std::to_string(count) + " positions came, expected " + std::to_string(seq) + " (seq) or " +
-             std::to_string(tokens) + " (batch * seq)");
+         "got " + std::to_string(count) + " positions, expected " + std::to_string(seq) +
+             " (seq) or " + std::to_string(tokens) + " (batch * seq)");
   }
 }
 
-void check_table_shape(const Names& names, std::string_view argument, const ConstTensorView& view,
-                       const Sizes& sizes) {
+void check_table_shape(const Names& names, const NamedView& argument, const Sizes& sizes) {
+  const ConstTensorView& view = argument.view;
   const std::int64_t pairs = sizes.pairs();
   const bool by_position = view.rank() == 2 && view.size(1) == pairs;
   const bool by_token = view.rank() == 3 && view.size(0) == sizes.batch &&
                         view.size(1) == sizes.seq && view.size(2) == pairs;
   if (by_position || by_token) return;
-  fail(names.operation, argument,
-       "shape " + view.shape().to_string() + " came, expected [max_position, " +
-           std::to_string(pairs) + "] or " + Dims{sizes.batch, sizes.seq, pairs}.to_string());
+  fail(names.operation, argument.name,
+       got_shape(view) + ", expected [max_position, " + std::to_string(pairs) + "] or " +
+           Dims{sizes.batch, sizes.seq, pairs}.to_string());
 }
 
 void check_positions_in_table(const Names& names, const RopePositions& positions,
                               std::int64_t max_position, const Sizes& sizes) {
   const auto refuse = [&](std::int64_t position, std::int64_t index) {
     fail(names.operation, "positions",
-         "position " + std::to_string(position) + " at index " + std::to_string(index) +
-             " came, expected 0 or more and less than the table's " + std::to_string(max_position) +
+         "got position " + std::to_string(position) + " at index " + std::to_string(index) +
+             ", expected 0 or more and less than the table's " + std::to_string(max_position) +
              " rows");
   };
   const auto& list = positions.explicit_positions;
@@ -149,54 +123,30 @@ void check_positions_in_table(const Names& names, const RopePositions& positions
 }
 
 void check_table(const Names& names, const RopeTable& table, const RopePositions& positions,
-                 const Sizes& sizes, const ConstTensorView& out) {
-  check_table_shape(names, "table.cos", table.cos, sizes);
-  check_view(names.operation, "table.cos", table.cos);
-  if (!(table.sin.shape() == table.cos.shape())) {
-    fail(names.operation, "table.sin",
-         "shape " + table.sin.shape().to_string() + " came, expected " +
-             table.cos.shape().to_string() + " as table.cos");
-  }
-  check_view(names.operation, "table.sin", table.sin);
-  if (overlaps(table.cos, out)) {
-    fail(names.operation, names.output, "overlaps table.cos, expected separate memory");
-  }
-  if (overlaps(table.sin, out)) {
-    fail(names.operation, names.output, "overlaps table.sin, expected separate memory");
-  }
+                 const Sizes& sizes, const NamedView& output) {
+  const NamedView cos{"table.cos", table.cos};
+  const NamedView sin{"table.sin", table.sin};
+  check_present(names.operation, cos);
+  check_table_shape(names, cos, sizes);
+  check_strided_view(names.operation, cos, cos.view.rank());
+  check_float(names.operation, cos);
+  check_strided_floats(names.operation, sin, cos.view.shape());
+  check_apart(names.operation, output, cos);
+  check_apart(names.operation, output, sin);
   if (table.cos.rank() == 2) {
     check_positions_in_table(names, positions, table.cos.size(0), sizes);
   } else if (positions.first != 0 || !positions.explicit_positions.empty()) {
     fail(names.operation, "positions",
-         "are set beside a table with a row for each token, expected the default");
+         "got positions beside a table with a row for each token, expected the default");
   }
 }
 
 }  // namespace
 
-void check_view(std::string_view operation, std::string_view argument,
-                const ConstTensorView& view) {
-  if (view.device() != Device::kCpu) {
-    fail(ErrorCode::kUnsupported, operation, argument, "is on a CUDA device, expected the CPU");
-  }
-  if (!is_float(view.dtype())) {
-    fail(operation, argument,
-         std::string("dtype ") + name_of(view.dtype()) + " came, expected f64, f32, f16 or bf16");
-  }
-  if (view.num_elements() == 0) return;
-  if (view.data() == nullptr) {
-    fail(operation, argument,
-         "data is null with shape " + view.shape().to_string() + ", expected memory");
-  }
-  if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) != 0) {
-    fail(operation, argument,
-         "data is not aligned to " + std::to_string(size_of(view.dtype())) + " bytes, expected so");
-  }
-}
-
 Sizes check_call(const Names& names, const ConstTensorView& x, const RopeOptions& options,
                  const RopeTable* table, const RopePositions& positions, const TensorView& out) {
-  check_tensors(names, x, out);
+  const NamedView output{names.output, out};
+  check_tensors(names, {names.input, x}, output);
   check_options(names, options, table != nullptr, x.size(3));
   const Sizes sizes{.batch = x.size(0),
                     .seq = x.size(1),
@@ -204,7 +154,7 @@ Sizes check_call(const Names& names, const ConstTensorView& x, const RopeOptions
                     .head_dim = x.size(3),
                     .rotary_dim = options.rotary_dim == 0 ? x.size(3) : options.rotary_dim};
   check_positions(names, positions, sizes);
-  if (table != nullptr) check_table(names, *table, positions, sizes, out);
+  if (table != nullptr) check_table(names, *table, positions, sizes, output);
   return sizes;
 }
 

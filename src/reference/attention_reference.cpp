@@ -110,6 +110,7 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
   row.probability.resize(keys);
   row.keep.assign(keys, 1.0);
 
+  bool sees_something = false;
   double maximum = std::numeric_limits<double>::lowest();
   for (std::size_t j = 0; j < keys; ++j) {
     const auto key = static_cast<std::int64_t>(j);
@@ -128,20 +129,24 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
     }
     if (rules.bias.data != nullptr) score += element(rules.bias, sequence, head, token, key);
     row.masked[j] = is_visible(rules, sequence, head, token, key) ? score : -kInfinity;
+    if (row.masked[j] != -kInfinity) sees_something = true;
     if (row.masked[j] > maximum) maximum = row.masked[j];
   }
 
   double denominator = 0;
+  if (rules.sinks != nullptr && sees_something) {
+    if (rules.sinks[head] > maximum) maximum = rules.sinks[head];
+    denominator = std::exp(rules.sinks[head] - maximum);
+  }
   for (std::size_t j = 0; j < keys; ++j) {
     if (row.masked[j] == -kInfinity) continue;
     row.probability[j] = std::exp(row.masked[j] - maximum);
     denominator += row.probability[j];
   }
-  if (denominator == 0) {
+  if (!sees_something) {
     row.lse = -kInfinity;
     return row;
   }
-  if (rules.sinks != nullptr) denominator += std::exp(rules.sinks[head] - maximum);
   for (double& probability : row.probability) probability /= denominator;
   row.lse = maximum + std::log(denominator);
 

@@ -41,15 +41,11 @@ void turn_all(const ConstTensorView& x, const RopeOptions& options, const Tensor
   for (std::int64_t sequence = 0; sequence < x.size(0); ++sequence) {
     for (std::int64_t token = 0; token < x.size(1); ++token) {
       for (std::int64_t head = 0; head < x.size(2); ++head) {
-        const auto index = [&](const ConstTensorView& view, std::int64_t d) {
-          return sequence * view.stride(0) + token * view.stride(1) + head * view.stride(2) +
-                 d * view.stride(3);
-        };
         const auto load = [&](std::int64_t d) {
-          return load_element(x.data(), x.dtype(), index(x, d));
+          return load_element(x.data(), x.dtype(), offset_of(x, {sequence, token, head, d}));
         };
         const auto store = [&](std::int64_t d, double value) {
-          store_element(out.data(), out.dtype(), index(out, d), value);
+          store_element(out.data(), out.dtype(), offset_of(out, {sequence, token, head, d}), value);
         };
         for (std::int64_t n = 0; n < pairs; ++n) {
           const std::int64_t first = interleaved ? 2 * n : n;
@@ -93,9 +89,9 @@ void turn_by_table(const ConstTensorView& x, const RopeOptions& options, const R
         const auto look_up = [&](const ConstTensorView& view) {
           const std::int64_t index =
               view.rank() == 3
-                  ? sequence * view.stride(0) + token * view.stride(1) + n * view.stride(2)
-                  : position_of(positions, x.size(0), x.size(1), sequence, token) * view.stride(0) +
-                        n * view.stride(1);
+                  ? offset_of(view, {sequence, token, n})
+                  : offset_of(view,
+                              {position_of(positions, x.size(0), x.size(1), sequence, token), n});
           return load_element(view.data(), view.dtype(), index);
         };
         return Turn{look_up(table.cos), look_up(table.sin)};

@@ -55,8 +55,8 @@ PoisonedTensor::PoisonedTensor(DType dtype, const Dims& shape, Memory memory) {
                   .slice(3, 3, shape[3] + 3);
       break;
   }
-  std::memset(storage_.data(), 0xFF,
-              static_cast<std::size_t>(storage_.num_elements()) * size_of(dtype));
+  auto* bytes = static_cast<unsigned char*>(storage_.data());
+  std::fill_n(bytes, static_cast<std::size_t>(storage_.num_elements()) * size_of(dtype), 0xFF);
 }
 
 void PoisonedTensor::guard() {
@@ -86,7 +86,7 @@ bool PoisonedTensor::guards_intact() const {
       }
     }
   }
-  return std::memcmp(now.data(), saved_.data(), saved_.size()) == 0;
+  return saved_.empty() || std::memcmp(now.data(), saved_.data(), saved_.size()) == 0;
 }
 
 CaseData::CaseData(const Case& problem) : problem_(problem) {

@@ -96,8 +96,8 @@ bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
   if (!(a.shape() == b.shape()) || a.dtype() != b.dtype()) return false;
   const Tensor dense_a = Tensor::copy_of(a);
   const Tensor dense_b = Tensor::copy_of(b);
-  return std::memcmp(dense_a.data(), dense_b.data(),
-                     static_cast<std::size_t>(dense_a.num_elements()) * size_of(a.dtype())) == 0;
+  const auto bytes = static_cast<std::size_t>(dense_a.num_elements()) * size_of(a.dtype());
+  return bytes == 0 || std::memcmp(dense_a.data(), dense_b.data(), bytes) == 0;
 }
 
 bool same_bits(const CaseResults& a, const CaseResults& b) {

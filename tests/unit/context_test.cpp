@@ -61,9 +61,9 @@ TEST_F(ContextTest, FollowsTheAffinityMask) {
 
 TEST_F(ContextTest, RefusesImpossibleThreadCounts) {
   EXPECT_EQ(error_of([] { with_threads(-1); }),
-            "Context: num_threads: -1 came, expected 0 (all that may be used) to 1024");
+            "Context: num_threads: got -1, expected 0 (all that may be used) to 1024");
   EXPECT_EQ(error_of([] { with_threads(1025); }),
-            "Context: num_threads: 1025 came, expected 0 (all that may be used) to 1024");
+            "Context: num_threads: got 1025, expected 0 (all that may be used) to 1024");
 }
 
 class FixedExecutor final : public Executor {
@@ -89,7 +89,7 @@ TEST_F(ContextTest, AnExecutorDecidesTheThreads) {
   FixedExecutor broken(0);
   options.executor = &broken;
   EXPECT_EQ(error_of([&] { const Context refused(options); }),
-            "Context: executor: concurrency() gave 0, expected at least 1");
+            "Context: executor: got a concurrency() of 0, expected 1 or more");
 }
 
 TEST_F(ContextTest, Moves) {
@@ -113,8 +113,8 @@ cpu::CpuFeatures avx2_machine() {
 }
 
 const std::string kChoices =
-    "reference, baseline, avx2 can run here; avx512 cannot: the CPU lacks avx512f, avx512bw, "
-    "avx512dq, avx512vl";
+    ", expected one that can run here: reference, baseline, avx2; avx512 cannot: the CPU lacks "
+    "avx512f, avx512bw, avx512dq, avx512vl";
 
 TEST_F(ContextTest, ChoosesTheFastestThatTheMachineRuns) {
   EXPECT_EQ(cpu::choose_isa({}, avx2_machine()), Isa::kAvx2);
@@ -127,11 +127,12 @@ TEST_F(ContextTest, ChoosesTheFastestThatTheMachineRuns) {
 
 TEST_F(ContextTest, RefusesAnUnknownLadonIsa) {
   setenv("LADON_ISA", "avx9", 1);
-  EXPECT_EQ(error_of([] { cpu::choose_isa({}, avx2_machine()); }),
-            "Context: LADON_ISA: \"avx9\" came, which is no instruction set of this library: " +
-                kChoices);
+  EXPECT_EQ(
+      error_of([] { cpu::choose_isa({}, avx2_machine()); }),
+      "Context: LADON_ISA: got \"avx9\", which is no instruction set of this library" + kChoices);
   const std::string here =
-      "LADON_ISA: \"avx9\" came, which is no instruction set of this library: reference, baseline";
+      "LADON_ISA: got \"avx9\", which is no instruction set of this library, expected one that can "
+      "run here: reference, baseline";
   EXPECT_EQ(error_of([] { Context context; }).rfind("Context: " + here, 0), 0U);
   EXPECT_EQ(error_of([] { list_isas(); }).rfind("list_isas: " + here, 0), 0U);
   // Not read where the code says what it wants.
@@ -143,18 +144,18 @@ TEST_F(ContextTest, RefusesAnUnknownLadonIsa) {
 TEST_F(ContextTest, RefusesAnIsaThatCannotRun) {
   EXPECT_EQ(
       error_of([] { cpu::choose_isa(Isa::kAvx512, avx2_machine()); }, ErrorCode::kUnsupported),
-      "Context: isa: avx512 came, which cannot run here: " + kChoices);
+      "Context: isa: got avx512" + kChoices);
   setenv("LADON_ISA", "avx512", 1);
   EXPECT_EQ(error_of([] { cpu::choose_isa({}, avx2_machine()); }, ErrorCode::kUnsupported),
-            "Context: LADON_ISA: avx512 came, which cannot run here: " + kChoices);
+            "Context: LADON_ISA: got avx512" + kChoices);
 }
 
 TEST_F(ContextTest, RefusesAnIsaThatDoesNotExist) {
   EXPECT_EQ(error_of([] { cpu::choose_isa(static_cast<Isa>(99), avx2_machine()); }),
-            "Context: isa: Isa(99) came, which is no instruction set of this library: " + kChoices);
+            "Context: isa: got Isa(99), which is no instruction set of this library" + kChoices);
   ContextOptions options;
   options.isa = static_cast<Isa>(99);
-  EXPECT_EQ(error_of([&] { const Context refused(options); }).rfind("Context: isa: Isa(99)", 0),
+  EXPECT_EQ(error_of([&] { const Context refused(options); }).rfind("Context: isa: got Isa(99)", 0),
             0U);
 }
 

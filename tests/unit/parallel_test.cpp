@@ -298,7 +298,8 @@ TEST(WorkspaceTest, KeepsTheLargerOfManyAndNoneThatIsHuge) {
 TEST(WorkspaceTest, SaysHowMuchMemoryItWanted) {
   WorkspacePool pool;
   EXPECT_EQ(error_of([&] { pool.take(std::size_t{1} << 60); }, ErrorCode::kOutOfMemory),
-            "workspace: size: no memory for 1152921504606846976 bytes of scratch");
+            "workspace: size: got 1152921504606846976 bytes of scratch, expected a size that fits "
+            "the memory");
 }
 
 TEST(WorkspaceTest, ServesManyThreads) {

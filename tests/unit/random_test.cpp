@@ -158,32 +158,35 @@ TEST(Fill, RefusesWhatItCannotDo) {
   Tensor bools(DType::kBool, {2});
   Tensor floats(DType::kF32, {2});
   EXPECT_EQ(error_of([&] { fill_uniform(bools, 0, 1, 1); }),
-            "fill_uniform: view: bool came, expected a floating-point dtype");
+            "fill_uniform: view: got dtype bool, expected f64, f32, f16 or bf16");
   EXPECT_EQ(error_of([&] { fill_normal(bools, 0, 1, 1); }),
-            "fill_normal: view: bool came, expected a floating-point dtype");
+            "fill_normal: view: got dtype bool, expected f64, f32, f16 or bf16");
   EXPECT_EQ(error_of([&] { fill_uniform(TensorView(), 0, 1, 1); }),
-            "fill_uniform: view: an absent view came, expected a tensor");
+            "fill_uniform: view: got none, expected a tensor");
   const TensorView cuda(floats.data(), DType::kF32, {2}, Device::kCuda);
   EXPECT_EQ(error_of([&] { fill_normal(cuda, 0, 1, 1); }, ErrorCode::kUnsupported),
-            "fill_normal: view: CUDA memory came, expected CPU memory");
+            "fill_normal: view: got a CUDA tensor, expected CPU memory");
   const TensorView repeated(floats.data(), DType::kF32, {3, 2}, {0, 1});
-  EXPECT_EQ(error_of([&] { fill_normal(repeated, 0, 1, 1); }),
-            "fill_normal: view: strides [0, 1] over shape [3, 2] came, expected elements that do "
-            "not share memory");
+  EXPECT_EQ(
+      error_of([&] { fill_normal(repeated, 0, 1, 1); }),
+      "fill_normal: view: got strides [0, 1] that reach one element twice, expected an output "
+      "without overlap");
+  EXPECT_EQ(error_of([] { fill_uniform(TensorView(nullptr, DType::kF32, {2}), 0, 1, 1); }),
+            "fill_uniform: view: got a null pointer, expected data");
   EXPECT_EQ(error_of([&] { fill_uniform(floats, kNan, 1, 1); }),
-            "fill_uniform: low: nan came, expected a finite number");
+            "fill_uniform: low: got nan, expected a finite number");
   EXPECT_EQ(error_of([&] { fill_uniform(floats, 0, kInfinity, 1); }),
-            "fill_uniform: high: inf came, expected a finite number");
+            "fill_uniform: high: got inf, expected a finite number");
   EXPECT_EQ(error_of([&] { fill_uniform(floats, -1.7e308, 1.7e308, 1); }),
-            "fill_uniform: high - low: inf came, expected a finite number");
+            "fill_uniform: high - low: got inf, expected a finite number");
   EXPECT_EQ(error_of([&] { fill_uniform(floats, 1, 0, 1); }),
-            "fill_uniform: high: 0.000000 came, expected at least low = 1.000000");
+            "fill_uniform: high: got 0.000000, expected low = 1.000000 or more");
   EXPECT_EQ(error_of([&] { fill_normal(floats, -kInfinity, 1, 1); }),
-            "fill_normal: mean: -inf came, expected a finite number");
+            "fill_normal: mean: got -inf, expected a finite number");
   EXPECT_EQ(error_of([&] { fill_normal(floats, 0, kNan, 1); }),
-            "fill_normal: deviation: nan came, expected a finite number");
+            "fill_normal: deviation: got nan, expected a finite number");
   EXPECT_EQ(error_of([&] { fill_normal(floats, 0, -1, 1); }),
-            "fill_normal: deviation: -1.000000 came, expected 0 or more");
+            "fill_normal: deviation: got -1.000000, expected 0 or more");
 }
 
 }  // namespace

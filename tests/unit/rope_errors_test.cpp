@@ -1,5 +1,5 @@
 // Every refusal of rope() and its relatives: the message names the operation and the argument, says
-// what came and what was expected, and the output is untouched.
+// what it got and what it expected, and the output is untouched.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -90,29 +90,27 @@ TEST_P(RopeErrors, TheUnspoiledCallsAreLegal) {
 }
 
 TEST_P(RopeErrors, Shapes) {
-  expect_refusal("{in}: shape [] came, expected [batch, seq, heads, head_dim]",
-                 [](Call& call) { call.x = {}; });
-  expect_refusal("{in}: shape [3, 4, 8] came, expected [batch, seq, heads, head_dim]",
+  expect_refusal("{in}: got none, expected a tensor", [](Call& call) { call.x = {}; });
+  expect_refusal("{in}: got [3, 4, 8], expected 4 dimensions",
                  [](Call& call) { call.x = call.x.select(0, 0); });
-  expect_refusal("{in}: shape [2, 3, 4, 0] came, expected a head_dim of at least 1",
+  expect_refusal("{in}: got [2, 3, 4, 0], expected a head_dim of 1 or more",
                  [](Call& call) { call.x = call.x.slice(3, 0, 0); });
-  expect_refusal("{out}: shape [2, 3, 4, 6] came, expected [2, 3, 4, 8] as {in}",
+  expect_refusal("{out}: got [2, 3, 4, 6], expected [2, 3, 4, 8]",
                  [](Call& call) { call.out = call.out.slice(3, 0, 6); });
-  expect_refusal("{out}: shape [] came, expected [2, 3, 4, 8] as {in}",
-                 [](Call& call) { call.out = {}; });
+  expect_refusal("{out}: got none, expected a tensor", [](Call& call) { call.out = {}; });
 }
 
 TEST_P(RopeErrors, TypesDevicesAndMemory) {
-  expect_refusal("{in}: dtype bool came, expected f64, f32, f16 or bf16", [](Call& call) {
+  expect_refusal("{in}: got dtype bool, expected f64, f32, f16 or bf16", [](Call& call) {
     call.x = ConstTensorView(call.x.data(), DType::kBool, call.x.shape());
   });
-  expect_refusal("{out}: dtype bool came, expected f64, f32, f16 or bf16", [](Call& call) {
+  expect_refusal("{out}: got dtype bool, expected f32", [](Call& call) {
     call.out = TensorView(call.out.data(), DType::kBool, call.out.shape());
   });
-  expect_refusal("{out}: dtype bf16 came, expected f32 as {in}", [](Call& call) {
+  expect_refusal("{out}: got dtype bf16, expected f32", [](Call& call) {
     call.out = TensorView(call.out.data(), DType::kBF16, call.out.shape());
   });
-  const std::string on_cuda = "is on a CUDA device, expected the CPU";
+  const std::string on_cuda = "got a CUDA tensor, expected CPU memory";
   expect_refusal(
       "{in}: " + on_cuda,
       [](Call& call) {
@@ -125,47 +123,55 @@ TEST_P(RopeErrors, TypesDevicesAndMemory) {
         call.out = TensorView(call.out.data(), DType::kF32, call.out.shape(), Device::kCuda);
       },
       ErrorCode::kUnsupported);
-  expect_refusal("{in}: data is null with shape [2, 3, 4, 8], expected memory", [](Call& call) {
+  expect_refusal("{in}: got a null pointer, expected data", [](Call& call) {
     call.x = ConstTensorView(nullptr, DType::kF32, call.x.shape());
   });
-  expect_refusal("{out}: data is null with shape [2, 3, 4, 8], expected memory",
+  expect_refusal("{out}: got a null pointer, expected data",
                  [](Call& call) { call.out = TensorView(nullptr, DType::kF32, call.out.shape()); });
-  expect_refusal("{in}: data is not aligned to 4 bytes, expected so", [](Call& call) {
-    call.x = ConstTensorView(static_cast<const std::byte*>(call.x.data()) + 2, DType::kF32,
-                             {1, 3, 4, 8});
-    call.out = call.out.slice(0, 0, 1);
-  });
-  expect_refusal("{out}: data is not aligned to 4 bytes, expected so", [](Call& call) {
-    call.x = call.x.slice(0, 0, 1);
-    call.out = TensorView(static_cast<std::byte*>(call.out.data()) + 1, DType::kF32, {1, 3, 4, 8});
-  });
+  expect_refusal("{in}: got data that is not aligned, expected a multiple of 4 bytes",
+                 [](Call& call) {
+                   call.x = ConstTensorView(static_cast<const std::byte*>(call.x.data()) + 2,
+                                            DType::kF32, {1, 3, 4, 8});
+                   call.out = call.out.slice(0, 0, 1);
+                 });
+  expect_refusal(
+      "{out}: got data that is not aligned, expected a multiple of 4 bytes", [](Call& call) {
+        call.x = call.x.slice(0, 0, 1);
+        call.out =
+            TensorView(static_cast<std::byte*>(call.out.data()) + 1, DType::kF32, {1, 3, 4, 8});
+      });
 }
 
 TEST_P(RopeErrors, StridesAndOverlaps) {
   const Dims every_second = {96, 32, 8, 2};
-  expect_refusal("{in}: innermost stride 2 came, expected 1", [&](Call& call) {
+  expect_refusal("{in}: got a last stride of 2, expected 1", [&](Call& call) {
     call.x = ConstTensorView(call.other_memory.data(), DType::kF32, {2, 3, 4, 8}, every_second);
   });
-  expect_refusal("{out}: innermost stride 2 came, expected 1", [&](Call& call) {
+  expect_refusal("{out}: got a last stride of 2, expected 1", [&](Call& call) {
     call.out = TensorView(call.other_memory.data(), DType::kF32, {2, 3, 4, 8}, every_second);
   });
   expect_refusal(
-      "{out}: strides [96, 32, 0, 1] reach one element by two indices, expected a place for each",
+      "{out}: got strides [96, 32, 0, 1] that reach one element twice, expected an output without "
+      "overlap",
       [](Call& call) {
         call.out = TensorView(call.out.data(), DType::kF32, {2, 3, 4, 8}, {96, 32, 0, 1});
       });
-  expect_refusal("{out}: overlaps {in}, expected the same view or separate memory", [](Call& call) {
-    call.x = call.x.slice(1, 0, 2);
-    call.out = call.x_memory.view().slice(1, 1, 3);
-  });
+  expect_refusal(
+      "{out}: got memory that overlaps {in}, expected the same view or memory of its own",
+      [](Call& call) {
+        call.x = call.x.slice(1, 0, 2);
+        call.out = call.x_memory.view().slice(1, 1, 3);
+      });
   // The same memory in another order is not the same view.
-  expect_refusal("{out}: overlaps {in}, expected the same view or separate memory", [](Call& call) {
-    call.x = call.x.slice(1, 0, 3).slice(2, 0, 3);
-    call.out = call.x_memory.view().slice(2, 0, 3).transpose(1, 2);
-  });
+  expect_refusal(
+      "{out}: got memory that overlaps {in}, expected the same view or memory of its own",
+      [](Call& call) {
+        call.x = call.x.slice(1, 0, 3).slice(2, 0, 3);
+        call.out = call.x_memory.view().slice(2, 0, 3).transpose(1, 2);
+      });
   for (const bool is_cos : {true, false}) {
-    expect_refusal(std::string("{out}: overlaps table.") + (is_cos ? "cos" : "sin") +
-                       ", expected separate memory",
+    expect_refusal(std::string("{out}: got memory that overlaps table.") +
+                       (is_cos ? "cos" : "sin") + ", expected memory of its own",
                    [&](Call& call) {
                      call.use_table();
                      (is_cos ? call.table->cos : call.table->sin) =
@@ -178,35 +184,35 @@ TEST_P(RopeErrors, RotaryDimAndLayout) {
   const auto with = [](std::int64_t rotary_dim) {
     return [rotary_dim](Call& call) { call.options.rotary_dim = rotary_dim; };
   };
-  expect_refusal("rotary_dim: 3 came, expected a positive even number", with(3));
-  expect_refusal("rotary_dim: -2 came, expected a positive even number", with(-2));
-  expect_refusal("rotary_dim: 10 came, expected at most head_dim, which is 8", with(10));
+  expect_refusal("rotary_dim: got 3, expected a positive even number", with(3));
+  expect_refusal("rotary_dim: got -2, expected a positive even number", with(-2));
+  expect_refusal("rotary_dim: got 10, expected at most head_dim, which is 8", with(10));
   expect_refusal(
-      "rotary_dim: 0 (all of head_dim) with the odd head_dim 7 came, expected an even "
+      "rotary_dim: got 0 (all of head_dim) with the odd head_dim 7, expected an even "
       "number",
       [](Call& call) {
         call.x = call.x.slice(3, 0, 7);
         call.out = call.out.slice(3, 0, 7);
       });
   expect_refusal(
-      "rotary_dim: 0 (all of head_dim) with the odd head_dim 1 came, expected an even "
+      "rotary_dim: got 0 (all of head_dim) with the odd head_dim 1, expected an even "
       "number",
       [](Call& call) {
         call.x = call.x.slice(3, 0, 1);
         call.out = call.out.slice(3, 0, 1);
       });
-  expect_refusal("layout: 9 came, expected a RopeLayout",
+  expect_refusal("layout: got 9, expected a RopeLayout",
                  [](Call& call) { call.options.layout = static_cast<RopeLayout>(9); });
 }
 
 TEST_P(RopeErrors, Frequencies) {
-  expect_refusal("base: 0 came, expected a positive finite number",
+  expect_refusal("base: got 0, expected a positive finite number",
                  [](Call& call) { call.options.base = 0; });
-  expect_refusal("scaling.factor: -1.5 came, expected a positive finite number", [](Call& call) {
+  expect_refusal("scaling.factor: got -1.5, expected a positive finite number", [](Call& call) {
     call.options.scaling = {.kind = RopeScaling::kLinear, .factor = -1.5};
   });
   // They are refused before there is anything to turn, too.
-  expect_refusal("base: nan came, expected a positive finite number", [](Call& call) {
+  expect_refusal("base: got nan, expected a positive finite number", [](Call& call) {
     call.options.base = kNaN;
     call.x = call.x.slice(0, 0, 0);
     call.out = call.out.slice(0, 0, 0);
@@ -215,16 +221,16 @@ TEST_P(RopeErrors, Frequencies) {
 
 TEST_P(RopeErrors, Positions) {
   expect_refusal(
-      "positions.explicit_positions: 4 positions came, expected 3 (seq) or 6 (batch * seq)",
+      "positions.explicit_positions: got 4 positions, expected 3 (seq) or 6 (batch * seq)",
       [](Call& call) {
         call.use_positions({0, 1, 2, 3});
       });
-  expect_refusal("positions.first: 5 beside an explicit list came, expected 0", [](Call& call) {
+  expect_refusal("positions.first: got 5 beside an explicit list, expected 0", [](Call& call) {
     call.use_positions({0, 1, 2});
     call.positions.first = 5;
   });
   expect_refusal(
-      "positions.first: 9223372036854775806 with 3 tokens came, expected positions that fit 64 "
+      "positions.first: got 9223372036854775806 with 3 tokens, expected positions that fit 64 "
       "bits",
       [](Call& call) { call.positions.first = std::numeric_limits<std::int64_t>::max() - 1; });
 }
@@ -237,14 +243,14 @@ TEST_P(RopeErrors, Tables) {
                              ConstTensorView(memory, DType::kF32, sin_shape)};
     };
   };
-  const std::string shapes = " came, expected [max_position, 4] or [2, 3, 4]";
-  expect_refusal("table.cos: shape [4]" + shapes, table_of({4}, {4}));
-  expect_refusal("table.cos: shape [10, 8]" + shapes, table_of({10, 8}, {10, 8}));
-  expect_refusal("table.cos: shape [2, 4, 4]" + shapes, table_of({2, 4, 4}, {2, 4, 4}));
-  expect_refusal("table.cos: shape [1, 3, 4]" + shapes, table_of({1, 3, 4}, {1, 3, 4}));
-  expect_refusal("table.sin: shape [9, 4] came, expected [10, 4] as table.cos",
-                 table_of({10, 4}, {9, 4}));
-  expect_refusal("table.cos: shape []" + shapes, [](Call& call) { call.table = RopeTable{}; });
+  const std::string shapes = ", expected [max_position, 4] or [2, 3, 4]";
+  expect_refusal("table.cos: got [4]" + shapes, table_of({4}, {4}));
+  expect_refusal("table.cos: got [10, 8]" + shapes, table_of({10, 8}, {10, 8}));
+  expect_refusal("table.cos: got [2, 4, 4]" + shapes, table_of({2, 4, 4}, {2, 4, 4}));
+  expect_refusal("table.cos: got [1, 3, 4]" + shapes, table_of({1, 3, 4}, {1, 3, 4}));
+  expect_refusal("table.sin: got [9, 4], expected [10, 4]", table_of({10, 4}, {9, 4}));
+  expect_refusal("table.cos: got none, expected a tensor",
+                 [](Call& call) { call.table = RopeTable{}; });
 
   const auto spoiled = [](bool cos, const ConstTensorView& view) {
     return [=](Call& call) {
@@ -255,44 +261,44 @@ TEST_P(RopeErrors, Tables) {
   alignas(8) static const std::byte memory[256]{};
   for (const bool cos : {true, false}) {
     const std::string name = cos ? "table.cos: " : "table.sin: ";
-    expect_refusal(name + "dtype bool came, expected f64, f32, f16 or bf16",
+    expect_refusal(name + "got dtype bool, expected f64, f32, f16 or bf16",
                    spoiled(cos, {memory, DType::kBool, {10, 4}}));
-    expect_refusal(name + "data is null with shape [10, 4], expected memory",
+    expect_refusal(name + "got a null pointer, expected data",
                    spoiled(cos, {nullptr, DType::kF32, {10, 4}}));
-    expect_refusal(name + "data is not aligned to 4 bytes, expected so",
+    expect_refusal(name + "got data that is not aligned, expected a multiple of 4 bytes",
                    spoiled(cos, {memory + 1, DType::kF32, {10, 4}}));
-    expect_refusal(name + "is on a CUDA device, expected the CPU",
+    expect_refusal(name + "got a CUDA tensor, expected CPU memory",
                    spoiled(cos, {memory, DType::kF32, {10, 4}, Device::kCuda}),
                    ErrorCode::kUnsupported);
   }
-  expect_refusal("base: is set beside a table, expected the default", [](Call& call) {
+  expect_refusal("base: got a base beside a table, expected the default", [](Call& call) {
     call.use_table();
     call.options.base = 500000;
   });
-  expect_refusal("scaling: is set beside a table, expected the default", [](Call& call) {
+  expect_refusal("scaling: got a scaling beside a table, expected the default", [](Call& call) {
     call.use_table();
     call.options.scaling.factor = 8;
   });
 }
 
 TEST_P(RopeErrors, PositionsBeyondTheTable) {
-  const std::string range = " came, expected 0 or more and less than the table's 10 rows";
+  const std::string range = ", expected 0 or more and less than the table's 10 rows";
   const auto list = [](const std::vector<std::int64_t>& positions) {
     return [=](Call& call) {
       call.use_table();
       call.use_positions(positions);
     };
   };
-  expect_refusal("positions: position 10 at index 2" + range, list({0, 9, 10}));
-  expect_refusal("positions: position -1 at index 5" + range, list({0, 1, 2, 3, 4, -1}));
+  expect_refusal("positions: got position 10 at index 2" + range, list({0, 9, 10}));
+  expect_refusal("positions: got position -1 at index 5" + range, list({0, 1, 2, 3, 4, -1}));
   const auto first = [](std::int64_t position) {
     return [=](Call& call) {
       call.use_table();
       call.positions.first = position;
     };
   };
-  expect_refusal("positions: position -1 at index 0" + range, first(-1));
-  expect_refusal("positions: position 10 at index 2" + range, first(8));
+  expect_refusal("positions: got position -1 at index 0" + range, first(-1));
+  expect_refusal("positions: got position 10 at index 2" + range, first(8));
   const auto with_token_table = [](auto change) {
     return [=](Call& call) {
       call.table = RopeTable{ConstTensorView(call.other_memory.data(), DType::kF32, {2, 3, 4}),
@@ -301,7 +307,7 @@ TEST_P(RopeErrors, PositionsBeyondTheTable) {
     };
   };
   const std::string with_rows =
-      "positions: are set beside a table with a row for each token, expected the default";
+      "positions: got positions beside a table with a row for each token, expected the default";
   expect_refusal(with_rows, with_token_table([](Call& call) { call.positions.first = 1; }));
   expect_refusal(with_rows, with_token_table([](Call& call) { call.use_positions({0, 1, 2}); }));
 }

@@ -196,15 +196,15 @@ TEST(RopeFrequenciesErrors, RotaryDimAndBase) {
   const auto expect = [](std::int64_t rotary_dim, double base, const std::string& what) {
     expect_error([&] { rope_frequencies(rotary_dim, base, {}); }, "rope_frequencies: " + what);
   };
-  expect(0, 10000, "rotary_dim: 0 came, expected a positive even number");
-  expect(7, 10000, "rotary_dim: 7 came, expected a positive even number");
-  expect(-4, 10000, "rotary_dim: -4 came, expected a positive even number");
-  expect(4, -1, "base: -1 came, expected a positive finite number");
-  expect(4, kInfinity, "base: inf came, expected a positive finite number");
-  expect(4, 1e-300, "base: 1e-300 with scaling.factor 1 came, expected angles that are finite");
+  expect(0, 10000, "rotary_dim: got 0, expected a positive even number");
+  expect(7, 10000, "rotary_dim: got 7, expected a positive even number");
+  expect(-4, 10000, "rotary_dim: got -4, expected a positive even number");
+  expect(4, -1, "base: got -1, expected a positive finite number");
+  expect(4, kInfinity, "base: got inf, expected a positive finite number");
+  expect(4, 1e-300, "base: got 1e-300 with scaling.factor 1, expected angles that are finite");
   expect_error([] { rope_frequencies(std::int64_t{1} << 62, 10000, {}); },
-               "rope_frequencies: rotary_dim: 4611686018427387904 came, which does not fit the "
-               "memory",
+               "rope_frequencies: rotary_dim: got 4611686018427387904, expected a size that "
+               "fits the memory",
                ErrorCode::kOutOfMemory);
 }
 
@@ -214,12 +214,12 @@ TEST(RopeFrequenciesErrors, Scaling) {
     expect_error([&] { rope_magnitude(scaling); }, "rope_magnitude: " + what);
   };
   const auto positive = [](const std::string& name, const std::string& got) {
-    return "scaling." + name + ": " + got + " came, expected a positive finite number";
+    return "scaling." + name + ": got " + got + ", expected a positive finite number";
   };
   const auto linear = RopeScaling::kLinear;
   const auto llama3 = RopeScaling::kLlama3;
   const auto yarn_kind = RopeScaling::kYarn;
-  expect({.kind = static_cast<RopeScaling>(7)}, "scaling.kind: 7 came, expected a RopeScaling");
+  expect({.kind = static_cast<RopeScaling>(7)}, "scaling.kind: got 7, expected a RopeScaling");
   expect({.kind = linear, .factor = 0}, positive("factor", "0"));
   expect({.kind = linear, .factor = kNaN}, positive("factor", "nan"));
   for (const RopeScaling kind : {llama3, yarn_kind}) {
@@ -231,27 +231,27 @@ TEST(RopeFrequenciesErrors, Scaling) {
   expect({.kind = llama3, .high_frequency_factor = kInfinity},
          positive("high_frequency_factor", "inf"));
   expect({.kind = llama3, .low_frequency_factor = 4},
-         "scaling.high_frequency_factor: 4 came, expected more than low_frequency_factor, which is "
+         "scaling.high_frequency_factor: got 4, expected more than low_frequency_factor, which is "
          "4");
   expect({.kind = yarn_kind, .beta_fast = kNaN}, positive("beta_fast", "nan"));
   expect({.kind = yarn_kind, .beta_slow = -1}, positive("beta_slow", "-1"));
   expect({.kind = yarn_kind, .beta_fast = 0.5},
-         "scaling.beta_fast: 0.5 came, expected at least beta_slow, which is 1");
+         "scaling.beta_fast: got 0.5, expected at least beta_slow, which is 1");
   expect({.kind = yarn_kind, .attention_factor = 0.0}, positive("attention_factor", "0"));
-  const std::string not_negative = " came, expected 0 or a positive finite number";
-  expect({.kind = yarn_kind, .mscale = -1}, "scaling.mscale: -1" + not_negative);
+  const std::string not_negative = ", expected 0 or a positive finite number";
+  expect({.kind = yarn_kind, .mscale = -1}, "scaling.mscale: got -1" + not_negative);
   expect({.kind = yarn_kind, .mscale_all_dim = kInfinity},
-         "scaling.mscale_all_dim: inf" + not_negative);
+         "scaling.mscale_all_dim: got inf" + not_negative);
   expect({.kind = yarn_kind, .factor = 1e300, .mscale = 1e308, .mscale_all_dim = 1},
-         "scaling.mscale: 1e+308 came, which gives the magnitude inf, expected a finite one");
+         "scaling.mscale: got 1e+308, which gives the magnitude inf, expected a finite one");
 }
 
 TEST(RopeFrequenciesErrors, ScalingAndBase) {
   expect_error([] { rope_frequencies(4, 1, {.kind = RopeScaling::kYarn}); },
-               "rope_frequencies: base: 1 came, expected more than 1 for YaRN scaling");
+               "rope_frequencies: base: got 1, expected more than 1 for YaRN scaling");
   expect_error(
       [] { rope_frequencies(4, 10000, {.kind = RopeScaling::kLinear, .factor = 1e-300}); },
-      "rope_frequencies: base: 10000 with scaling.factor 1e-300 came, expected angles that are "
+      "rope_frequencies: base: got 10000 with scaling.factor 1e-300, expected angles that are "
       "finite");
 }
 
@@ -264,23 +264,26 @@ TEST(MakeRopeTableErrors, All) {
     expect_error([&] { make_rope_table(options, rotary_dim, cos_view, sin_view); },
                  "make_rope_table: " + what, code);
   };
-  expect({}, 3, cos, sin, "rotary_dim: 3 came, expected a positive even number");
+  expect({}, 3, cos, sin, "rotary_dim: got 3, expected a positive even number");
   expect({.rotary_dim = 2}, 4, cos, sin,
-         "options.rotary_dim: 2 came, expected 0 or rotary_dim, which is 4");
-  expect({.base = 0}, 4, cos, sin, "base: 0 came, expected a positive finite number");
-  expect({}, 6, cos, sin, "cos: shape [5, 2] came, expected [max_position, 3]");
-  expect({}, 4, cos, cos.view().reshape({10, 1}),
-         "sin: shape [10, 1] came, expected [max_position, 2]");
-  expect({}, 4, cos, sin.view().slice(0, 0, 4), "sin: shape [4, 2] came, expected [5, 2] as cos");
-  expect({}, 4, cos, cos, "sin: overlaps cos, expected separate memory");
-  expect({}, 4, TensorView(cos.data(), DType::kF32, {5, 2}, {0, 1}), sin,
-         "cos: strides [0, 1] reach one element by two indices, expected a place for each");
+         "options.rotary_dim: got 2, expected 0 or rotary_dim, which is 4");
+  expect({.base = 0}, 4, cos, sin, "base: got 0, expected a positive finite number");
+  expect({}, 6, cos, sin, "cos: got [5, 2], expected [5, 3]");
+  expect({}, 4, {}, sin, "cos: got none, expected a tensor");
+  expect({}, 4, cos, {}, "sin: got none, expected a tensor");
+  expect({}, 4, cos.view().reshape({10}), sin, "cos: got [10], expected 2 dimensions");
+  expect({}, 4, cos, cos.view().reshape({10, 1}), "sin: got [10, 1], expected [5, 2]");
+  expect({}, 4, cos, sin.view().slice(0, 0, 4), "sin: got [4, 2], expected [5, 2]");
+  expect({}, 4, cos, cos, "cos: got memory that overlaps sin, expected memory of its own");
+  expect(
+      {}, 4, TensorView(cos.data(), DType::kF32, {5, 2}, {0, 1}), sin,
+      "cos: got strides [0, 1] that reach one element twice, expected an output without overlap");
   expect({}, 4, TensorView(nullptr, DType::kF32, {5, 2}), sin,
-         "cos: data is null with shape [5, 2], expected memory");
+         "cos: got a null pointer, expected data");
   expect({}, 4, cos, TensorView(sin.data(), DType::kBool, {5, 2}),
-         "sin: dtype bool came, expected f64, f32, f16 or bf16");
+         "sin: got dtype bool, expected f64, f32, f16 or bf16");
   expect({}, 4, cos, TensorView(sin.data(), DType::kF32, {5, 2}, Device::kCuda),
-         "sin: is on a CUDA device, expected the CPU", ErrorCode::kUnsupported);
+         "sin: got a CUDA tensor, expected CPU memory", ErrorCode::kUnsupported);
   for (const double value : values_of(cos)) EXPECT_EQ(value, 0);
   for (const double value : values_of(sin)) EXPECT_EQ(value, 0);
 }

@@ -58,7 +58,7 @@ TEST(Dims, HoldsUpToEight) {
   EXPECT_EQ(error_of([] {
               Dims({1, 2, 3, 4, 5, 6, 7, 8, 9});
             }),
-            "Dims: values: 9 dimensions came, expected at most 8");
+            "Dims: values: got 9 dimensions, expected at most 8");
 }
 
 TEST(Dims, CompareByRankAndValues) {
@@ -76,23 +76,25 @@ TEST(RowMajorStrides, AreProductsOfTheSizesAfter) {
 }
 
 TEST(RowMajorStrides, RefusesWhatCannotBeCounted) {
-  EXPECT_EQ(error_of([] {
-              row_major_strides({kMax, 2});
-            }),
-            "row_major_strides: shape: [9223372036854775807, 2] came, its product overflows");
-  EXPECT_EQ(error_of([] {
-              row_major_strides({2, std::int64_t{1} << 62});
-            }),
-            "row_major_strides: shape: [2, 4611686018427387904] came, its product overflows");
+  EXPECT_EQ(
+      error_of([] {
+        row_major_strides({kMax, 2});
+      }),
+      "row_major_strides: shape: got [9223372036854775807, 2], expected a size that fits 64 bits");
+  EXPECT_EQ(
+      error_of([] {
+        row_major_strides({2, std::int64_t{1} << 62});
+      }),
+      "row_major_strides: shape: got [2, 4611686018427387904], expected a size that fits 64 bits");
   EXPECT_EQ(error_of([] {
               row_major_strides({0, kMax, kMax});
             }),
-            "row_major_strides: shape: [0, 9223372036854775807, 9223372036854775807] came, its "
-            "product overflows");
+            "row_major_strides: shape: got [0, 9223372036854775807, 9223372036854775807], "
+            "expected a size that fits 64 bits");
   EXPECT_EQ(error_of([] {
               row_major_strides({2, -1});
             }),
-            "row_major_strides: shape: [2, -1] came, sizes must not be negative");
+            "row_major_strides: shape: got [2, -1], expected no negative size");
 }
 
 TEST(View, RefusesWhatCannotBeAddressed) {
@@ -100,21 +102,21 @@ TEST(View, RefusesWhatCannotBeAddressed) {
   EXPECT_EQ(error_of([&] {
               TensorView(&value, DType::kF32, {2, 3}, {1});
             }),
-            "TensorView: strides: [1] came, shape [2, 3] needs 2 of them");
+            "TensorView: strides: got [1], expected 2 strides for shape [2, 3]");
   EXPECT_EQ(error_of([&] { TensorView(&value, DType::kF32, {-2}, {1}); }),
-            "TensorView: shape: [-2] came, sizes must not be negative");
+            "TensorView: shape: got [-2], expected no negative size");
   // Two elements in all directions overflow a count of elements, even where all are the same one.
   EXPECT_EQ(error_of([&] {
               TensorView(&value, DType::kF32, {kMax, 2}, {0, 0});
             }),
-            "TensorView: shape: [9223372036854775807, 2] came, its product overflows");
+            "TensorView: shape: got [9223372036854775807, 2], expected a size that fits 64 bits");
   for (const std::int64_t stride : {kMax, kMin, -kMax, kMax / 16}) {
     const std::string text = std::to_string(stride);
     EXPECT_EQ(error_of([&] {
                 ConstTensorView(&value, DType::kF32, {2, 2}, {stride, 1});
               }),
-              "TensorView: strides: [" + text +
-                  ", 1] came, over shape [2, 2] they reach farther than memory does");
+              "TensorView: strides: got [" + text +
+                  ", 1] over shape [2, 2], expected a span that fits the address space");
   }
   // Strides that are never used may be anything.
   const ConstTensorView one(&value, DType::kF32, {1, 1}, {kMin, kMax});
@@ -153,9 +155,9 @@ TEST(View, GivesItsDataInItsOwnTypeAlone) {
   const Tensor& constant = tensor;
   static_assert(std::is_same_v<decltype(constant.data_as<float>()), const float*>);
   EXPECT_EQ(error_of([&] { tensor.data_as<float16>(); }),
-            "data_as: T: f16 came, the view holds f32");
+            "data_as: T: got dtype f16, expected the view's f32");
   EXPECT_EQ(error_of([&] { constant.data_as<bool>(); }),
-            "data_as: T: bool came, the view holds f32");
+            "data_as: T: got dtype bool, expected the view's f32");
 }
 
 TEST(View, TransposeSliceSelectReshape) {
@@ -190,28 +192,28 @@ TEST(View, RefusesWrongDimensionsAndRanges) {
   Tensor tensor(DType::kF32, {2, 3});
   const TensorView view = tensor.view();
   EXPECT_EQ(error_of([&] { view.transpose(2, 0); }),
-            "transpose: dim_a: 2 came, expected a dimension in [0, 2)");
+            "transpose: dim_a: got 2, expected a dimension in [0, 2)");
   EXPECT_EQ(error_of([&] { view.transpose(0, -1); }),
-            "transpose: dim_b: -1 came, expected a dimension in [0, 2)");
+            "transpose: dim_b: got -1, expected a dimension in [0, 2)");
   EXPECT_EQ(error_of([&] { view.slice(5, 0, 1); }),
-            "slice: dim: 5 came, expected a dimension in [0, 2)");
+            "slice: dim: got 5, expected a dimension in [0, 2)");
   EXPECT_EQ(error_of([&] { view.slice(1, 0, 4); }),
-            "slice: begin, end: [0, 4) came, expected a range within [0, 3) of dimension 1 of "
+            "slice: begin, end: got [0, 4), expected a range within [0, 3) of dimension 1 of "
             "[2, 3]");
   EXPECT_EQ(error_of([&] { view.slice(1, -1, 2); }),
-            "slice: begin, end: [-1, 2) came, expected a range within [0, 3) of dimension 1 of "
+            "slice: begin, end: got [-1, 2), expected a range within [0, 3) of dimension 1 of "
             "[2, 3]");
   EXPECT_EQ(error_of([&] { view.slice(1, 2, 1); }),
-            "slice: begin, end: [2, 1) came, expected a range within [0, 3) of dimension 1 of "
+            "slice: begin, end: got [2, 1), expected a range within [0, 3) of dimension 1 of "
             "[2, 3]");
   EXPECT_EQ(error_of([&] { view.select(-1, 0); }),
-            "select: dim: -1 came, expected a dimension in [0, 2)");
+            "select: dim: got -1, expected a dimension in [0, 2)");
   EXPECT_EQ(error_of([&] { view.select(0, 2); }),
-            "select: index: 2 came, expected one in [0, 2) of dimension 0 of [2, 3]");
+            "select: index: got 2, expected one in [0, 2) of dimension 0 of [2, 3]");
   EXPECT_EQ(error_of([&] { view.reshape({4}); }),
-            "reshape: shape: [4] came, with 4 elements; the view [2, 3] has 6");
+            "reshape: shape: got [4] with 4 elements, expected 6 as in the view's [2, 3]");
   EXPECT_EQ(error_of([&] { view.transpose(0, 1).reshape({6}); }),
-            "reshape: view: strides [1, 3] over shape [3, 2] came, expected a contiguous view");
+            "reshape: view: got strides [1, 3] over shape [3, 2], expected a contiguous view");
 }
 
 TEST(Tensor, IsAlignedAndZero) {
@@ -245,29 +247,31 @@ TEST(Tensor, FromValuesRoundsAndCounts) {
   EXPECT_EQ(error_of([] {
               Tensor::from_values(DType::kF32, {2, 3}, {1, 2, 3, 4, 5});
             }),
-            "Tensor::from_values: values: 5 numbers came, shape [2, 3] needs 6");
+            "Tensor::from_values: values: got 5 numbers, expected 6 for shape [2, 3]");
 }
 
 TEST(Tensor, RefusesImpossibleShapes) {
   EXPECT_EQ(error_of([] {
               Tensor(DType::kF32, {3, -1});
             }),
-            "Tensor: shape: [3, -1] came, sizes must not be negative");
-  EXPECT_EQ(error_of([] { Tensor(DType::kF64, {std::int64_t{1} << 60}); }, ErrorCode::kOutOfMemory),
-            "Tensor: shape: [1152921504606846976] of f64 came, its bytes do not fit the address "
-            "space");
+            "Tensor: shape: got [3, -1], expected no negative size");
+  EXPECT_EQ(
+      error_of([] { Tensor(DType::kF64, {std::int64_t{1} << 60}); }, ErrorCode::kOutOfMemory),
+      "Tensor: shape: got [1152921504606846976] of f64, expected a size that fits the address "
+      "space");
   EXPECT_EQ(error_of(
                 [] {
                   Tensor(DType::kBool, {kMax, kMax, 0});
                 },
                 ErrorCode::kOutOfMemory),
-            "Tensor: shape: [9223372036854775807, 9223372036854775807, 0] of bool came, its bytes "
-            "do not fit the address space");
-  EXPECT_EQ(error_of([] { Tensor(DType::kF32, {std::int64_t{1} << 58}); }, ErrorCode::kOutOfMemory),
-            "Tensor: shape: [288230376151711744] of f32 came, no memory for its "
-            "1152921504606846976 bytes");
+            "Tensor: shape: got [9223372036854775807, 9223372036854775807, 0] of bool, expected a "
+            "size that fits the address space");
+  EXPECT_EQ(
+      error_of([] { Tensor(DType::kF32, {std::int64_t{1} << 58}); }, ErrorCode::kOutOfMemory),
+      "Tensor: shape: got [288230376151711744] of f32, which takes 1152921504606846976 bytes, "
+      "expected a size that fits the memory");
   EXPECT_EQ(error_of([] { Tensor::copy_of(ConstTensorView()); }),
-            "Tensor::copy_of: view: an absent view came, expected a tensor");
+            "Tensor::copy_of: view: got none, expected a tensor");
 }
 
 /// copy() element by element, by div and mod.
@@ -345,19 +349,18 @@ TEST(Copy, TakesEmptyAndScalarViews) {
 TEST(Copy, RefusesWhatItCannotDo) {
   Tensor a(DType::kF32, {2, 3});
   Tensor b(DType::kF32, {3, 2});
-  EXPECT_EQ(error_of([&] { copy(a, b); }),
-            "copy: to: shape [3, 2] came, expected that of from, [2, 3]");
-  EXPECT_EQ(error_of([&] { copy(a, a); }), "copy: to: it shares memory with from");
+  EXPECT_EQ(error_of([&] { copy(a, b); }), "copy: to: got [3, 2], expected [2, 3]");
+  EXPECT_EQ(error_of([&] { copy(a, a); }),
+            "copy: to: got memory that overlaps from, expected memory of its own");
   const TensorView repeated(b.data(), DType::kF32, {2, 3}, {0, 1});
   EXPECT_EQ(error_of([&] { copy(a, repeated); }),
-            "copy: to: strides [0, 1] over shape [2, 3] came, expected elements that do not share "
-            "memory");
+            "copy: to: got strides [0, 1] that reach one element twice, expected an output without "
+            "overlap");
   const TensorView cuda(b.data(), DType::kF32, {2, 3}, Device::kCuda);
   EXPECT_EQ(error_of([&] { copy(a, cuda); }, ErrorCode::kUnsupported),
-            "copy: to: CUDA memory came, expected CPU memory");
+            "copy: to: got a CUDA tensor, expected CPU memory");
   const ConstTensorView null(nullptr, DType::kF32, {2, 3});
-  EXPECT_EQ(error_of([&] { copy(null, a); }),
-            "copy: from: a null pointer came, expected the 6 elements of shape [2, 3]");
+  EXPECT_EQ(error_of([&] { copy(null, a); }), "copy: from: got a null pointer, expected data");
 }
 
 }  // namespace

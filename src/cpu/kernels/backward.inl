@@ -99,7 +99,7 @@ inline void load_tile(const AttentionParams& params, const Sequence& sequence,
   const Rows<Scalar>& rows = tile.rows;
   tile.width = round_up(rows.count, V::kLanes);
   pack_rows(params.q, sequence.q, rows, tile.width, params.head_dim, scratch.head_dim,
-            static_cast<Scalar>(params.rules.scale), scratch.q, scratch.q_transposed);
+            narrow<Scalar>(params.rules.scale), scratch.q, scratch.q_transposed);
   pack_rows(params.dout, sequence.dout, rows, tile.width, params.value_dim, scratch.value_dim,
             Scalar{1}, scratch.dout, scratch.dout_transposed);
   tile.finite = all_finite(scratch.q, rows.count * scratch.head_dim) &&
@@ -283,7 +283,7 @@ void combine_dq(const AttentionParams& params, const CombineDqTask& task, void* 
   const std::int64_t rows = smaller(kTileRows<V>, sequence.query_len * params.group - row_begin);
   const std::int64_t width = round_up(rows, V::kLanes);
   const Scalar* partials = static_cast<const Scalar*>(task.partials) + row_begin * params.head_dim;
-  const Scalar scale = static_cast<Scalar>(params.rules.scale);
+  const Scalar scale = narrow<Scalar>(params.rules.scale);
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t i = 0; i < params.head_dim; ++i) {
       Scalar sum = 0;

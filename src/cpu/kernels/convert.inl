@@ -30,7 +30,7 @@ inline void load_row(const void* from, DType dtype, std::int64_t n, float* to) {
   }
   if (dtype == DType::kF64) {
     const double* p = static_cast<const double*>(from);
-    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(p[i]);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = narrow<float>(p[i]);
     return;
   }
   const std::uint16_t* p = static_cast<const std::uint16_t*>(from);

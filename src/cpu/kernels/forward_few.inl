@@ -160,7 +160,7 @@ void forward_few(const AttentionParams& params, const ForwardTask& task, void* m
   set_rows(rows, params, sequence, first_head, params.group, task.row_begin, task.row_count,
            task.key_begin, task.key_end);
 
-  const Scalar scale = static_cast<Scalar>(params.rules.scale);
+  const Scalar scale = narrow<Scalar>(params.rules.scale);
   for (std::int64_t r = 0; r < rows.count; ++r) {
     Scalar* q = scratch.q + r * scratch.head_dim;
     const std::int64_t start =

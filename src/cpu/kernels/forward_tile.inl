@@ -185,8 +185,8 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
            task.key_begin, task.key_end);
   const std::int64_t width = round_up(rows.count, V::kLanes);
 
-  transpose_rows<V>(params.q, sequence.q, rows, width, head_dim,
-                    static_cast<Scalar>(params.rules.scale), scratch.row, scratch.q);
+  transpose_rows<V>(params.q, sequence.q, rows, width, head_dim, narrow<Scalar>(params.rules.scale),
+                    scratch.row, scratch.q);
   alignas(64) Scalar maximum[kMaxRows];
   alignas(64) Scalar denominator[kMaxRows] = {};
   alignas(64) Scalar rescale[kMaxRows];

@@ -115,6 +115,17 @@ inline V tanh(V x) {
   return select(less(x, zero<V>()), zero<V>() - magnitude, magnitude);
 }
 
+/// A double in the compute type; what is too large becomes the largest finite number, so that a
+/// bias of -1e300 is a small score and not a mask.
+template <class Scalar>
+inline Scalar narrow(double x) {
+  constexpr double kLimit = -static_cast<double>(MathConstants<Scalar>::kLowest);
+  const bool finite = x - x == 0;
+  if (finite && x > kLimit) return -MathConstants<Scalar>::kLowest;
+  if (finite && x < -kLimit) return MathConstants<Scalar>::kLowest;
+  return static_cast<Scalar>(x);
+}
+
 inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 inline std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 inline std::int64_t round_up(std::int64_t n, std::int64_t unit) {

@@ -144,8 +144,11 @@ inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
                       std::int64_t key_count, Scalar* extra, Scalar* keep, std::int64_t row_step,
                       std::int64_t key_step) {
   const ScoreRules& rules = params.rules;
-  block.softcap = static_cast<Scalar>(rules.softcap);
-  block.inverse_softcap = rules.softcap == 0 ? Scalar{0} : static_cast<Scalar>(1 / rules.softcap);
+  // Caps beyond these do nothing, or flatten everything, in any type; within them 1 / cap is
+  // normal.
+  const double cap = rules.softcap < 1e-30 ? 1e-30 : rules.softcap > 1e30 ? 1e30 : rules.softcap;
+  block.softcap = rules.softcap == 0 ? Scalar{0} : static_cast<Scalar>(cap);
+  block.inverse_softcap = static_cast<Scalar>(1 / cap);
   block.alibi = rules.alibi_slopes != nullptr;
   block.positional = rows.all_first > key_begin || rows.all_end < key_begin + key_count;
   for (std::int64_t r = 0; r < rows.count; ++r) {
@@ -156,7 +159,7 @@ inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
     block.last[r] = static_cast<Scalar>(last);
     if (block.alibi) {
       block.position[r] = static_cast<Scalar>(rows.token[r] + sequence.position_offset - key_begin);
-      block.slope[r] = static_cast<Scalar>(rules.alibi_slopes[rows.head[r]]);
+      block.slope[r] = narrow<Scalar>(rules.alibi_slopes[rows.head[r]]);
     }
   }
   block.extra = nullptr;

@@ -1,0 +1,19 @@
+// Division and rounding of counts. Not for kernels, which share no inline code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ladon {
+
+/// n / unit, rounded up. n >= 0, unit > 0.
+constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t unit) noexcept {
+  return (n + unit - 1) / unit;
+}
+
+/// The least multiple of unit that is n or more.
+constexpr std::size_t round_up(std::size_t n, std::size_t unit) noexcept {
+  return (n + unit - 1) / unit * unit;
+}
+
+}  // namespace ladon
