@@ -35,15 +35,14 @@ void run_reference(const Context& context, const AttentionParams& params) {
 /// keys are split one partial row per split.
 class ForwardRun {
  public:
-  ForwardRun(const Context& context, const AttentionParams& params, const cpu::KernelSet& kernels,
-             std::size_t compute_size)
+  ForwardRun(const Context& context, const AttentionParams& params, const cpu::KernelSet& kernels)
       : context_(context),
         params_(params),
         kernels_(kernels),
-        compute_dtype_(compute_size == 8 ? DType::kF64 : DType::kF32),
+        compute_dtype_(kernels.compute_bytes == 8 ? DType::kF64 : DType::kF32),
         scratch_bytes_(aligned(
             std::max(kernels.forward_tile_scratch(params), kernels.forward_few_scratch(params)))),
-        row_bytes_(static_cast<std::size_t>(params.value_dim) * compute_size),
+        row_bytes_(static_cast<std::size_t>(params.value_dim) * kernels.compute_bytes),
         layout_(lay_out()),
         workspace_(context.impl().workspaces(), layout_.total) {}
 
@@ -98,7 +97,7 @@ class ForwardRun {
     out.merge = out.scratch + threads * scratch_bytes_;
     out.partial_lse = out.merge + (rows == 0 ? 0 : threads * merge_bytes(out.most_splits));
     out.partial_out = out.partial_lse + aligned(rows * sizeof(double));
-    out.total = out.partial_out + rows * row_bytes_;
+    out.total = out.partial_out + saturating_product(rows, row_bytes_);
     return out;
   }
 
@@ -248,13 +247,14 @@ void attention(const Context& context, const ConstTensorView& q, const ConstTens
   problem.set_out(out);
   if (!lse.absent()) problem.set_lse(lse);
 
+  if (out.num_elements() == 0) return;  // however many heads or sequences have no queries
   const cpu::KernelTable* table = context.impl().kernels();
   if (table == nullptr) {
     run_reference(context, problem.params());
   } else if (q.dtype() == DType::kF64) {
-    ForwardRun(context, problem.params(), table->f64, sizeof(double)).run();
+    ForwardRun(context, problem.params(), table->f64).run();
   } else {
-    ForwardRun(context, problem.params(), table->f32, sizeof(float)).run();
+    ForwardRun(context, problem.params(), table->f32).run();
   }
 }
 

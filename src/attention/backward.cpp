@@ -27,9 +27,8 @@ constexpr std::int64_t kMaxParts = 4;
 // here.
 constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
 
-/// Keys past a sequence's length exist in dk and dv but were never seen.
-void zero_padding(const Operand& operand, std::int64_t start, std::int64_t first, std::int64_t end,
-                  std::int64_t heads, std::int64_t dim) {
+void zero_keys(const Operand& operand, std::int64_t start, std::int64_t first, std::int64_t end,
+               std::int64_t heads, std::int64_t dim) {
   if (operand.data == nullptr) return;
   const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(operand.dtype);
   for (std::int64_t key = first; key < end; ++key) {
@@ -40,64 +39,95 @@ void zero_padding(const Operand& operand, std::int64_t start, std::int64_t first
   }
 }
 
+/// Keys past a sequence's length exist in dk and dv but were never seen.
+void zero_padding(const Problem& problem) {
+  const AttentionSizes& sizes = problem.sizes();
+  if (sizes.packed) return;
+  const AttentionParams& params = problem.params();
+  for (std::int64_t s = 0; s < sizes.num_sequences; ++s) {
+    const Sequence& sequence = params.sequences[s];
+    zero_keys(params.dk, sequence.dk, sequence.kv_len, sizes.kv_len, sizes.num_kv_heads,
+              sizes.head_dim);
+    zero_keys(params.dv, sequence.dv, sequence.kv_len, sizes.kv_len, sizes.num_kv_heads,
+              sizes.value_dim);
+  }
+}
+
+/// dq, dk and dv. Takes all its memory when it is made, so that a failure finds nothing written.
 class BackwardRun {
  public:
+  /// `scratch` holds `scratch_stride` bytes for each thread.
   BackwardRun(const Context& context, const AttentionParams& params, const cpu::KernelSet& kernels,
-              std::size_t compute_size)
+              std::byte* scratch, std::size_t scratch_stride)
       : context_(context),
         params_(params),
         kernels_(kernels),
-        threads_(context.num_threads()),
-        scratch_bytes_(
-            round_up(std::max(kernels.backward_scratch(params), kernels.combine_dq_scratch(params)),
-                     cpu::kScratchAlignment)) {
-    std::int64_t most_rows = 0;
-    for (std::int64_t s = 0; s < params.num_sequences; ++s) {
-      most_rows = std::max(most_rows, params.sequences[s].query_len * params.group);
-      most_parts_ = std::max(most_parts_, parts_of(params.sequences[s]));
-    }
-    most_tiles_ = ceil_div(most_rows, kernels.tile_rows);
-    part_elements_ = most_tiles_ * kernels.tile_rows * params.head_dim;
-    part_bytes_ = static_cast<std::size_t>(part_elements_) * compute_size;
-    // Any number of heads at once gives the same bits: each head's sums are its own.
-    const std::int64_t head_bytes =
-        std::max<std::int64_t>(1, static_cast<std::int64_t>(part_bytes_) * most_parts_);
-    wave_ = std::max(ceil_div(2 * threads_, std::max<std::int64_t>(1, most_parts_)),
-                     static_cast<std::int64_t>(kPartialBytes) / head_bytes);
-    wave_ = std::max<std::int64_t>(1, std::min(wave_, params.num_sequences * params.num_kv_heads));
-  }
+        scratch_(scratch),
+        scratch_stride_(scratch_stride),
+        heads_(params.num_sequences * params.num_kv_heads),
+        sizes_(lay_out()),
+        partials_(context.impl().workspaces(),
+                  saturating_product(static_cast<std::size_t>(sizes_.wave * sizes_.parts),
+                                     sizes_.part_bytes)) {}
 
-  void run() {
-    const std::int64_t heads = params_.num_sequences * params_.num_kv_heads;
-    if (heads == 0) return;
-    const std::size_t scratch = static_cast<std::size_t>(threads_) * scratch_bytes_;
-    Workspace workspace(context_.impl().workspaces(),
-                        scratch + static_cast<std::size_t>(wave_ * most_parts_) * part_bytes_);
-    scratch_ = workspace.data();
-    partials_ = workspace.data() + scratch;
-    for (std::int64_t first = 0; first < heads; first += wave_) {
-      const std::int64_t count = std::min(wave_, heads - first);
-      if (most_parts_ > 0) {
-        parallel_for(context_, count * most_parts_, [&](std::int64_t task, int worker) {
-          run_part(first + task / most_parts_, task / most_parts_, task % most_parts_, worker);
-        });
-      }
+  void run() const {
+    for (std::int64_t first = 0; first < heads_; first += sizes_.wave) {
+      const std::int64_t count = std::min(sizes_.wave, heads_ - first);
+      parallel_for(context_, count * sizes_.parts, [&](std::int64_t task, int worker) {
+        const std::int64_t slot = task / sizes_.parts;
+        run_part(first + slot, slot, task % sizes_.parts, worker);
+      });
       if (params_.dq.data == nullptr) continue;
-      parallel_for(context_, count * most_tiles_, [&](std::int64_t task, int worker) {
-        combine(first + task / most_tiles_, task / most_tiles_, task % most_tiles_, worker);
+      parallel_for(context_, count * sizes_.tiles, [&](std::int64_t task, int worker) {
+        const std::int64_t slot = task / sizes_.tiles;
+        combine(first + slot, slot, task % sizes_.tiles, worker);
       });
     }
   }
 
  private:
+  /// The most that any sequence needs.
+  struct LayOut {
+    std::int64_t parts = 0;
+    std::int64_t tiles = 0;
+    std::size_t part_elements = 0;  // of one partial dq
+    std::size_t part_bytes = 0;
+    std::int64_t wave = 1;  // heads worked on at once
+  };
+
+  LayOut lay_out() const {
+    LayOut out;
+    for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
+      const Sequence& sequence = params_.sequences[s];
+      out.tiles =
+          std::max(out.tiles, ceil_div(sequence.query_len * params_.group, kernels_.tile_rows));
+      out.parts = std::max(out.parts, parts_of(sequence));
+    }
+    out.part_elements = saturating_product(
+        static_cast<std::size_t>(out.tiles),
+        static_cast<std::size_t>(kernels_.tile_rows) * static_cast<std::size_t>(params_.head_dim));
+    out.part_bytes = saturating_product(out.part_elements, kernels_.compute_bytes);
+    // Any number of heads at once gives the same bits: each head's sums are its own.
+    const std::size_t head_bytes = saturating_product(
+        out.part_bytes, static_cast<std::size_t>(std::max<std::int64_t>(1, out.parts)));
+    const auto that_fit =
+        static_cast<std::int64_t>(kPartialBytes / std::max<std::size_t>(1, head_bytes));
+    const std::int64_t for_all_threads =
+        ceil_div(2 * context_.num_threads(), std::max<std::int64_t>(1, out.parts));
+    out.wave = std::clamp<std::int64_t>(std::max(for_all_threads, that_fit), 1,
+                                        std::max<std::int64_t>(1, heads_));
+    return out;
+  }
+
   static std::int64_t parts_of(const Sequence& sequence) {
     return std::min(kMaxParts, ceil_div(sequence.kv_len, cpu::kBackwardKeys));
   }
   std::byte* partial(std::int64_t slot, std::int64_t part) const {
-    return partials_ + static_cast<std::size_t>(slot * most_parts_ + part) * part_bytes_;
+    return partials_.data() +
+           static_cast<std::size_t>(slot * sizes_.parts + part) * sizes_.part_bytes;
   }
   std::byte* scratch(int worker) const {
-    return scratch_ + static_cast<std::size_t>(worker) * scratch_bytes_;
+    return scratch_ + static_cast<std::size_t>(worker) * scratch_stride_;
   }
 
   void run_part(std::int64_t head, std::int64_t slot, std::int64_t part, int worker) const {
@@ -108,7 +138,7 @@ class BackwardRun {
     const std::int64_t parts = parts_of(sequence);
     if (part >= parts) return;
     task.dq_partial = partial(slot, part);
-    std::memset(task.dq_partial, 0, part_bytes_);
+    std::memset(task.dq_partial, 0, sizes_.part_bytes);
     const std::int64_t blocks = ceil_div(sequence.kv_len, cpu::kBackwardKeys);
     for (std::int64_t turn = 0; turn * parts < blocks; ++turn) {
       // To and fro, so that under a causal mask, where early keys have more rows, parts are even.
@@ -128,7 +158,7 @@ class BackwardRun {
     const Sequence& sequence = params_.sequences[task.sequence];
     if (tile * kernels_.tile_rows >= sequence.query_len * params_.group) return;
     task.partials = partial(slot, 0);
-    task.partial_stride = part_elements_;
+    task.partial_stride = static_cast<std::int64_t>(sizes_.part_elements);
     task.partial_count = parts_of(sequence);
     kernels_.combine_dq(params_, task, scratch(worker));
   }
@@ -136,15 +166,11 @@ class BackwardRun {
   const Context& context_;
   const AttentionParams& params_;
   const cpu::KernelSet& kernels_;
-  std::int64_t threads_;
-  std::size_t scratch_bytes_;       // of one thread
-  std::int64_t most_parts_ = 0;     // of any sequence
-  std::int64_t most_tiles_ = 0;     // of any sequence
-  std::int64_t part_elements_ = 0;  // of one partial dq
-  std::size_t part_bytes_ = 0;
-  std::int64_t wave_ = 1;  // heads worked on at once
-  std::byte* scratch_ = nullptr;
-  std::byte* partials_ = nullptr;
+  std::byte* scratch_;
+  std::size_t scratch_stride_;
+  std::int64_t heads_;  // KV heads of all sequences
+  LayOut sizes_;
+  Workspace partials_;
 };
 
 void check_like(const NamedView& argument, const ConstTensorView& input) {
@@ -196,33 +222,28 @@ void attention_backward(const Context& context, const ConstTensorView& q, const 
   if (!gradients.dv.absent()) problem.set_dv(gradients.dv);
 
   const AttentionParams& params = problem.params();
-  if (!sizes.packed) {
-    for (std::int64_t s = 0; s < sizes.num_sequences; ++s) {
-      const Sequence& sequence = params.sequences[s];
-      zero_padding(params.dk, sequence.dk, sequence.kv_len, sizes.kv_len, sizes.num_kv_heads,
-                   sizes.head_dim);
-      zero_padding(params.dv, sequence.dv, sequence.kv_len, sizes.kv_len, sizes.num_kv_heads,
-                   sizes.value_dim);
-    }
-  }
-  const bool wants_main =
-      !gradients.dq.absent() || !gradients.dk.absent() || !gradients.dv.absent();
   const cpu::KernelTable* table = context.impl().kernels();
   if (table == nullptr) {
-    if (wants_main) {
-      parallel_for(context, params.num_sequences * params.num_kv_heads,
-                   [&](std::int64_t task, int) {
-                     reference::backward(params, params.sequences[task / params.num_kv_heads],
-                                         task % params.num_kv_heads);
-                   });
-    }
+    zero_padding(problem);
+    parallel_for(context, params.num_sequences * params.num_kv_heads, [&](std::int64_t task, int) {
+      reference::backward(params, params.sequences[task / params.num_kv_heads],
+                          task % params.num_kv_heads);
+    });
     write_side_gradients_by_reference(context, problem, gradients);
     return;
   }
-  const bool wide = q.dtype() == DType::kF64;
-  const cpu::KernelSet& kernels = wide ? table->f64 : table->f32;
-  if (wants_main) BackwardRun(context, params, kernels, wide ? 8 : 4).run();
-  write_side_gradients(context, problem, kernels, gradients);
+  const cpu::KernelSet& kernels = q.dtype() == DType::kF64 ? table->f64 : table->f32;
+  const std::size_t stride =
+      round_up(std::max({kernels.backward_scratch(params), kernels.combine_dq_scratch(params),
+                         side_gradient_scratch(params, kernels, gradients)}),
+               cpu::kScratchAlignment);
+  const Workspace scratch(
+      context.impl().workspaces(),
+      saturating_product(static_cast<std::size_t>(context.num_threads()), stride));
+  const BackwardRun main(context, params, kernels, scratch.data(), stride);
+  zero_padding(problem);
+  if (!gradients.dq.absent() || !gradients.dk.absent() || !gradients.dv.absent()) main.run();
+  write_side_gradients(context, problem, kernels, gradients, scratch.data(), stride);
 }
 
 }  // namespace ladon

@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <new>
 
 #include "core/context_impl.h"
 #include "core/element.h"
+#include "core/integer.h"
 
 namespace ladon {
 namespace {
 
 std::size_t array_bytes(const AttentionSizes& sizes) {
-  return static_cast<std::size_t>(sizes.num_sequences) * sizeof(Sequence) +
-         2 * static_cast<std::size_t>(sizes.num_heads) * sizeof(double);
+  return saturating_product(static_cast<std::size_t>(sizes.num_sequences), sizeof(Sequence)) +
+         saturating_product(static_cast<std::size_t>(sizes.num_heads), 2 * sizeof(double));
 }
 
 /// Views that are only read are kept as void*, because one struct serves inputs and outputs.

@@ -61,18 +61,16 @@ struct BiasBox {
   std::int64_t sequence, head, token_begin, token_end, key_begin, key_end;
 };
 
+constexpr std::size_t kSumBytes = kTokensPerTask * kKeysPerTask * sizeof(double);
+
 void write_bias_gradient(const Context& context, const Problem& problem,
-                         const cpu::KernelSet& kernels, const TensorView& dbias) {
+                         const cpu::KernelSet& kernels, const TensorView& dbias, std::byte* scratch,
+                         std::size_t scratch_stride) {
   const AttentionParams& params = problem.params();
   const AttentionSizes& sizes = problem.sizes();
   const BiasBoxes boxes(dbias);
-  constexpr std::size_t kSumBytes = kTokensPerTask * kKeysPerTask * sizeof(double);
-  const std::size_t room =
-      kSumBytes + round_up(kernels.bias_gradient_scratch(params), cpu::kScratchAlignment);
-  Workspace workspace(context.impl().workspaces(),
-                      room * static_cast<std::size_t>(context.num_threads()));
   parallel_for(context, boxes.count(), [&](std::int64_t index, int worker) {
-    std::byte* memory = workspace.data() + static_cast<std::size_t>(worker) * room;
+    std::byte* memory = scratch + static_cast<std::size_t>(worker) * scratch_stride;
     auto* sums = reinterpret_cast<double*>(memory);
     std::fill_n(sums, kTokensPerTask * kKeysPerTask, 0.0);
     const BiasBox box(boxes, index);
@@ -93,14 +91,12 @@ void write_bias_gradient(const Context& context, const Problem& problem,
 }
 
 void write_sink_gradients(const Context& context, const AttentionParams& params,
-                          const cpu::KernelSet& kernels, const TensorView& dsinks) {
-  const std::size_t room = round_up(kernels.sink_gradient_scratch(params), cpu::kScratchAlignment);
-  Workspace workspace(context.impl().workspaces(),
-                      room * static_cast<std::size_t>(context.num_threads()));
+                          const cpu::KernelSet& kernels, const TensorView& dsinks,
+                          std::byte* scratch, std::size_t scratch_stride) {
   parallel_for(context, params.num_heads, [&](std::int64_t head, int worker) {
     double sum = 0;
     kernels.sink_gradient(params, {head, &sum},
-                          workspace.data() + static_cast<std::size_t>(worker) * room);
+                          scratch + static_cast<std::size_t>(worker) * scratch_stride);
     store_element(dsinks.data(), dsinks.dtype(), head * dsinks.stride(0), sum);
   });
 }
@@ -121,13 +117,23 @@ void check_side_gradients(std::string_view operation, const AttentionOptions& op
   check({"dsinks", gradients.dsinks}, {"sinks", options.sinks});
 }
 
+std::size_t side_gradient_scratch(const AttentionParams& params, const cpu::KernelSet& kernels,
+                                  const AttentionGradients& gradients) {
+  std::size_t bytes = 0;
+  if (!gradients.dbias.absent()) bytes = kSumBytes + kernels.bias_gradient_scratch(params);
+  if (!gradients.dsinks.absent()) bytes = std::max(bytes, kernels.sink_gradient_scratch(params));
+  return bytes;
+}
+
 void write_side_gradients(const Context& context, const Problem& problem,
-                          const cpu::KernelSet& kernels, const AttentionGradients& gradients) {
+                          const cpu::KernelSet& kernels, const AttentionGradients& gradients,
+                          std::byte* scratch, std::size_t scratch_stride) {
   if (!gradients.dbias.absent()) {
-    write_bias_gradient(context, problem, kernels, gradients.dbias);
+    write_bias_gradient(context, problem, kernels, gradients.dbias, scratch, scratch_stride);
   }
   if (!gradients.dsinks.absent()) {
-    write_sink_gradients(context, problem.params(), kernels, gradients.dsinks);
+    write_sink_gradients(context, problem.params(), kernels, gradients.dsinks, scratch,
+                         scratch_stride);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <string>
 #include <utility>
@@ -99,7 +100,7 @@ void check_options(std::string_view operation, const AttentionOptions& options,
   check_finite(operation, "softcap", options.softcap);
   if (options.softcap < 0) {
     fail(operation, "softcap",
-         "got " + std::to_string(options.softcap) + ", expected a positive number, or 0 for none");
+         "got " + text_of(options.softcap) + ", expected a positive number, or 0 for none");
   }
   for (const auto& [name, width] : {std::pair{"window_left", options.window_left},
                                     std::pair{"window_right", options.window_right}}) {
@@ -110,11 +111,22 @@ void check_options(std::string_view operation, const AttentionOptions& options,
   const double probability = options.dropout.probability;
   if (!(probability >= 0 && probability < 1)) {
     fail(operation, "dropout.probability",
-         "got " + std::to_string(probability) + ", expected a number in [0, 1)");
+         "got " + text_of(probability) + ", expected a number in [0, 1)");
   }
-  if (options.dropout.first_sequence < 0) {
+  const std::int64_t first = options.dropout.first_sequence;
+  if (first < 0) {
     fail(operation, "dropout.first_sequence",
-         "got " + std::to_string(options.dropout.first_sequence) + ", expected 0 or more");
+         "got " + std::to_string(first) + ", expected 0 or more");
+  }
+  if (sizes.num_sequences > 0 &&
+      first > std::numeric_limits<std::int64_t>::max() - (sizes.num_sequences - 1)) {
+    fail(operation, "dropout.first_sequence",
+         "got " + std::to_string(first) + ", expected a number that leaves room for " +
+             std::to_string(sizes.num_sequences) + " sequences");
+  }
+  if (options.alignment != Alignment::kBottomRight && options.alignment != Alignment::kTopLeft) {
+    fail(operation, "alignment",
+         "got " + std::to_string(static_cast<int>(options.alignment)) + ", expected an Alignment");
   }
   if (!options.mask.absent()) {
     check_broadcast(operation, {"mask", options.mask}, sizes);

@@ -1,6 +1,7 @@
 // attention_weights(): the score matrix at any stage, row by row from the reference.
 
 #include <limits>
+#include <string>
 
 #include "attention/problem.h"
 #include "attention/validate.h"
@@ -35,6 +36,10 @@ void attention_weights(const Context& context, const ConstTensorView& q, const C
   if (sizes.packed) {
     fail(ErrorCode::kUnsupported, kOperation, "query_offsets",
          "got a packed batch, expected one sequence at a time or a padded batch");
+  }
+  if (stage > ScoreStage::kDropped) {
+    fail(kOperation, "stage",
+         "got " + std::to_string(static_cast<int>(stage)) + ", expected a ScoreStage");
   }
   const NamedView output{"weights", weights};
   check_strided_floats(kOperation, output,

@@ -1,5 +1,7 @@
 #include "core/checks.h"
 
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -35,11 +37,17 @@ bool extent_overflows(const ConstTensorView& view) {
 
 }  // namespace
 
+std::string text_of(double value) {
+  std::array<char, 32> buffer{};
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  return std::string(buffer.data(), end);
+}
+
 std::string got_shape(const ConstTensorView& view) { return "got " + view.shape().to_string(); }
 
 void check_finite(std::string_view operation, std::string_view argument, double value) {
   if (!std::isfinite(value)) {
-    fail(operation, argument, "got " + std::to_string(value) + ", expected a finite number");
+    fail(operation, argument, "got " + text_of(value) + ", expected a finite number");
   }
 }
 

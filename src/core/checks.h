@@ -16,6 +16,8 @@ struct NamedView {
   ConstTensorView view;
 };
 
+/// The shortest text that reads back as the same double.
+std::string text_of(double value);
 /// "got [2, 3]": how a message about a shape begins.
 std::string got_shape(const ConstTensorView& view);
 

@@ -21,10 +21,13 @@ std::int64_t offset_of(const detail::BasicView<Element>& view,
   return offset;
 }
 
+/// Null for an empty tensor's null.
 inline const void* element_at(const void* data, DType dtype, std::int64_t index) noexcept {
+  if (data == nullptr) return nullptr;
   return static_cast<const std::byte*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
 }
 inline void* element_at(void* data, DType dtype, std::int64_t index) noexcept {
+  if (data == nullptr) return nullptr;
   return static_cast<std::byte*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
 }
 

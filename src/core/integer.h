@@ -16,4 +16,12 @@ constexpr std::size_t round_up(std::size_t n, std::size_t unit) noexcept {
   return (n + unit - 1) / unit * unit;
 }
 
+/// The product of counts; what does not fit becomes so large that no allocation can succeed.
+constexpr std::size_t saturating_product(std::size_t a, std::size_t b) noexcept {
+  constexpr std::size_t kTooMuch = std::size_t{1} << 62;
+  std::size_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product) || product > kTooMuch) return kTooMuch;
+  return product;
+}
+
 }  // namespace ladon

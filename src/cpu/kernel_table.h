@@ -75,8 +75,9 @@ struct SinkGradientTask {
 
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
 struct KernelSet {
-  std::int64_t tile_rows = 0;  // most rows of a ForwardTask for forward_tile
-  std::int64_t few_rows = 0;   // most rows of a ForwardTask for forward_few
+  std::size_t compute_bytes = 0;  // of one number
+  std::int64_t tile_rows = 0;     // most rows of a ForwardTask for forward_tile
+  std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
 #define LADON_KERNEL(name, Task)                                                          \
   void (*name)(const AttentionParams& params, const Task& task, void* scratch) = nullptr; \
   std::size_t (*name##_scratch)(const AttentionParams& params) = nullptr;

@@ -5,8 +5,6 @@
 //   kYarn     Peng et al., "YaRN: efficient context window extension of LLMs", 2023, with the
 //             rounding of the blend's ends that its code and Hugging Face's share
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <exception>
@@ -14,6 +12,7 @@
 #include <numbers>
 #include <string>
 
+#include "core/checks.h"
 #include "core/fail.h"
 #include "ladon/rope.h"
 #include "layers/rope_internal.h"
@@ -22,13 +21,6 @@ namespace ladon {
 namespace {
 
 constexpr double kTwoPi = 2 * std::numbers::pi;
-
-/// The shortest text that reads back as the same double.
-std::string text_of(double value) {
-  std::array<char, 32> buffer{};
-  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
-  return std::string(buffer.data(), end);
-}
 
 void check_positive(std::string_view operation, std::string_view argument, double value) {
   if (std::isfinite(value) && value > 0) return;

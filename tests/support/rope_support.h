@@ -18,6 +18,7 @@
 #include "ladon/random.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
+#include "support/isas.h"
 
 namespace ladon {
 
@@ -25,17 +26,8 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 inline constexpr RopeLayout kLayouts[] = {RopeLayout::kHalfSplit, RopeLayout::kInterleaved};
 
-inline std::vector<Isa> runnable_isas() {
-  std::vector<Isa> isas;
-  for (const IsaInfo& info : list_isas()) {
-    if (info.runnable) isas.push_back(info.isa);
-  }
-  return isas;
-}
-
-inline std::string isa_test_name(const testing::TestParamInfo<Isa>& info) {
-  return name_of(info.param);
-}
+using test::isa_test_name;
+using test::runnable_isas;
 
 /// A test that runs once for each instruction set. Two threads, so that sharing out is tested too.
 class RopeTest : public testing::TestWithParam<Isa> {

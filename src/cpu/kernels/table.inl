@@ -15,6 +15,7 @@ constexpr KernelSet make_kernel_set() {
   static_assert(kTileRows<V> <= kMaxRows && kFewRows <= kMaxRows);
   static_assert(kKeyBlock % V::kLanes == 0 && kBackwardKeys % kKeyBlock == 0);
   KernelSet set;
+  set.compute_bytes = sizeof(typename V::Scalar);
   set.tile_rows = kTileRows<V>;
   set.few_rows = kFewRows;
 #define LADON_KERNEL(name, Task) \
