@@ -175,7 +175,7 @@ TEST_P(AttentionErrors, Numbers) {
                    [&](Call& call) { call.options.softcap = value; });
   }
   expect_refusal(kAllOperations,
-                 "softcap: got -2.500000, expected a positive number, or 0 for none",
+                 "softcap: got -2.5, expected a positive number, or 0 for none",
                  [](Call& call) { call.options.softcap = -2.5; });
   expect_refusal(kAllOperations, "window_left: got -1, expected 0 or more",
                  [](Call& call) { call.options.window_left = -1; });
