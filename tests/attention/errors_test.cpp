@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/error_cases.h"
+#include "core/checks.h"
 #include "ladon/attention.h"
 
 namespace ladon::test {
@@ -169,13 +170,12 @@ TEST_P(AttentionErrors, HeadsAndDims) {
 
 TEST_P(AttentionErrors, Numbers) {
   for (const double value : {kNaN, kInfinity, -kInfinity}) {
-    const std::string what = ": got " + std::to_string(value) + ", expected a finite number";
+    const std::string what = ": got " + text_of(value) + ", expected a finite number";
     expect_refusal(kAllOperations, "scale" + what, [&](Call& call) { call.options.scale = value; });
     expect_refusal(kAllOperations, "softcap" + what,
                    [&](Call& call) { call.options.softcap = value; });
   }
-  expect_refusal(kAllOperations,
-                 "softcap: got -2.5, expected a positive number, or 0 for none",
+  expect_refusal(kAllOperations, "softcap: got -2.5, expected a positive number, or 0 for none",
                  [](Call& call) { call.options.softcap = -2.5; });
   expect_refusal(kAllOperations, "window_left: got -1, expected 0 or more",
                  [](Call& call) { call.options.window_left = -1; });
@@ -185,10 +185,9 @@ TEST_P(AttentionErrors, Numbers) {
                    call.options.window_right = std::numeric_limits<std::int64_t>::min();
                  });
   for (const double value : {-0.1, 1.0, 1.5, kNaN, kInfinity, -kInfinity}) {
-    expect_refusal(
-        kAllOperations,
-        "dropout.probability: got " + std::to_string(value) + ", expected a number in [0, 1)",
-        [&](Call& call) { call.options.dropout.probability = value; });
+    expect_refusal(kAllOperations,
+                   "dropout.probability: got " + text_of(value) + ", expected a number in [0, 1)",
+                   [&](Call& call) { call.options.dropout.probability = value; });
   }
   expect_refusal(kAllOperations, "dropout.first_sequence: got -7, expected 0 or more",
                  [](Call& call) { call.options.dropout.first_sequence = -7; });

@@ -1,0 +1,100 @@
+#include "ceiling.h"
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+
+#include "ceilings/ceilings.h"
+#include "core/parallel.h"
+#include "ladon/random.h"
+
+namespace ladon::bench {
+namespace {
+
+using FmaLoop = CeilingLoop (*)(bool is_f64, std::int64_t steps, const double* seeds);
+
+// Many short tasks, handed out as they are finished: like the kernels, a ceiling does not wait for
+// a thread that the machine took away for a while. 10 to 100 ms in all on today's machines.
+constexpr std::int64_t kTasksPerThread = 64;
+constexpr double kFlopsPerTask = 2e7;
+
+constexpr std::int64_t kReadBytes = std::int64_t{256} << 20;
+constexpr std::int64_t kReadTaskBytes = std::int64_t{1} << 20;
+
+// What is computed must be used.
+std::atomic<double> sink{0};
+
+FmaLoop fma_loop_of(Isa isa) {
+  switch (isa) {
+    case Isa::kBaseline: return fma_loop_baseline;
+    case Isa::kAvx2: return fma_loop_avx2;
+    case Isa::kAvx512: return fma_loop_avx512;
+    case Isa::kReference: break;
+  }
+  throw std::logic_error("no ceiling for this instruction set");
+}
+
+std::array<double, kCeilingSeeds> make_seeds() {
+  std::array<double, kCeilingSeeds> seeds{};
+  Random random(7);
+  for (std::size_t i = 0; i < seeds.size(); ++i) {
+    const double sign = random.below(2) == 0 ? 1 : -1;
+    seeds[i] = sign * (i < seeds.size() / 2 ? random.uniform(0.5, 0.95) : random.uniform(0.5, 2));
+  }
+  return seeds;
+}
+
+/// Sum of 64-bit words, four chains: adds are far cheaper than the reads.
+std::uint64_t sum_words(const std::uint64_t* words, std::int64_t count) {
+  std::uint64_t sums[4] = {};
+  for (std::int64_t i = 0; i < count; i += 4) {
+    for (int j = 0; j < 4; ++j) sums[j] += words[i + j];
+  }
+  return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+}  // namespace
+
+Work fma_ceiling(const Context& context, DType dtype) {
+  const FmaLoop loop = fma_loop_of(context.isa());
+  const bool is_f64 = dtype == DType::kF64;
+  const std::array<double, kCeilingSeeds> seeds = make_seeds();
+  const double flops_per_step = loop(is_f64, 1, seeds.data()).flops;
+  const std::int64_t steps = static_cast<std::int64_t>(kFlopsPerTask / flops_per_step);
+  const std::int64_t tasks = kTasksPerThread * context.num_threads();
+
+  Work work;
+  work.amount = flops_per_step * static_cast<double>(steps * tasks);
+  work.run = [&context, loop, is_f64, seeds, steps, tasks] {
+    parallel_for(context, tasks, [&](std::int64_t, int) {
+      sink.store(loop(is_f64, steps, seeds.data()).checksum, std::memory_order_relaxed);
+    });
+  };
+  return work;
+}
+
+ReadBuffer::ReadBuffer() : memory_(Tensor::uninitialized(DType::kF32, {kReadBytes / 4})) {
+  // Written, because untouched pages are all the same page of zeros.
+  std::uint32_t* words = static_cast<std::uint32_t*>(memory_.data());
+  for (std::int64_t i = 0; i < kReadBytes / 4; ++i) {
+    words[i] = static_cast<std::uint32_t>(i) * 2654435761U;
+  }
+}
+
+Work ReadBuffer::read_ceiling(const Context& context) const {
+  const std::uint64_t* words = static_cast<const std::uint64_t*>(memory_.data());
+  Work work;
+  work.amount = static_cast<double>(kReadBytes);
+  work.run = [&context, words] {
+    constexpr std::int64_t kTaskWords = kReadTaskBytes / 8;
+    parallel_for(context, kReadBytes / kReadTaskBytes, [&](std::int64_t task, int) {
+      const std::uint64_t sum = sum_words(words + task * kTaskWords, kTaskWords);
+      sink.store(static_cast<double>(sum), std::memory_order_relaxed);
+    });
+  };
+  return work;
+}
+
+}  // namespace ladon::bench

@@ -1,0 +1,171 @@
+#include "problem.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "ladon/random.h"
+
+namespace ladon::bench {
+namespace {
+
+// Rows or keys per place that is checked.
+constexpr std::int64_t kCheckedRows = 2;
+
+Tensor random_tensor(DType dtype, const Dims& shape, std::uint64_t stream) {
+  Tensor tensor = Tensor::uninitialized(dtype, shape);
+  fill_normal(tensor, 0, 1, 42, stream);
+  return tensor;
+}
+
+Tensor slice_f64(const Tensor& tensor, int dim, std::int64_t begin, std::int64_t end) {
+  return Tensor::copy_of(tensor.view().slice(dim, begin, end), DType::kF64);
+}
+
+Tensor whole_f64(const Tensor& tensor) { return Tensor::copy_of(tensor.view(), DType::kF64); }
+
+/// Compares elements; an error may be `tolerance` of the largest expected magnitude.
+std::string compare(const char* what, const Tensor& got, const Tensor& expected, double tolerance) {
+  const double* a = got.data_as<double>();
+  const double* b = expected.data_as<double>();
+  double largest = 0;
+  double error = 0;
+  for (std::int64_t i = 0; i < expected.num_elements(); ++i) {
+    largest = std::max(largest, std::abs(b[i]));
+    const double difference = std::abs(a[i] - b[i]);
+    error = difference <= error ? error : difference;  // NaN comes through
+  }
+  if (error <= tolerance * largest) return {};
+  std::array<char, 160> text{};
+  std::snprintf(text.data(), text.size(), "%s is wrong by %.2e of its largest; allowed are %.2e",
+                what, error / largest, tolerance);
+  return text.data();
+}
+
+}  // namespace
+
+std::string Shape::name() const {
+  std::array<char, 160> text{};
+  const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
+  if (query_len == 1) {
+    std::snprintf(text.data(), text.size(), "%s decode B%lld H%lld/%lld S%lld D%lld",
+                  name_of(dtype), number(batch), number(num_heads), number(num_kv_heads),
+                  number(kv_len), number(head_dim));
+  } else {
+    std::snprintf(text.data(), text.size(), "%s %s B%lld H%lld S%lld D%lld %s", name_of(dtype),
+                  pass == Pass::kForward ? "forward" : "backward", number(batch), number(num_heads),
+                  number(kv_len), number(head_dim), causal ? "causal" : "full");
+  }
+  return text.data();
+}
+
+double Shape::flops() const {
+  const double scores = static_cast<double>(batch * num_heads) * static_cast<double>(query_len) *
+                        static_cast<double>(kv_len);
+  const double per_score = (pass == Pass::kForward ? 4.0 : 10.0) * static_cast<double>(head_dim);
+  return scores * per_score * (causal ? 0.5 : 1.0);
+}
+
+double Shape::kv_bytes() const {
+  return 2.0 * static_cast<double>(batch * kv_len * num_kv_heads * head_dim) *
+         static_cast<double>(size_of(dtype));
+}
+
+Problem::Problem(const Shape& shape) : shape_(shape) {
+  const Dims q_shape{shape.batch, shape.query_len, shape.num_heads, shape.head_dim};
+  const Dims kv_shape{shape.batch, shape.kv_len, shape.num_kv_heads, shape.head_dim};
+  const DType lse_dtype = shape.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  options_.causal = shape.causal;
+  q_ = random_tensor(shape.dtype, q_shape, 1);
+  k_ = random_tensor(shape.dtype, kv_shape, 2);
+  v_ = random_tensor(shape.dtype, kv_shape, 3);
+  out_ = Tensor(shape.dtype, q_shape);
+  lse_ = Tensor(lse_dtype, {shape.batch, shape.num_heads, shape.query_len});
+  if (shape.pass == Pass::kBackward) {
+    dout_ = random_tensor(shape.dtype, q_shape, 4);
+    dq_ = Tensor(shape.dtype, q_shape);
+    dk_ = Tensor(shape.dtype, kv_shape);
+    dv_ = Tensor(shape.dtype, kv_shape);
+  }
+}
+
+void Problem::run(const Context& context) {
+  if (shape_.pass == Pass::kForward) {
+    attention(context, q_, k_, v_, options_, out_, lse_);
+  } else {
+    attention_backward(context, q_, k_, v_, options_, {out_, lse_, dout_, {}},
+                       {dq_, dk_, dv_, {}, {}});
+  }
+}
+
+double Problem::tolerance() const {
+  // The result's own rounding, and that of sums in f32 or f64. Gradients are sums of differences.
+  const DType computed_in = shape_.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const double sums = shape_.pass == Pass::kForward ? 64 : 256;
+  return epsilon_of(shape_.dtype) + sums * epsilon_of(computed_in);
+}
+
+// A few query rows alone: bottom-right alignment puts the last of them at the last key given, so a
+// causal case is cut behind its last row's own key.
+std::string Problem::check_forward(const Context& reference, std::int64_t row) const {
+  const std::int64_t end = std::min(row + kCheckedRows, shape_.query_len);
+  const std::int64_t keys = shape_.causal ? end : shape_.kv_len;
+  const Tensor expected = attention(reference, slice_f64(q_, 1, row, end),
+                                    slice_f64(k_, 1, 0, keys), slice_f64(v_, 1, 0, keys), options_);
+  return compare("out", slice_f64(out_, 1, row, end), expected, tolerance());
+}
+
+std::string Problem::check_dq(const Context& reference, std::int64_t row) const {
+  const std::int64_t end = std::min(row + kCheckedRows, shape_.query_len);
+  const std::int64_t keys = shape_.causal ? end : shape_.kv_len;
+  const Tensor q = slice_f64(q_, 1, row, end);
+  const Tensor out = slice_f64(out_, 1, row, end);
+  const Tensor lse = slice_f64(lse_, 2, row, end);
+  const Tensor dout = slice_f64(dout_, 1, row, end);
+  Tensor expected(DType::kF64, q.shape());
+  attention_backward(reference, q, slice_f64(k_, 1, 0, keys), slice_f64(v_, 1, 0, keys), options_,
+                     {out, lse, dout, {}}, {expected, {}, {}, {}, {}});
+  return compare("dq", slice_f64(dq_, 1, row, end), expected, tolerance());
+}
+
+// A few keys alone: the saved lse stands for all the others. Both alignments that exist put a
+// causal case's rows right: top-left for the first keys, bottom-right for the last.
+std::string Problem::check_dkv(const Context& reference, bool last_keys) const {
+  const std::int64_t count = std::min(kCheckedRows, shape_.kv_len);
+  const std::int64_t begin = last_keys ? shape_.kv_len - count : 0;
+  AttentionOptions options = options_;
+  options.alignment = last_keys ? Alignment::kBottomRight : Alignment::kTopLeft;
+  const Tensor k = slice_f64(k_, 1, begin, begin + count);
+  const Tensor out = whole_f64(out_);
+  const Tensor lse = whole_f64(lse_);
+  const Tensor dout = whole_f64(dout_);
+  Tensor dk(DType::kF64, k.shape());
+  Tensor dv(DType::kF64, k.shape());
+  attention_backward(reference, whole_f64(q_), k, slice_f64(v_, 1, begin, begin + count), options,
+                     {out, lse, dout, {}}, {{}, dk, dv, {}, {}});
+  std::string fault = compare("dk", slice_f64(dk_, 1, begin, begin + count), dk, tolerance());
+  if (!fault.empty()) return fault;
+  return compare("dv", slice_f64(dv_, 1, begin, begin + count), dv, tolerance());
+}
+
+std::string Problem::check(const Context& context) {
+  ContextOptions reference_options;
+  reference_options.num_threads = context.num_threads();
+  reference_options.isa = Isa::kReference;
+  const Context reference(reference_options);
+
+  if (shape_.pass == Pass::kBackward) attention(context, q_, k_, v_, options_, out_, lse_);
+  run(context);
+  for (const std::int64_t row : {std::int64_t{0}, shape_.query_len / 2,
+                                 std::max<std::int64_t>(shape_.query_len - kCheckedRows, 0)}) {
+    std::string fault =
+        shape_.pass == Pass::kForward ? check_forward(reference, row) : check_dq(reference, row);
+    if (!fault.empty()) return fault;
+  }
+  if (shape_.pass == Pass::kForward) return {};
+  std::string fault = check_dkv(reference, false);
+  return fault.empty() ? check_dkv(reference, true) : fault;
+}
+
+}  // namespace ladon::bench

@@ -1,0 +1,94 @@
+#include "timing.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+namespace ladon::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A round counts when our threads together waited no longer than this part of it.
+constexpr double kMostWaiting = 0.05;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// How long this process's threads have been ready to run without a CPU. 0 where the system does
+/// not tell.
+double seconds_waited() {
+  double total = 0;
+  std::error_code error;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    std::ifstream file(thread.path() / "schedstat");
+    double ran = 0;
+    double waited = 0;
+    if (file >> ran >> waited) total += waited * 1e-9;
+  }
+  return total;
+}
+
+struct Round {
+  std::vector<double> seconds;  // of each piece
+  bool disturbed = false;
+};
+
+Round run_round(const std::vector<Work>& pieces) {
+  Round round;
+  for (const Work& piece : pieces) {
+    const double waited = seconds_waited();
+    const Clock::time_point begin = Clock::now();
+    piece.run();
+    round.seconds.push_back(seconds_since(begin));
+    if (seconds_waited() - waited > kMostWaiting * round.seconds.back()) round.disturbed = true;
+  }
+  return round;
+}
+
+}  // namespace
+
+double quantile(std::vector<double> samples, double fraction) {
+  if (samples.empty()) return 0;
+  std::sort(samples.begin(), samples.end());
+  const double position = fraction * static_cast<double>(samples.size() - 1);
+  const std::size_t below = static_cast<std::size_t>(position);
+  const std::size_t above = std::min(below + 1, samples.size() - 1);
+  const double part = position - static_cast<double>(below);
+  return samples[below] + part * (samples[above] - samples[below]);
+}
+
+TimedPieces time_in_turns(const std::vector<Work>& pieces, const TimingLimits& limits) {
+  const Clock::time_point begin = Clock::now();
+  for (const Work& piece : pieces) piece.run();
+
+  std::vector<Round> rounds;
+  int good_rounds = 0;
+  double good_seconds = 0;
+  while (good_rounds < limits.min_rounds || good_seconds < limits.min_seconds) {
+    if (!rounds.empty() && seconds_since(begin) > limits.max_seconds) break;
+    rounds.push_back(run_round(pieces));
+    if (rounds.back().disturbed) continue;
+    ++good_rounds;
+    good_seconds += rounds.back().seconds[0];
+  }
+
+  TimedPieces result;
+  result.disturbed = good_rounds < std::min(limits.min_rounds, 3);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    std::vector<double> seconds;
+    for (const Round& round : rounds) {
+      if (result.disturbed || !round.disturbed) seconds.push_back(round.seconds[i]);
+    }
+    const double median = quantile(seconds, 0.5);
+    result.pieces.push_back({median * 1e3, quantile(seconds, 0.1) * 1e3, pieces[i].amount / median,
+                             static_cast<int>(seconds.size())});
+  }
+  return result;
+}
+
+}  // namespace ladon::bench
