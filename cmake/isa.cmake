@@ -15,7 +15,7 @@ function(ladon_add_isas target)
     separate_arguments(flags UNIX_COMMAND "${CMAKE_MATCH_2} -O3 -fno-math-errno -fno-trapping-math")
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       # GCC 12's own AVX-512 headers start from "undefined" vectors, which it then warns about.
-      list(APPEND flags -Wno-maybe-uninitialized)
+      list(APPEND flags -Wno-maybe-uninitialized -Wno-uninitialized)
     endif()
     set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
     target_sources(${target} PRIVATE ${source})

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/attention_params.h"
+#include "core/projection_params.h"
 
 namespace ladon::cpu {
 
@@ -73,14 +74,24 @@ struct SinkGradientTask {
   double* sum = nullptr;
 };
 
+/// A block of a projection, at most kProjectionTile on each side. For y: rows and out_features; for
+/// dx: rows and in_features; for dw: out_features and in_features.
+struct ProjectionTask {
+  std::int64_t row_begin = 0;
+  std::int64_t row_end = 0;
+  std::int64_t column_begin = 0;
+  std::int64_t column_end = 0;
+};
+inline constexpr std::int64_t kProjectionTile = 64;
+
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
 struct KernelSet {
   std::size_t compute_bytes = 0;  // of one number
   std::int64_t tile_rows = 0;     // most rows of a ForwardTask for forward_tile
   std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
-#define LADON_KERNEL(name, Task)                                                          \
-  void (*name)(const AttentionParams& params, const Task& task, void* scratch) = nullptr; \
-  std::size_t (*name##_scratch)(const AttentionParams& params) = nullptr;
+#define LADON_KERNEL(name, Params, Task)                                         \
+  void (*name)(const Params& params, const Task& task, void* scratch) = nullptr; \
+  std::size_t (*name##_scratch)(const Params& params) = nullptr;
 #include "cpu/kernels.def"
 #undef LADON_KERNEL
 };
@@ -94,7 +105,7 @@ struct KernelTable {
 inline constexpr std::size_t kScratchAlignment = 64;
 
 inline constexpr const char* kKernelNames[] = {
-#define LADON_KERNEL(name, Task) #name "_f32", #name "_f64",
+#define LADON_KERNEL(name, Params, Task) #name "_f32", #name "_f64",
 #include "cpu/kernels.def"
 #undef LADON_KERNEL
 };

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/dot.inl"
 #include "cpu/kernels/forward_tile.inl"
 
 namespace ladon::cpu {
@@ -59,59 +60,6 @@ inline void prefetch_block(const Operand& operand, std::int64_t offset, std::int
         at(operand.data, operand.dtype,
            offset + head * operand.head_stride + row * operand.token_stride));
     for (std::int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(start + byte, 0, 2);
-  }
-}
-
-/// kKeys x kRows dot products of length `dim`, a whole number of vectors.
-template <class V, int kKeys, int kRows>
-inline void dot_block(std::int64_t dim, const typename V::Scalar* keys, std::int64_t key_stride,
-                      const typename V::Scalar* q, std::int64_t q_stride,
-                      typename V::Scalar* scores) {
-  V sums[std::size_t{kRows}][std::size_t{kKeys}];
-  LADON_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) sums[r][k] = zero<V>();
-  }
-  for (std::int64_t i = 0; i < dim; i += V::kLanes) {
-    V key[std::size_t{kKeys}];
-    LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) key[k] = load<V>(keys + k * key_stride + i);
-    LADON_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const V query = load<V>(q + r * q_stride + i);
-      LADON_UNROLL
-      for (int k = 0; k < kKeys; ++k) sums[r][k] = fma(query, key[k], sums[r][k]);
-    }
-  }
-  LADON_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) scores[r * kKeyBlock + k] = sum(sums[r][k]);
-  }
-}
-
-/// scores[row][key] = q[row] . keys[key].
-template <class V>
-inline void dot_products(std::int64_t rows, std::int64_t key_count, std::int64_t dim,
-                         const Block<typename V::Scalar>& keys, const typename V::Scalar* q,
-                         typename V::Scalar* scores) {
-  std::int64_t k = 0;
-  for (; k + 4 <= key_count; k += 4) {
-    const typename V::Scalar* key = keys.data + k * keys.stride;
-    std::int64_t r = 0;
-    for (; r + 2 <= rows; r += 2) {
-      dot_block<V, 4, 2>(dim, key, keys.stride, q + r * dim, dim, scores + r * kKeyBlock + k);
-    }
-    if (r < rows) {
-      dot_block<V, 4, 1>(dim, key, keys.stride, q + r * dim, dim, scores + r * kKeyBlock + k);
-    }
-  }
-  for (; k < key_count; ++k) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      dot_block<V, 1, 1>(dim, keys.data + k * keys.stride, keys.stride, q + r * dim, dim,
-                         scores + r * kKeyBlock + k);
-    }
   }
 }
 
@@ -201,7 +149,8 @@ void forward_few(const AttentionParams& params, const ForwardTask& task, void* m
     prefetch_block(params.v, sequence.v, task.kv_head, begin, end, params.value_dim);
     const Block<Scalar> keys = load_block(params.k, sequence.k, task.kv_head, begin, end,
                                           params.head_dim, scratch.head_dim, scratch.staging);
-    dot_products<V>(rows.count, count, scratch.head_dim, keys, scratch.q, scratch.scores);
+    dot_products<V>(rows.count, count, scratch.head_dim, scratch.q, scratch.head_dim, keys,
+                    scratch.scores, kKeyBlock);
     set_block(block, params, sequence, rows, begin, count, scratch.extra, scratch.keep, kKeyBlock,
               1);
     for (std::int64_t r = 0; r < rows.count; ++r) {

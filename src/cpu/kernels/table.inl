@@ -5,6 +5,7 @@
 #include "cpu/kernels/backward.inl"
 #include "cpu/kernels/forward_few.inl"
 #include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/projection.inl"
 #include "cpu/kernels/side_gradients.inl"
 
 namespace ladon::cpu {
@@ -18,8 +19,8 @@ constexpr KernelSet make_kernel_set() {
   set.compute_bytes = sizeof(typename V::Scalar);
   set.tile_rows = kTileRows<V>;
   set.few_rows = kFewRows;
-#define LADON_KERNEL(name, Task) \
-  set.name = name<V>;            \
+#define LADON_KERNEL(name, Params, Task) \
+  set.name = name<V>;                    \
   set.name##_scratch = name##_scratch<V>;
 #include "cpu/kernels.def"
 #undef LADON_KERNEL

@@ -1,0 +1,140 @@
+// AttentionLayer: what every attention layer offers, so that code can hold any of them.
+//
+// Forward is const and may run in many threads at once; backward adds to the gradients and may not.
+// A call that throws has changed nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "ladon/context.h"
+#include "ladon/export.h"
+#include "ladon/parameter.h"
+#include "ladon/rope.h"
+#include "ladon/tensor.h"
+#include "ladon/tensor_view.h"
+
+namespace ladon {
+
+/// [batch, seq, width] each, or [seq, width] without a batch; last strides 1. Self-attention gives
+/// `query` alone; without `value`, keys and values come from `key`.
+struct LayerInputs {
+  ConstTensorView query;
+  ConstTensorView key{};
+  ConstTensorView value{};
+};
+
+/// What may differ from call to call.
+struct LayerCall {
+  /// Empty: as the layer's options say.
+  std::optional<bool> causal{};
+  /// As in AttentionOptions: [batch, num_heads, query_len, kv_len], any of them 1.
+  ConstTensorView mask{};
+  ConstTensorView bias{};
+  /// Keys that exist in each sequence of a padded batch.
+  std::span<const std::int64_t> kv_lengths{};
+  /// For rope. Default: 0, 1, 2, ... for queries and for keys.
+  RopePositions query_positions{};
+  RopePositions key_positions{};
+  /// Dropout's seed; dropout happens in training alone.
+  std::uint64_t dropout_seed = 0;
+  /// Where it is given, receives the probabilities (before dropout): [batch, num_heads, query_len,
+  /// kv_len], any float dtype. Costs what attention_weights() costs.
+  TensorView weights{};
+};
+
+/// What backward needs of a forward call: the inputs, the projections, their attention and its lse.
+/// Linear in the lengths. Belongs to the layer that made it.
+class LADON_API SavedForward {
+ public:
+  SavedForward();
+  ~SavedForward();
+  SavedForward(SavedForward&&) noexcept;
+  SavedForward& operator=(SavedForward&&) noexcept;
+
+  class Impl;
+  explicit SavedForward(std::unique_ptr<Impl> impl) noexcept;
+  /// For the library's own use; null when nothing was saved.
+  const Impl* impl() const noexcept { return impl_.get(); }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+struct TrainingForward {
+  Tensor out;
+  SavedForward saved;
+};
+
+/// Gradients of a call's inputs; key and value are empty (rank 0) where the call did not give them,
+/// and their share is part of the input they came from.
+struct InputGradients {
+  Tensor query{};
+  Tensor key{};
+  Tensor value{};
+};
+
+class LADON_API AttentionLayer {
+ public:
+  virtual ~AttentionLayer();
+
+  /// "MultiHeadAttention", ...
+  virtual std::string_view type_name() const noexcept = 0;
+  virtual std::int64_t embed_dim() const noexcept = 0;
+  virtual std::int64_t num_heads() const noexcept = 0;
+  virtual std::int64_t num_kv_heads() const noexcept = 0;
+  virtual std::int64_t head_dim() const noexcept = 0;
+  virtual std::int64_t value_dim() const noexcept = 0;
+  virtual DType dtype() const noexcept = 0;
+
+  /// [batch, query_len, embed_dim], or [query_len, embed_dim] where the inputs have no batch.
+  virtual Tensor forward(const Context& context, const LayerInputs& inputs,
+                         const LayerCall& call = {}) const = 0;
+  Tensor forward(const Context& context, const ConstTensorView& x,
+                 const LayerCall& call = {}) const {
+    return forward(context, LayerInputs{.query = x}, call);
+  }
+
+  /// The same, and keeps what backward needs. Dropout acts where is_training().
+  virtual TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
+                                           const LayerCall& call = {}) const = 0;
+
+  /// Given the gradient of forward_training()'s output, returns those of its inputs and adds to
+  /// each parameter's gradient.
+  virtual InputGradients backward(const Context& context, const ConstTensorView& grad_out,
+                                  const SavedForward& saved) = 0;
+
+  /// In a fixed order; their addresses do not change while the layer lives where it is.
+  std::span<Parameter> named_parameters() noexcept { return parameters_; }
+  std::span<const Parameter> named_parameters() const noexcept { return parameters_; }
+  /// The same as pointers, as optimisers take them.
+  std::vector<Parameter*> parameters();
+  /// Throws where there is none of that name, and says which there are.
+  Parameter& parameter(std::string_view name);
+  const Parameter& parameter(std::string_view name) const;
+  bool has_parameter(std::string_view name) const noexcept;
+  /// Copies a weight in, converting its dtype. Throws when the shape does not fit.
+  void set_parameter(std::string_view name, const ConstTensorView& value);
+  std::int64_t parameter_count() const noexcept;
+  void zero_grad() noexcept;
+
+  void train(bool training = true) noexcept { training_ = training; }
+  void eval() noexcept { training_ = false; }
+  bool is_training() const noexcept { return training_; }
+
+ protected:
+  AttentionLayer() = default;
+  AttentionLayer(const AttentionLayer& other);
+  AttentionLayer& operator=(const AttentionLayer& other);
+  AttentionLayer(AttentionLayer&&) noexcept = default;
+  AttentionLayer& operator=(AttentionLayer&&) noexcept = default;
+
+  std::vector<Parameter> parameters_;
+  bool training_ = true;
+};
+
+}  // namespace ladon

@@ -1,0 +1,89 @@
+// Optimisers over layers' parameters: SGD and AdamW, and gradient clipping.
+//
+// 16-bit weights are trained through f32 master copies, which the optimiser keeps: steps smaller
+// than a 16-bit unit add up instead of vanishing. A weight that someone else sets between steps is
+// taken up from there.
+//
+// A Parameter must stay where it is as long as an optimiser refers to it (layers keep theirs in
+// place; moving a layer ends that), and keep its dtype and shape. Its gradient may come after the
+// optimiser, but before the first step. A call that throws has changed nothing.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ladon/export.h"
+#include "ladon/parameter.h"
+#include "ladon/tensor.h"
+
+namespace ladon {
+
+struct SgdOptions {
+  double learning_rate = 0.01;  // positive
+  double momentum = 0;          // in [0, 1); 0 is plain SGD
+  double weight_decay = 0;      // added to the gradient times the weight; 0 or more
+};
+
+/// velocity = momentum * velocity + gradient + weight_decay * weight;
+/// weight -= learning_rate * velocity.
+class LADON_API Sgd {
+ public:
+  Sgd(std::vector<Parameter*> parameters, const SgdOptions& options);
+
+  /// One step from the gradients that are there; does not clear them.
+  void step();
+  void set_learning_rate(double learning_rate);
+  const SgdOptions& options() const noexcept { return options_; }
+
+ private:
+  struct State {
+    Parameter* parameter = nullptr;
+    DType dtype{};  // of the weight, when the optimiser was made
+    Dims shape{};
+    Tensor velocity{};  // empty without momentum
+    Tensor master{};    // empty unless the weight is 16-bit
+  };
+  SgdOptions options_;
+  std::vector<State> states_;
+};
+
+struct AdamWOptions {
+  double learning_rate = 1e-3;  // positive
+  double beta1 = 0.9;           // both in [0, 1)
+  double beta2 = 0.999;
+  double epsilon = 1e-8;       // positive
+  double weight_decay = 0.01;  // decoupled: weight -= learning_rate * weight_decay * weight
+};
+
+/// Loshchilov, Hutter: "Decoupled weight decay regularization", with bias-corrected moments.
+class LADON_API AdamW {
+ public:
+  AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options);
+
+  /// One step from the gradients that are there; does not clear them.
+  void step();
+  void set_learning_rate(double learning_rate);
+  const AdamWOptions& options() const noexcept { return options_; }
+  std::int64_t steps_taken() const noexcept { return steps_; }
+
+ private:
+  struct State {
+    Parameter* parameter = nullptr;
+    DType dtype{};  // of the weight, when the optimiser was made
+    Dims shape{};
+    Tensor first{};   // running mean of the gradient
+    Tensor second{};  // running mean of its square
+    Tensor master{};  // empty unless the weight is 16-bit
+  };
+  AdamWOptions options_;
+  std::int64_t steps_ = 0;
+  std::vector<State> states_;
+};
+
+/// Scales all gradients so that their joint 2-norm is at most max_norm (positive; infinity to ask
+/// for the norm alone), up to rounding. Returns the norm from before. A norm that is not finite
+/// leaves the gradients as they are.
+LADON_API double clip_gradients(std::span<Parameter* const> parameters, double max_norm);
+
+}  // namespace ladon

@@ -1,0 +1,26 @@
+// Parameter: a weight that a layer owns, with its name and its gradient.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ladon/export.h"
+#include "ladon/tensor.h"
+
+namespace ladon {
+
+/// `gradient` has value's shape and the precision that sums need: f64 for f64 weights, else f32.
+/// backward() adds to it; zero_grad() clears it.
+struct LADON_API Parameter {
+  std::string name;  // as checkpoints call it: "q_proj.weight"
+  Tensor value{};
+  Tensor gradient{};
+
+  /// Zeros of this dtype and shape, and a zero gradient.
+  static Parameter zeros(std::string name, DType dtype, const Dims& shape);
+  /// A deep copy.
+  Parameter copy() const;
+  std::int64_t num_elements() const noexcept { return value.num_elements(); }
+};
+
+}  // namespace ladon

@@ -1,0 +1,89 @@
+#include "ladon/attention_layer.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/checks.h"
+#include "core/fail.h"
+#include "layers/saved_forward.h"
+
+namespace ladon {
+
+SavedForward::Impl::~Impl() = default;
+
+SavedForward::SavedForward() = default;
+SavedForward::~SavedForward() = default;
+SavedForward::SavedForward(SavedForward&&) noexcept = default;
+SavedForward& SavedForward::operator=(SavedForward&&) noexcept = default;
+SavedForward::SavedForward(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+
+AttentionLayer::~AttentionLayer() = default;
+
+AttentionLayer::AttentionLayer(const AttentionLayer& other) : training_(other.training_) {
+  parameters_.reserve(other.parameters_.size());
+  for (const Parameter& parameter : other.parameters_) parameters_.push_back(parameter.copy());
+}
+
+AttentionLayer& AttentionLayer::operator=(const AttentionLayer& other) {
+  std::vector<Parameter> copies;  // made first, so that a failure leaves this layer as it was
+  copies.reserve(other.parameters_.size());
+  for (const Parameter& parameter : other.parameters_) copies.push_back(parameter.copy());
+  parameters_ = std::move(copies);
+  training_ = other.training_;
+  return *this;
+}
+
+std::vector<Parameter*> AttentionLayer::parameters() {
+  std::vector<Parameter*> pointers;
+  pointers.reserve(parameters_.size());
+  for (Parameter& parameter : parameters_) pointers.push_back(&parameter);
+  return pointers;
+}
+
+bool AttentionLayer::has_parameter(std::string_view name) const noexcept {
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.name == name) return true;
+  }
+  return false;
+}
+
+const Parameter& AttentionLayer::parameter(std::string_view name) const {
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.name == name) return parameter;
+  }
+  std::string known;
+  for (const Parameter& parameter : parameters_) {
+    known += (known.empty() ? "" : ", ") + parameter.name;
+  }
+  fail(std::string(type_name()) + "::parameter", "name",
+       "got \"" + std::string(name) + "\", expected one of " + known);
+}
+
+Parameter& AttentionLayer::parameter(std::string_view name) {
+  return const_cast<Parameter&>(std::as_const(*this).parameter(name));
+}
+
+void AttentionLayer::set_parameter(std::string_view name, const ConstTensorView& value) {
+  Parameter& target = parameter(name);
+  const std::string operation = std::string(type_name()) + "::set_parameter";
+  check_strided_floats(operation, {name, value}, target.value.shape());
+  copy(value, target.value);
+}
+
+std::int64_t AttentionLayer::parameter_count() const noexcept {
+  std::int64_t count = 0;
+  for (const Parameter& parameter : parameters_) count += parameter.num_elements();
+  return count;
+}
+
+void AttentionLayer::zero_grad() noexcept {
+  for (Parameter& parameter : parameters_) {
+    if (parameter.gradient.num_elements() == 0) continue;
+    std::memset(parameter.gradient.data(), 0,
+                static_cast<std::size_t>(parameter.gradient.num_elements()) *
+                    size_of(parameter.gradient.dtype()));
+  }
+}
+
+}  // namespace ladon

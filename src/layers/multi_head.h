@@ -1,0 +1,78 @@
+// What forward and backward of MultiHeadAttention share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ladon/attention.h"
+#include "ladon/multi_head_attention.h"
+#include "layers/saved_forward.h"
+
+namespace ladon::multi_head {
+
+/// An input as [rows, width]: in place where its batches follow each other, else copied.
+class InputRows {
+ public:
+  explicit InputRows(const ConstTensorView& x);
+  const ConstTensorView& view() const noexcept { return view_; }
+
+ private:
+  Tensor copy_;
+  ConstTensorView view_;
+};
+
+/// [batch, seq, width] as [batch * seq, width].
+TensorView rows_of(Tensor& tensor);
+/// [batch, seq, heads, dim] as [batch * seq, heads * dim].
+TensorView merged(Tensor& tensor);
+ConstTensorView merged(const Tensor& tensor);
+/// [seq, width] as [1, seq, width]; what has a batch stays as it is.
+ConstTensorView with_batch(const ConstTensorView& x);
+
+/// What a call of forward_training() leaves for backward. The inputs are copies: the caller's may
+/// be gone by then.
+class Saved final : public SavedForward::Impl {
+ public:
+  using Impl::Impl;
+
+  bool self = false;
+  bool own_value = false;
+  bool batched = true;
+  bool one_position = false;  // attention was the identity: q, k and lse are empty
+  Tensor query, key, value;   // key and value are empty where they are another input
+  Tensor q, k, v;             // projected, normed and turned: [batch, seq, heads, head_dim]
+  Tensor attended;            // [batch, query_len, num_heads, head_dim]
+  Tensor lse;
+  // The call, with copies of what it pointed to.
+  AttentionOptions options;
+  Tensor mask, bias;
+  std::vector<std::int64_t> kv_lengths;
+  RopePositions query_positions, key_positions;
+  std::vector<std::int64_t> query_position_list, key_position_list;
+
+  ConstTensorView key_input() const { return self ? query : key; }
+  ConstTensorView value_input() const { return own_value ? ConstTensorView(value) : key_input(); }
+};
+
+/// The steps of a forward pass; backward repeats some of them.
+class Pass {
+ public:
+  Pass(const Context& context, const MultiHeadAttention& layer)
+      : context_(context), layer_(layer) {}
+
+  /// A parameter's value; absent where the layer has none of that name.
+  ConstTensorView weight(std::string_view name) const;
+  /// x W^T + b as [batch, seq, heads, head_dim].
+  Tensor project_heads(const ConstTensorView& x, const std::string& name, std::int64_t heads) const;
+  /// Norm and rope, in place.
+  void place(Tensor& heads, std::string_view norm, const RopePositions& positions) const;
+  AttentionOptions attention_options(const LayerCall& call) const;
+
+ private:
+  const Context& context_;
+  const MultiHeadAttention& layer_;
+};
+
+}  // namespace ladon::multi_head

@@ -1,0 +1,19 @@
+// RMS norm over the last dimension: y = x * weight / sqrt(mean(x^2) + epsilon).
+#pragma once
+
+#include "ladon/context.h"
+#include "ladon/tensor_view.h"
+
+namespace ladon {
+
+/// x and y are dense [..., dim] of one float dtype (y may be x), weight is [dim]. Rows are
+/// independent: their bits depend on nothing else.
+void rms_norm(const Context& context, const ConstTensorView& x, const ConstTensorView& weight,
+              double epsilon, const TensorView& y);
+
+/// Writes dx (dense, dtype of x; may be dy) and adds to dweight (f64 where x is, else f32).
+void rms_norm_backward(const Context& context, const ConstTensorView& x,
+                       const ConstTensorView& weight, double epsilon, const ConstTensorView& dy,
+                       const TensorView& dx, const TensorView& dweight);
+
+}  // namespace ladon

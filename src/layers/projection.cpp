@@ -1,0 +1,90 @@
+#include "layers/projection.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/context_impl.h"
+#include "core/integer.h"
+#include "core/parallel.h"
+#include "core/projection_params.h"
+#include "cpu/kernel_table.h"
+#include "reference/projection_reference.h"
+
+namespace ladon {
+namespace {
+
+Matrix matrix(const ConstTensorView& view) {
+  if (view.absent()) return {};
+  // One struct serves inputs and outputs.
+  return {const_cast<void*>(view.data()), view.dtype(), view.rank() == 1 ? 0 : view.stride(0)};
+}
+
+using Kernel = void (*)(const ProjectionParams&, const cpu::ProjectionTask&, void*);
+using KernelScratch = std::size_t (*)(const ProjectionParams&);
+
+/// Runs a kernel over all blocks of a [rows, columns] result.
+void run_blocks(const Context& context, const ProjectionParams& params, std::int64_t rows,
+                std::int64_t columns, Kernel kernel, KernelScratch kernel_scratch) {
+  const std::int64_t row_blocks = ceil_div(rows, cpu::kProjectionTile);
+  const std::int64_t column_blocks = ceil_div(columns, cpu::kProjectionTile);
+  const std::size_t stride = round_up(kernel_scratch(params), cpu::kScratchAlignment);
+  const Workspace scratch(context.impl().workspaces(),
+                          static_cast<std::size_t>(context.num_threads()) * stride);
+  parallel_for(context, row_blocks * column_blocks, [&](std::int64_t index, int worker) {
+    cpu::ProjectionTask task;
+    task.row_begin = index / column_blocks * cpu::kProjectionTile;
+    task.row_end = std::min(task.row_begin + cpu::kProjectionTile, rows);
+    task.column_begin = index % column_blocks * cpu::kProjectionTile;
+    task.column_end = std::min(task.column_begin + cpu::kProjectionTile, columns);
+    kernel(params, task, scratch.data() + static_cast<std::size_t>(worker) * stride);
+  });
+}
+
+/// The context's kernels for this dtype; null for the reference.
+const cpu::KernelSet* kernels_for(const Context& context, DType dtype) {
+  const cpu::KernelTable* table = context.impl().kernels();
+  if (table == nullptr) return nullptr;
+  return dtype == DType::kF64 ? &table->f64 : &table->f32;
+}
+
+}  // namespace
+
+void project(const Context& context, const ConstTensorView& x, const ConstTensorView& w,
+             const ConstTensorView& b, const TensorView& y) {
+  ProjectionParams params{.rows = x.size(0), .in_features = x.size(1), .out_features = w.size(0)};
+  params.x = matrix(x);
+  params.w = matrix(w);
+  params.b = matrix(b);
+  params.y = matrix(y);
+  const cpu::KernelSet* kernels = kernels_for(context, x.dtype());
+  if (kernels == nullptr) return reference::project(params);
+  run_blocks(context, params, params.rows, params.out_features, kernels->project,
+             kernels->project_scratch);
+}
+
+void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,
+                        const TensorView& dx) {
+  ProjectionParams params{.rows = dy.size(0), .in_features = w.size(1), .out_features = w.size(0)};
+  params.w = matrix(w);
+  params.y = matrix(dy);
+  params.dx = matrix(dx);
+  const cpu::KernelSet* kernels = kernels_for(context, dy.dtype());
+  if (kernels == nullptr) return reference::project_input_gradient(params);
+  run_blocks(context, params, params.rows, params.in_features, kernels->project_input_gradient,
+             kernels->project_input_gradient_scratch);
+}
+
+void add_weight_gradient(const Context& context, const ConstTensorView& x,
+                         const ConstTensorView& dy, const TensorView& dw, const TensorView& db) {
+  ProjectionParams params{.rows = x.size(0), .in_features = x.size(1), .out_features = dy.size(1)};
+  params.x = matrix(x);
+  params.y = matrix(dy);
+  params.dw = matrix(dw);
+  params.db = matrix(db);
+  const cpu::KernelSet* kernels = kernels_for(context, x.dtype());
+  if (kernels == nullptr) return reference::project_weight_gradient(params);
+  run_blocks(context, params, params.out_features, params.in_features,
+             kernels->project_weight_gradient, kernels->project_weight_gradient_scratch);
+}
+
+}  // namespace ladon

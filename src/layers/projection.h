@@ -1,0 +1,24 @@
+// Linear maps y = x W^T + b over the rows of x, and their gradients. The layers check shapes before
+// they call these.
+#pragma once
+
+#include "ladon/context.h"
+#include "ladon/tensor.h"
+#include "ladon/tensor_view.h"
+
+namespace ladon {
+
+/// x [rows, in], w [out, in], b [out] or absent, y [rows, out]; last strides 1, any float dtypes. A
+/// row's bits do not depend on the other rows or on threads.
+void project(const Context& context, const ConstTensorView& x, const ConstTensorView& w,
+             const ConstTensorView& b, const TensorView& y);
+
+/// dx += dy W; dx is f64 where w is, else f32.
+void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,
+                        const TensorView& dx);
+
+/// dw += dy^T x and, where db is there, db += sum of dy's rows; both f64 where x is, else f32.
+void add_weight_gradient(const Context& context, const ConstTensorView& x,
+                         const ConstTensorView& dy, const TensorView& dw, const TensorView& db);
+
+}  // namespace ladon

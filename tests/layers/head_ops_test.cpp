@@ -1,0 +1,231 @@
+// repeat_kv(), split_heads() and merge_heads() against index arithmetic.
+#include "ladon/head_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "core/element.h"
+#include "ladon/attention.h"
+#include "ladon/random.h"
+#include "support/error_of.h"
+#include "support/isas.h"
+
+namespace ladon {
+namespace {
+
+using test::error_of;
+
+constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+constexpr DType kDtypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kBool};
+
+/// Distinct small numbers, exact in every floating dtype.
+Tensor counting(DType dtype, const Dims& shape) {
+  Tensor tensor(dtype, shape);
+  for (std::int64_t i = 0; i < tensor.num_elements(); ++i) {
+    store_element(tensor.data(), dtype, i, static_cast<double>(i % 251));
+  }
+  return tensor;
+}
+
+double at(const ConstTensorView& view, std::initializer_list<std::int64_t> indices) {
+  return load_element(view.data(), view.dtype(), offset_of(view, indices));
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() &&
+         std::memcmp(a.data(), b.data(),
+                     static_cast<std::size_t>(a.num_elements()) * size_of(a.dtype())) == 0;
+}
+
+void expect_repeated(const ConstTensorView& x, std::int64_t times) {
+  const Tensor result = repeat_kv(x, times);
+  ASSERT_EQ(result.dtype(), x.dtype());
+  ASSERT_EQ(result.shape(), (Dims{x.size(0), x.size(1), x.size(2) * times, x.size(3)}));
+  for (std::int64_t b = 0; b < result.size(0); ++b) {
+    for (std::int64_t t = 0; t < result.size(1); ++t) {
+      for (std::int64_t h = 0; h < result.size(2); ++h) {
+        for (std::int64_t d = 0; d < result.size(3); ++d) {
+          ASSERT_EQ(at(result, {b, t, h, d}), at(x, {b, t, h / times, d}))
+              << name_of(x.dtype()) << " times " << times << " at " << b << ", " << t << ", " << h
+              << ", " << d;
+        }
+      }
+    }
+  }
+}
+
+void expect_merged(const ConstTensorView& x) {
+  const Tensor result = merge_heads(x);
+  ASSERT_EQ(result.dtype(), x.dtype());
+  ASSERT_EQ(result.shape(), (Dims{x.size(0), x.size(1), x.size(2) * x.size(3)}));
+  for (std::int64_t b = 0; b < result.size(0); ++b) {
+    for (std::int64_t t = 0; t < result.size(1); ++t) {
+      for (std::int64_t c = 0; c < result.size(2); ++c) {
+        ASSERT_EQ(at(result, {b, t, c}), at(x, {b, t, c / x.size(3), c % x.size(3)}))
+            << name_of(x.dtype()) << " at " << b << ", " << t << ", " << c;
+      }
+    }
+  }
+}
+
+TEST(RepeatKv, EqualsIndexArithmetic) {
+  for (const DType dtype : kDtypes) {
+    const Tensor x = counting(dtype, {2, 3, 4, 5});
+    for (const std::int64_t times : {1, 2, 3, 7}) expect_repeated(x, times);
+  }
+}
+
+TEST(RepeatKv, ReadsThroughStrides) {
+  const Tensor x = counting(DType::kBF16, {2, 3, 4, 5});
+  expect_repeated(x.view().transpose(1, 2), 3);  // [batch, heads, seq, dim] in memory
+  expect_repeated(x.view().transpose(1, 3), 2);  // a last stride that is not 1
+  expect_repeated(x.view().slice(1, 1, 3).slice(2, 1, 3).slice(3, 2, 4), 2);
+  const ConstTensorView reversed(static_cast<const bfloat16*>(x.data()) + 119, DType::kBF16,
+                                 {2, 3, 4, 5}, {-60, -20, -5, -1});
+  expect_repeated(reversed, 2);
+}
+
+TEST(RepeatKv, EmptyIsLegal) {
+  EXPECT_EQ(repeat_kv(Tensor(DType::kF32, {2, 0, 3, 4}), 5).shape(), (Dims{2, 0, 15, 4}));
+  EXPECT_EQ(repeat_kv(Tensor(DType::kF32, {0, 2, 0, 4}), 5).shape(), (Dims{0, 2, 0, 4}));
+}
+
+TEST(RepeatKv, Refuses) {
+  const Tensor x(DType::kF32, {1, 2, 3, 4});
+  EXPECT_EQ(error_of([] { repeat_kv({}, 2); }), "repeat_kv: x: got none, expected a tensor");
+  EXPECT_EQ(error_of([&] { repeat_kv(x.view().select(0, 0), 2); }),
+            "repeat_kv: x: got [2, 3, 4], expected 4 dimensions");
+  EXPECT_EQ(error_of([&] { repeat_kv(x, 0); }),
+            "repeat_kv: times: got 0 for 3 heads, expected 1 or more, and a product that fits 64 "
+            "bits");
+  EXPECT_EQ(error_of([&] { repeat_kv(x, -2); }),
+            "repeat_kv: times: got -2 for 3 heads, expected 1 or more, and a product that fits 64 "
+            "bits");
+  EXPECT_EQ(error_of([&] { repeat_kv(x, kMax / 2); }),
+            "repeat_kv: times: got 4611686018427387903 for 3 heads, expected 1 or more, and a "
+            "product that fits 64 bits");
+  EXPECT_EQ(error_of([&] { repeat_kv(x, kMax / 4); }, ErrorCode::kOutOfMemory),
+            "Tensor: shape: got [1, 2, 6917529027641081853, 4] of f32, expected a size that fits "
+            "the address space");
+  const ConstTensorView null(nullptr, DType::kF32, {1, 2, 3, 4});
+  EXPECT_EQ(error_of([&] { repeat_kv(null, 2); }),
+            "repeat_kv: x: got a null pointer, expected data");
+  const ConstTensorView elsewhere(x.data(), DType::kF32, {1, 2, 3, 4}, Device::kCuda);
+  EXPECT_EQ(error_of([&] { repeat_kv(elsewhere, 2); }, ErrorCode::kUnsupported),
+            "repeat_kv: x: got a CUDA tensor, expected CPU memory");
+}
+
+TEST(SplitHeads, SharesMemory) {
+  Tensor x = counting(DType::kF32, {2, 3, 12});
+  const TensorView split = split_heads(x, 4);
+  EXPECT_EQ(split.data(), x.data());
+  EXPECT_EQ(split.dtype(), DType::kF32);
+  EXPECT_EQ(split.shape(), (Dims{2, 3, 4, 3}));
+  EXPECT_EQ(split.strides(), (Dims{36, 12, 3, 1}));
+  for (std::int64_t c = 0; c < 12; ++c) EXPECT_EQ(at(split, {1, 2, c / 3, c % 3}), 60.0 + 1.0 * c);
+  split.data_as<float>()[offset_of(split, {1, 2, 3, 1})] = -1;
+  EXPECT_EQ(at(x, {1, 2, 10}), -1);
+
+  const Tensor& constant = x;
+  static_assert(std::is_same_v<decltype(split_heads(x, 4)), TensorView>);
+  static_assert(std::is_same_v<decltype(split_heads(x.view(), 4)), TensorView>);
+  static_assert(std::is_same_v<decltype(split_heads(constant, 4)), ConstTensorView>);
+  EXPECT_EQ(split_heads(constant, 4).data(), x.data());
+  EXPECT_EQ(split_heads(constant, 4).strides(), split.strides());
+}
+
+TEST(SplitHeads, KeepsOuterStrides) {
+  // The keys of a packed [q, k, v] projection, every second token, last first.
+  const Tensor packed = counting(DType::kF16, {2, 6, 30});
+  const auto* const start = packed.data_as<float16>() + 5 * 30 + 10;
+  const ConstTensorView keys(start, DType::kF16, {2, 3, 10}, {180, -60, 1});
+  const ConstTensorView split = split_heads(keys, 5);
+  EXPECT_EQ(split.data(), start);
+  EXPECT_EQ(split.strides(), (Dims{180, -60, 2, 1}));
+  for (std::int64_t c = 0; c < 10; ++c) {
+    EXPECT_EQ(at(split, {1, 2, c / 2, c % 2}), at(packed, {1, 1, 10 + c}));
+  }
+  // One head, as many heads as numbers, and a width of 1, whose stride means nothing.
+  EXPECT_EQ(split_heads(keys, 1).shape(), (Dims{2, 3, 1, 10}));
+  EXPECT_EQ(split_heads(keys, 10).strides(), (Dims{180, -60, 1, 1}));
+  EXPECT_EQ(split_heads(packed.view().transpose(1, 2).slice(2, 3, 4), 1).strides(),
+            (Dims{180, 1, 1, 1}));
+  EXPECT_EQ(split_heads(Tensor(DType::kF32, {2, 0, 12}), 3).shape(), (Dims{2, 0, 3, 4}));
+}
+
+TEST(SplitHeads, Refuses) {
+  Tensor x(DType::kF32, {2, 3, 12});
+  EXPECT_EQ(error_of([] { split_heads(TensorView(), 2); }),
+            "split_heads: x: got none, expected a tensor");
+  EXPECT_EQ(error_of([&] { split_heads(x.view().select(0, 0), 2); }),
+            "split_heads: x: got [3, 12], expected 3 dimensions");
+  EXPECT_EQ(error_of([&] { split_heads(x.view().transpose(1, 2), 3); }),
+            "split_heads: x: got a last stride of 12, expected 1");
+  EXPECT_EQ(error_of([&] { split_heads(x, 0); }),
+            "split_heads: num_heads: got 0, expected 1 or more");
+  EXPECT_EQ(error_of([&] { split_heads(x, -3); }),
+            "split_heads: num_heads: got -3, expected 1 or more");
+  EXPECT_EQ(error_of([&] { split_heads(x, 5); }),
+            "split_heads: num_heads: got 5, expected a divisor of x's width, which is 12");
+}
+
+TEST(MergeHeads, EqualsIndexArithmetic) {
+  for (const DType dtype : kDtypes) expect_merged(counting(dtype, {2, 3, 4, 5}));
+}
+
+TEST(MergeHeads, ReadsThroughStrides) {
+  const Tensor x = counting(DType::kF32, {2, 3, 4, 5});
+  expect_merged(x.view().transpose(1, 2));
+  expect_merged(x.view().transpose(1, 3));
+  expect_merged(x.view().slice(2, 1, 3).slice(3, 1, 4));
+  expect_merged(ConstTensorView(x.data(), DType::kF32, {2, 3, 4, 5}, {60, 20, 0, 1}));
+  EXPECT_EQ(merge_heads(Tensor(DType::kF32, {2, 0, 3, 4})).shape(), (Dims{2, 0, 12}));
+}
+
+TEST(MergeHeads, Refuses) {
+  EXPECT_EQ(error_of([] { merge_heads({}); }), "merge_heads: x: got none, expected a tensor");
+  EXPECT_EQ(error_of([] {
+              merge_heads(Tensor(DType::kF32, {2, 3, 4}));
+            }),
+            "merge_heads: x: got [2, 3, 4], expected 4 dimensions");
+}
+
+TEST(HeadOps, RoundTrips) {
+  for (const DType dtype : kDtypes) {
+    const Tensor x = counting(dtype, {2, 5, 24});
+    for (const std::int64_t heads : {1, 3, 24}) {
+      EXPECT_TRUE(same_bits(merge_heads(split_heads(x, heads)), x));
+    }
+    const Tensor split = counting(dtype, {2, 5, 3, 8});
+    const Tensor merged = merge_heads(split);
+    EXPECT_TRUE(same_bits(Tensor::copy_of(split_heads(merged, 3)), split));
+    EXPECT_TRUE(same_bits(repeat_kv(split, 1), split));
+  }
+}
+
+class RepeatedKv : public test::IsaTest {};
+LADON_FOR_EACH_ISA(RepeatedKv);
+
+TEST_P(RepeatedKv, GivesTheBitsOfGroupedQueries) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const std::int64_t query_len : {1, 5, 70}) {
+      Tensor q(dtype, {2, query_len, 6, 24});
+      Tensor k(dtype, {2, 83, 2, 24});
+      Tensor v(dtype, {2, 83, 2, 16});
+      fill_normal(q, 0, 1, 1);
+      fill_normal(k, 0, 1, 2);
+      fill_normal(v, 0, 1, 3);
+      const AttentionOptions options{.causal = true};
+      const Tensor grouped = attention(context_, q, k, v, options);
+      const Tensor repeated = attention(context_, q, repeat_kv(k, 3), repeat_kv(v, 3), options);
+      EXPECT_TRUE(same_bits(grouped, repeated)) << name_of(dtype) << ", query_len " << query_len;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ladon
