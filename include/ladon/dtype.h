@@ -1,5 +1,8 @@
 // Element types: the DType tag, and the value types float16 and bfloat16.
 //
+// Ladon computes with floats. Bool is for masks; the integers are there so that checkpoints can
+// hold them and copy() can convert them, and every operation on numbers refuses them by name.
+//
 // Conversions to the 16-bit types round to nearest, ties to even, straight from double (no double
 // rounding through float). NaN stays NaN, overflow gives infinity, subnormals are kept.
 #pragma once
@@ -18,26 +21,46 @@ enum class DType : std::uint8_t {
   kF16,
   kBF16,
   kBool,  // one byte, zero is false
+  kI8,
+  kU8,
+  kI16,
+  kU16,
+  kI32,
+  kU32,
+  kI64,
+  kU64,
 };
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) noexcept {
   switch (dtype) {
-    case DType::kF64: return 8;
-    case DType::kF32: return 4;
+    case DType::kF64:
+    case DType::kI64:
+    case DType::kU64: return 8;
+    case DType::kF32:
+    case DType::kI32:
+    case DType::kU32: return 4;
     case DType::kF16:
-    case DType::kBF16: return 2;
-    case DType::kBool: return 1;
+    case DType::kBF16:
+    case DType::kI16:
+    case DType::kU16: return 2;
+    case DType::kBool:
+    case DType::kI8:
+    case DType::kU8: return 1;
   }
   return 0;
 }
 
-constexpr bool is_float(DType dtype) noexcept { return dtype != DType::kBool; }
+constexpr bool is_float(DType dtype) noexcept {
+  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
+         dtype == DType::kBF16;
+}
 
-/// "f64", "f32", "f16", "bf16" or "bool".
+/// "f64", "f32", "f16", "bf16", "bool", "i8", "u8", ... "u64".
 LADON_API const char* name_of(DType dtype) noexcept;
 
-/// The gap between 1 and the next number: 2^-52, 2^-23, 2^-10 or 2^-7. Zero for bool.
+/// The gap between 1 and the next number: 2^-52, 2^-23, 2^-10 or 2^-7. Zero for bool and
+/// the integers.
 LADON_API double epsilon_of(DType dtype) noexcept;
 
 namespace detail {
@@ -144,6 +167,38 @@ struct dtype_of_type<bfloat16> {
 template <>
 struct dtype_of_type<bool> {
   static constexpr DType value = DType::kBool;
+};
+template <>
+struct dtype_of_type<std::int8_t> {
+  static constexpr DType value = DType::kI8;
+};
+template <>
+struct dtype_of_type<std::uint8_t> {
+  static constexpr DType value = DType::kU8;
+};
+template <>
+struct dtype_of_type<std::int16_t> {
+  static constexpr DType value = DType::kI16;
+};
+template <>
+struct dtype_of_type<std::uint16_t> {
+  static constexpr DType value = DType::kU16;
+};
+template <>
+struct dtype_of_type<std::int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+template <>
+struct dtype_of_type<std::uint32_t> {
+  static constexpr DType value = DType::kU32;
+};
+template <>
+struct dtype_of_type<std::int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+template <>
+struct dtype_of_type<std::uint64_t> {
+  static constexpr DType value = DType::kU64;
 };
 
 template <class T>

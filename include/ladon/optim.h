@@ -20,7 +20,7 @@
 namespace ladon {
 
 struct SgdOptions {
-  double learning_rate = 0.01;  // positive
+  double learning_rate = 0.01;  // 0 or more
   double momentum = 0;          // in [0, 1); 0 is plain SGD
   double weight_decay = 0;      // added to the gradient times the weight; 0 or more
 };
@@ -49,7 +49,7 @@ class LADON_API Sgd {
 };
 
 struct AdamWOptions {
-  double learning_rate = 1e-3;  // positive
+  double learning_rate = 1e-3;  // 0 or more
   double beta1 = 0.9;           // both in [0, 1)
   double beta2 = 0.999;
   double epsilon = 1e-8;       // positive

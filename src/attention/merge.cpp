@@ -1,6 +1,7 @@
 #include "attention/merge.h"
 
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "core/context_impl.h"
 #include "core/element.h"
 #include "core/fail.h"
+#include "core/integer.h"
 #include "core/parallel.h"
 #include "ladon/attention.h"
 
@@ -99,11 +101,19 @@ void merge_attention(const Context& context, std::span<const ConstTensorView> ou
   const std::int64_t query_len = out.size(1);
   const std::int64_t num_heads = out.size(2);
   const std::int64_t value_dim = out.size(3);
-  parallel_for(context, out.size(0) * query_len, [&](std::int64_t task, int) {
+  // Taken before the first row is written, so that a failure leaves all of them as they were.
+  const std::size_t parts_bytes = round_up(outs.size() * sizeof(PartialRow), 64);
+  const std::size_t room =
+      parts_bytes + round_up(static_cast<std::size_t>(value_dim) * sizeof(double), 64);
+  const Workspace workspace(
+      context.impl().workspaces(),
+      saturating_product(static_cast<std::size_t>(context.num_threads()), room));
+  parallel_for(context, out.size(0) * query_len, [&](std::int64_t task, int worker) {
     const std::int64_t batch = task / query_len;
     const std::int64_t token = task % query_len;
-    std::vector<PartialRow> parts(outs.size());
-    std::vector<double> sums(static_cast<std::size_t>(value_dim));
+    std::byte* memory = workspace.data() + static_cast<std::size_t>(worker) * room;
+    const std::span<PartialRow> parts(reinterpret_cast<PartialRow*>(memory), outs.size());
+    auto* sums = reinterpret_cast<double*>(memory + parts_bytes);
     for (std::int64_t head = 0; head < num_heads; ++head) {
       for (std::size_t i = 0; i < parts.size(); ++i) {
         parts[i] = {
@@ -115,8 +125,8 @@ void merge_attention(const Context& context, std::span<const ConstTensorView> ou
       double sink = 0;
       if (!sinks.absent()) sink = load_element(sinks.data(), sinks.dtype(), head * sinks.stride(0));
       void* const row = element_at(out.data(), out.dtype(), offset_of(out, {batch, token, head}));
-      const double merged = merge_rows(parts, value_dim, sinks.absent() ? nullptr : &sink,
-                                       sums.data(), row, out.dtype());
+      const double merged =
+          merge_rows(parts, value_dim, sinks.absent() ? nullptr : &sink, sums, row, out.dtype());
       if (lse.absent()) continue;
       store_element(lse.data(), lse.dtype(), offset_of(lse, {batch, head, token}), merged);
     }

@@ -12,6 +12,8 @@
 namespace ladon {
 namespace {
 
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 56;
+
 void check_offsets(std::string_view operation, std::string_view argument,
                    std::span<const std::int64_t> offsets, std::int64_t total,
                    std::int64_t& longest) {
@@ -161,6 +163,12 @@ AttentionSizes check_inputs(std::string_view operation, const ConstTensorView& q
   sizes.head_dim = q.size(3);
   sizes.kv_len = k.size(1);
   sizes.num_kv_heads = k.size(2);
+  for (const NamedView& argument : {NamedView{"q", q}, NamedView{"k", k}}) {
+    // Only views that repeat their elements get this far; positions must stay countable.
+    if (argument.view.size(1) >= kMaxLength) {
+      fail(operation, argument.name, got_shape(argument.view) + ", expected a length below 2^56");
+    }
+  }
   if (sizes.head_dim == 0)
     fail(operation, "q", got_shape(q) + ", expected a head_dim of 1 or more");
   if (sizes.num_heads == 0) fail(operation, "q", got_shape(q) + ", expected 1 head or more");

@@ -109,7 +109,9 @@ void check_view(std::string_view operation, const NamedView& argument, int rank)
 
 void check_float(std::string_view operation, const NamedView& argument) {
   if (!is_float(argument.view.dtype())) {
-    fail(operation, argument.name, "got dtype bool, expected f64, f32, f16 or bf16");
+    fail(operation, argument.name,
+         std::string("got dtype ") + name_of(argument.view.dtype()) +
+             ", expected f64, f32, f16 or bf16");
   }
 }
 

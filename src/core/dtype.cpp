@@ -9,6 +9,14 @@ const char* name_of(DType dtype) noexcept {
     case DType::kF16: return "f16";
     case DType::kBF16: return "bf16";
     case DType::kBool: return "bool";
+    case DType::kI8: return "i8";
+    case DType::kU8: return "u8";
+    case DType::kI16: return "i16";
+    case DType::kU16: return "u16";
+    case DType::kI32: return "i32";
+    case DType::kU32: return "u32";
+    case DType::kI64: return "i64";
+    case DType::kU64: return "u64";
   }
   return "unknown";
 }
@@ -19,9 +27,8 @@ double epsilon_of(DType dtype) noexcept {
     case DType::kF32: return 0x1p-23;
     case DType::kF16: return 0x1p-10;
     case DType::kBF16: return 0x1p-7;
-    case DType::kBool: return 0;
+    default: return 0;
   }
-  return 0;
 }
 
 }  // namespace ladon

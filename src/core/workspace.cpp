@@ -1,5 +1,7 @@
 #include "core/workspace.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <new>
@@ -19,13 +21,17 @@ void free_block(WorkspacePool::Block block) noexcept {
 
 }  // namespace
 
+WorkspacePool::WorkspacePool() : process_(getpid()) {}
+
+bool WorkspacePool::is_usable() const noexcept { return process_ == getpid(); }
+
 WorkspacePool::~WorkspacePool() {
   for (std::size_t i = 0; i < num_free_; ++i) free_block(free_[i]);
 }
 
 WorkspacePool::Block WorkspacePool::take(std::size_t size) {
   if (size == 0) return {};
-  {
+  if (is_usable()) {
     const std::lock_guard<std::mutex> lock(mutex_);
     // The smallest that fits, so that a small call does not hold the block a large one wants.
     std::size_t best = num_free_;
@@ -53,7 +59,7 @@ WorkspacePool::Block WorkspacePool::take(std::size_t size) {
 
 void WorkspacePool::give_back(Block block) noexcept {
   if (block.data == nullptr) return;
-  if (block.size <= kMaxKeptBytes) {
+  if (block.size <= kMaxKeptBytes && is_usable()) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (num_free_ < kMaxKept) {
       free_[num_free_++] = block;

@@ -11,7 +11,7 @@ namespace ladon {
 /// Memory blocks that are not in use. Thread-safe.
 class WorkspacePool {
  public:
-  WorkspacePool() = default;
+  WorkspacePool();
   ~WorkspacePool();
   WorkspacePool(const WorkspacePool&) = delete;
   WorkspacePool& operator=(const WorkspacePool&) = delete;
@@ -32,6 +32,10 @@ class WorkspacePool {
   static constexpr std::size_t kMaxKept = 8;
   static constexpr std::size_t kMaxKeptBytes = std::size_t{32} << 20;
 
+  /// In a forked child the lock may be held by a thread that is not there: the pool is left alone.
+  bool is_usable() const noexcept;
+
+  const int process_;  // that made the pool
   std::mutex mutex_;
   std::array<Block, kMaxKept> free_;  // the first num_free_ are held
   std::size_t num_free_ = 0;

@@ -39,6 +39,12 @@ void check_rope(const MultiHeadAttentionOptions& options) {
          "got 0 for all of a head_dim of " + std::to_string(options.head_dim) +
              ", expected an even number");
   }
+  if (options.rope->layout != RopeLayout::kHalfSplit &&
+      options.rope->layout != RopeLayout::kInterleaved) {
+    fail(kOperation, "rope.layout",
+         "got " + std::to_string(static_cast<int>(options.rope->layout)) +
+             ", expected a RopeLayout");
+  }
   // Refuses a base or a scaling that no call could use.
   rope_frequencies(rotary_dim == 0 ? options.head_dim : rotary_dim, options.rope->base,
                    options.rope->scaling);
@@ -62,7 +68,8 @@ void check_numbers(const MultiHeadAttentionOptions& options) {
          "got " + text_of(options.qk_norm_epsilon) + ", expected a positive number");
   }
   if (!is_float(options.dtype)) {
-    fail(kOperation, "dtype", "got bool, expected f64, f32, f16 or bf16");
+    fail(kOperation, "dtype",
+         std::string("got ") + name_of(options.dtype) + ", expected f64, f32, f16 or bf16");
   }
 }
 
@@ -149,7 +156,7 @@ MultiHeadAttention& MultiHeadAttention::operator=(const MultiHeadAttention& othe
 
 MultiHeadAttention MultiHeadAttention::mha(std::int64_t embed_dim, std::int64_t num_heads,
                                            std::uint64_t seed) {
-  return gqa(embed_dim, num_heads, num_heads, seed);
+  return MultiHeadAttention({.embed_dim = embed_dim, .num_heads = num_heads}, seed);
 }
 
 MultiHeadAttention MultiHeadAttention::mqa(std::int64_t embed_dim, std::int64_t num_heads,

@@ -91,9 +91,12 @@ CheckedInputs check_inputs(const MultiHeadAttentionOptions& options, const Layer
 /// value itself, whatever q and k are. True only where that can be told without looking at data.
 bool is_one_position(const CheckedInputs& inputs, const AttentionOptions& options,
                      const LayerCall& call) {
-  return inputs.self && inputs.query.size(1) == 1 && options.mask.absent() &&
-         options.bias.absent() && options.kv_lengths.empty() && options.sinks.absent() &&
-         options.dropout.probability == 0 && call.weights.absent();
+  // Explicit positions are left to rope(), which checks them.
+  return call.query_positions.explicit_positions.empty() &&
+         call.key_positions.explicit_positions.empty() && inputs.self &&
+         inputs.query.size(1) == 1 && options.mask.absent() && options.bias.absent() &&
+         options.kv_lengths.empty() && options.sinks.absent() && options.dropout.probability == 0 &&
+         call.weights.absent();
 }
 
 /// [batch, 1, kv_heads, dim] to [batch, 1, heads, dim]: each query head gets its KV head's value.
@@ -110,7 +113,13 @@ Tensor spread_values(const Tensor& v, std::int64_t num_heads) {
 Tensor run_forward(const Context& context, const MultiHeadAttention& layer,
                    const CheckedInputs& inputs, const LayerCall& call, Saved* saved) {
   const Pass pass(context, layer);
-  const AttentionOptions options = pass.attention_options(call);
+  AttentionOptions options = pass.attention_options(call);
+  // Token i of a sequence stands at position i, however many of the tokens after it are padding.
+  if (inputs.self) options.alignment = Alignment::kTopLeft;
+  for (const NamedView& input : {NamedView{"query", inputs.query}, NamedView{"key", inputs.key},
+                                 NamedView{"value", inputs.value}}) {
+    check_apart(kOperation, {"weights", call.weights}, input);
+  }
   const bool one_position = is_one_position(inputs, options, call);
   Tensor v = pass.project_heads(inputs.value, "v_proj", layer.num_kv_heads());
   Tensor q;
@@ -132,12 +141,12 @@ Tensor run_forward(const Context& context, const MultiHeadAttention& layer,
     } else {
       attention(context, q, k, v, options, attended);
     }
-    if (!call.weights.absent()) attention_weights(context, q, k, options, call.weights);
   }
   Tensor out = Tensor::uninitialized(
       layer.dtype(), {inputs.query.size(0), inputs.query.size(1), layer.embed_dim()});
   project(context, merged(std::as_const(attended)), pass.weight("out_proj.weight"),
           pass.weight("out_proj.bias"), rows_of(out));
+  if (!call.weights.absent()) attention_weights(context, q, k, options, call.weights);
   if (saved != nullptr) {
     saved->one_position = one_position;
     saved->q = std::move(q);

@@ -28,8 +28,8 @@ constexpr DType compute_dtype(DType weight) noexcept {
 // ---- checks -------------------------------------------------------------------------------------
 
 void check_learning_rate(std::string_view operation, double value) {
-  if (std::isfinite(value) && value > 0) return;
-  fail(operation, "learning_rate", "got " + text_of(value) + ", expected a positive finite number");
+  if (std::isfinite(value) && value >= 0) return;  // schedules may end at 0
+  fail(operation, "learning_rate", "got " + text_of(value) + ", expected 0 or a positive number");
 }
 
 /// momentum and the betas.
@@ -120,15 +120,15 @@ Compute narrow(double value) noexcept {
   return static_cast<Compute>(std::min(value, kLargest));
 }
 
-/// Calls function(Weight()) with the C++ type of a floating dtype.
+/// Calls function<Weight>() with the C++ type of a floating dtype.
 template <class Function>
-void with_weight_type(DType dtype, Function&& function) {
+void with_weight_type(DType dtype, const Function& function) {
   switch (dtype) {
-    case DType::kF64: function(double()); return;
-    case DType::kF32: function(float()); return;
-    case DType::kF16: function(float16()); return;
-    case DType::kBF16: function(bfloat16()); return;
-    case DType::kBool: return;  // refused by the constructors
+    case DType::kF64: function.template operator()<double>(); return;
+    case DType::kF32: function.template operator()<float>(); return;
+    case DType::kF16: function.template operator()<float16>(); return;
+    case DType::kBF16: function.template operator()<bfloat16>(); return;
+    default: return;  // refused by the constructors
   }
 }
 
@@ -191,7 +191,7 @@ void Sgd::set_learning_rate(double learning_rate) {
 void Sgd::step() {
   check_states("Sgd::step", states_);
   for (State& state : states_) {
-    with_weight_type(state.dtype, [&]<class Weight>(Weight) {
+    with_weight_type(state.dtype, [&]<class Weight>() {
       using Compute = ComputeOf<Weight>;
       const auto rate = narrow<Compute>(options_.learning_rate);
       const auto momentum = narrow<Compute>(options_.momentum);
@@ -279,7 +279,7 @@ void AdamW::step() {
   check_states("AdamW::step", states_);
   ++steps_;
   for (State& state : states_) {
-    with_weight_type(state.dtype, [&]<class Weight>(Weight) {
+    with_weight_type(state.dtype, [&]<class Weight>() {
       using Compute = ComputeOf<Weight>;
       const AdamWStep<Compute> step(options_, steps_);
       Compute* const first = state.first.template data_as<Compute>();

@@ -1,5 +1,6 @@
 #include "ladon/parameter.h"
 
+#include <string>
 #include <utility>
 
 #include "core/checks.h"
@@ -9,7 +10,8 @@ namespace ladon {
 
 Parameter Parameter::zeros(std::string name, DType dtype, const Dims& shape) {
   if (!is_float(dtype)) {
-    fail("Parameter::zeros", "dtype", "got bool, expected f64, f32, f16 or bf16");
+    fail("Parameter::zeros", "dtype",
+         std::string("got ") + name_of(dtype) + ", expected f64, f32, f16 or bf16");
   }
   check_no_negative_size("Parameter::zeros", "shape", shape);
   const DType gradient_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;

@@ -90,8 +90,8 @@ GradientRow gradient_row(const AttentionParams& params, const Sequence& sequence
     gradient.biased[j] = probability * (dprobability * row.keep[j] - delta);
     gradient.scaled[j] = gradient.biased[j];
     if (params.rules.softcap != 0) {
-      const double bent = row.softcapped[j] / params.rules.softcap;
-      gradient.scaled[j] *= 1 - bent * bent;
+      const double secant = 1 / std::cosh(row.scaled[j] / params.rules.softcap);
+      gradient.scaled[j] *= secant * secant;
     }
   }
   return gradient;

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <type_traits>
 
@@ -126,7 +130,8 @@ TEST(SplitHeads, SharesMemory) {
   EXPECT_EQ(split.dtype(), DType::kF32);
   EXPECT_EQ(split.shape(), (Dims{2, 3, 4, 3}));
   EXPECT_EQ(split.strides(), (Dims{36, 12, 3, 1}));
-  for (std::int64_t c = 0; c < 12; ++c) EXPECT_EQ(at(split, {1, 2, c / 3, c % 3}), 60.0 + 1.0 * c);
+  for (std::int64_t c = 0; c < 12; ++c)
+    EXPECT_EQ(at(split, {1, 2, c / 3, c % 3}), at(x, {1, 2, c}));
   split.data_as<float>()[offset_of(split, {1, 2, 3, 1})] = -1;
   EXPECT_EQ(at(x, {1, 2, 10}), -1);
 
@@ -210,20 +215,40 @@ TEST(HeadOps, RoundTrips) {
 class RepeatedKv : public test::IsaTest {};
 LADON_FOR_EACH_ISA(RepeatedKv);
 
-TEST_P(RepeatedKv, GivesTheBitsOfGroupedQueries) {
+/// The largest difference between grouped queries and repeated heads; -1 where all bits are equal.
+double difference(const Context& context, DType dtype, std::int64_t query_len) {
+  Tensor q(dtype, {2, query_len, 6, 24});
+  Tensor k(dtype, {2, 83, 2, 24});
+  Tensor v(dtype, {2, 83, 2, 16});
+  fill_normal(q, 0, 1, 1);
+  fill_normal(k, 0, 1, 2);
+  fill_normal(v, 0, 1, 3);
+  const AttentionOptions options{.causal = true};
+  const Tensor grouped = attention(context, q, k, v, options);
+  const Tensor repeated = attention(context, q, repeat_kv(k, 3), repeat_kv(v, 3), options);
+  if (same_bits(grouped, repeated)) return -1;
+  double largest = 0;
+  for (std::int64_t i = 0; i < grouped.num_elements(); ++i) {
+    largest = std::max(largest, std::abs(load_element(grouped.data(), dtype, i) -
+                                         load_element(repeated.data(), dtype, i)));
+  }
+  return largest;
+}
+
+// A group's heads are rows of one matrix, so the number of rows of a KV head, by which kernels are
+// chosen, is three times that of the repeated form. One token (3 rows and 1) and many (210 and 70)
+// go to the same kernel either way, and then the bits are the same.
+TEST_P(RepeatedKv, GivesTheBitsOfGroupedQueriesOfOneTokenAndOfMany) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const std::int64_t query_len : {1, 5, 70}) {
-      Tensor q(dtype, {2, query_len, 6, 24});
-      Tensor k(dtype, {2, 83, 2, 24});
-      Tensor v(dtype, {2, 83, 2, 16});
-      fill_normal(q, 0, 1, 1);
-      fill_normal(k, 0, 1, 2);
-      fill_normal(v, 0, 1, 3);
-      const AttentionOptions options{.causal = true};
-      const Tensor grouped = attention(context_, q, k, v, options);
-      const Tensor repeated = attention(context_, q, repeat_kv(k, 3), repeat_kv(v, 3), options);
-      EXPECT_TRUE(same_bits(grouped, repeated)) << name_of(dtype) << ", query_len " << query_len;
-    }
+    EXPECT_EQ(difference(context_, dtype, 1), -1) << name_of(dtype);
+    EXPECT_EQ(difference(context_, dtype, 70), -1) << name_of(dtype);
+  }
+}
+
+// 15 rows go to a kernel that sums in another order than the one for 5.
+TEST_P(RepeatedKv, IsWithinRoundingOfGroupedQueriesInBetween) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    EXPECT_LT(difference(context_, dtype, 5), 8 * epsilon_of(dtype)) << name_of(dtype);
   }
 }
 

@@ -32,7 +32,8 @@ std::vector<LayerCase> every_case() {
   std::vector<LayerCase> setups;
   const auto with = [&](const std::string& name, const std::function<void(LayerCase&)>& change) {
     for (const std::int64_t kv_heads : {4, 2, 1}) {
-      LayerCase setup{.name = name + ", " + std::to_string(kv_heads) + " KV heads", .options = base};
+      LayerCase setup{.name = name + ", " + std::to_string(kv_heads) + " KV heads",
+                      .options = base};
       setup.options.num_kv_heads = kv_heads;
       change(setup);
       setups.push_back(setup);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <limits>
 #include <utility>
 
@@ -60,7 +61,8 @@ TEST(Parameter, CopiesWhatIsThere) {
   const Parameter copy = original.copy();
   EXPECT_EQ(copy.value.shape(), (Dims{2, 0}));
   EXPECT_TRUE(copy.gradient.view().absent());
-  EXPECT_TRUE(Parameter{}.copy().value.view().absent());
+  const Parameter nothing = Parameter{}.copy();
+  EXPECT_TRUE(nothing.value.view().absent());
 }
 
 TEST(Parameter, RefusesBoolsAndImpossibleShapes) {

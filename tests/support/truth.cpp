@@ -50,7 +50,7 @@ struct Alone {
   AttentionOptions options;
   Tensor q, k, v, dout, dlse, mask, bias, slopes, sinks;
   Tensor out, lse, dq, dk, dv, dbias, dsinks;
-  Tensor probability, dropped;  // [1, heads, query_len, kv_len]
+  Tensor scaled, probability, dropped;  // [1, heads, query_len, kv_len]
 
  private:
   void run();
@@ -113,6 +113,8 @@ void Alone::run() {
   out = Tensor(DType::kF64, out_shape);
   lse = Tensor(DType::kF64, lse_shape);
   attention(reference, q, k, v, options, out, lse);
+  scaled = Tensor(DType::kF64, score_shape);
+  attention_weights(reference, q, k, options, scaled, ScoreStage::kScaled);
   probability = Tensor(DType::kF64, score_shape);
   dropped = Tensor(DType::kF64, score_shape);
   attention_weights(reference, q, k, options, probability, ScoreStage::kProbability);
@@ -230,11 +232,20 @@ class Collector {
       add(truth_.dv, 0, dropped * dout, score_size, batch_, part.kv_begin + key, kv_head, i);
     }
     const double dscore = probability * delta + dropped * dweight;
+    // Back through the softcap, whose slope itself moves with the score.
+    double slope = 1;
+    double sensitivity = score_size;
+    if (data_.problem().softcap != 0) {
+      const double secant =
+          1 / std::cosh(at(alone.scaled, 0, head, token, key) / data_.problem().softcap);
+      slope = secant * secant;
+      sensitivity *= 1 + 2 / data_.problem().softcap;
+    }
     for (std::int64_t i = 0; i < alone.q.size(3); ++i) {
-      add(truth_.dq, 0, scale * dscore * std::abs(at(alone.k, 0, key, kv_head, i)), score_size,
-          batch_, part.query_begin + token, head, i);
-      add(truth_.dk, 0, scale * dscore * std::abs(at(alone.q, 0, token, head, i)), score_size,
-          batch_, part.kv_begin + key, kv_head, i);
+      add(truth_.dq, 0, slope * scale * dscore * std::abs(at(alone.k, 0, key, kv_head, i)),
+          sensitivity, batch_, part.query_begin + token, head, i);
+      add(truth_.dk, 0, slope * scale * dscore * std::abs(at(alone.q, 0, token, head, i)),
+          sensitivity, batch_, part.kv_begin + key, kv_head, i);
     }
     if (data_.problem().bias.present) {
       const Dims& shape = truth_.dbias.value.shape();

@@ -35,9 +35,11 @@ struct BackwardScratch {
   Scalar* keep;             // [kKeyBlock][width]
   Scalar* key_staging;      // K block
   Scalar* value_staging;    // V block
-  Scalar* dk;               // [kBackwardKeys][head_dim]
+  Scalar* dk;               // [kBackwardKeys][head_dim]: sums over the last few tiles
   Scalar* dv;               // [kBackwardKeys][value_dim]
-  Scalar* row;              // one row of out
+  Scalar* folded_dk;        // the same over the tiles before
+  Scalar* folded_dv;
+  Scalar* row;  // one row of out
   std::size_t bytes;
 
   BackwardScratch(const AttentionParams& params, void* base) {
@@ -57,6 +59,8 @@ struct BackwardScratch {
     value_staging = arena.take<Scalar>(kKeyBlock * params.value_dim);
     dk = arena.take<Scalar>(kBackwardKeys * head_dim);
     dv = arena.take<Scalar>(kBackwardKeys * value_dim);
+    folded_dk = arena.take<Scalar>(kBackwardKeys * head_dim);
+    folded_dv = arena.take<Scalar>(kBackwardKeys * value_dim);
     row = arena.take<Scalar>(params.value_dim);
     bytes = arena.used();
   }
@@ -208,19 +212,43 @@ inline void for_each_key_block(const AttentionParams& params, const Sequence& se
   }
 }
 
+// Tiles whose part of dk and dv is added up one after the other before it is folded into the rest,
+// as in the forward pass.
+inline constexpr std::int64_t kFoldTiles = 64;
+
+/// Moves sums into the folded ones.
+template <class V>
+inline void fold_sums(typename V::Scalar* from, std::int64_t count, typename V::Scalar* to) {
+  for (std::int64_t i = 0; i < count; i += V::kLanes) {
+    store(to + i, load<V>(to + i) + load<V>(from + i));
+    store(from + i, zero<V>());
+  }
+}
+
 template <class V>
 void backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
   using Scalar = typename V::Scalar;
   const BackwardScratch<V> scratch(params, memory);
   const Sequence& sequence = params.sequences[task.sequence];
   const std::int64_t key_count = task.key_end - task.key_begin;
-  for (std::int64_t i = 0; i < key_count * scratch.head_dim; ++i) scratch.dk[i] = 0;
-  for (std::int64_t i = 0; i < key_count * scratch.value_dim; ++i) scratch.dv[i] = 0;
+  for (std::int64_t i = 0; i < key_count * scratch.head_dim; ++i) {
+    scratch.dk[i] = 0;
+    scratch.folded_dk[i] = 0;
+  }
+  for (std::int64_t i = 0; i < key_count * scratch.value_dim; ++i) {
+    scratch.dv[i] = 0;
+    scratch.folded_dv[i] = 0;
+  }
 
   BackwardTile<Scalar> tile;
   BlockRules<Scalar> block;
   const std::int64_t row_count = sequence.query_len * params.group;
+  std::int64_t tiles = 0;
   for (std::int64_t row = 0; row < row_count; row += kTileRows<V>) {
+    if (++tiles % kFoldTiles == 0) {
+      fold_sums<V>(scratch.dk, key_count * scratch.head_dim, scratch.folded_dk);
+      fold_sums<V>(scratch.dv, key_count * scratch.value_dim, scratch.folded_dv);
+    }
     set_rows(tile.rows, params, sequence, task.kv_head * params.group, params.group, row,
              smaller(kTileRows<V>, row_count - row), task.key_begin, task.key_end);
     if (tile.rows.some_end == 0) continue;
@@ -249,19 +277,21 @@ void backward(const AttentionParams& params, const BackwardTask& task, void* mem
         });
   }
 
+  fold_sums<V>(scratch.dk, key_count * scratch.head_dim, scratch.folded_dk);
+  fold_sums<V>(scratch.dv, key_count * scratch.value_dim, scratch.folded_dv);
   for (std::int64_t i = 0; i < key_count; ++i) {
     const std::int64_t key = task.key_begin + i;
     if (params.dk.data != nullptr) {
       // q was scaled when it was packed, so dk is complete.
       store_row(
-          scratch.dk + i * scratch.head_dim, params.head_dim,
+          scratch.folded_dk + i * scratch.head_dim, params.head_dim,
           at(params.dk.data, params.dk.dtype,
              sequence.dk + key * params.dk.token_stride + task.kv_head * params.dk.head_stride),
           params.dk.dtype);
     }
     if (params.dv.data != nullptr) {
       store_row(
-          scratch.dv + i * scratch.value_dim, params.value_dim,
+          scratch.folded_dv + i * scratch.value_dim, params.value_dim,
           at(params.dv.data, params.dv.dtype,
              sequence.dv + key * params.dv.token_stride + task.kv_head * params.dv.head_stride),
           params.dv.dtype);

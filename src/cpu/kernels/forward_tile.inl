@@ -33,11 +33,16 @@ constexpr std::int64_t kTileRows = V::kLanes* V::kGemmVectors;
 template <class V>
 constexpr typename V::Scalar kRescaleGrowth = static_cast<typename V::Scalar>(5.545177444479562);
 
+// Blocks whose sums are added up one after the other before they are folded into the rest: with
+// 4096 keys to a fold, no chain of additions grows long, however many keys there are.
+inline constexpr std::int64_t kFoldBlocks = 64;
+
 template <class V>
 struct ForwardTileScratch {
   using Scalar = typename V::Scalar;
   Scalar* q;        // [head_dim][width], scaled
-  Scalar* out;      // [value_dim][width]
+  Scalar* out;      // [value_dim][width]: sums over the last few blocks
+  Scalar* folded;   // [value_dim][width]: sums over the blocks before
   Scalar* scores;   // [kKeyBlock][width]
   Scalar* extra;    // [kKeyBlock][width]
   Scalar* keep;     // [kKeyBlock][width]
@@ -51,6 +56,7 @@ struct ForwardTileScratch {
     const std::int64_t widest = larger(params.head_dim, params.value_dim);
     q = arena.take<Scalar>(params.head_dim * width);
     out = arena.take<Scalar>(params.value_dim * width);
+    folded = arena.take<Scalar>(params.value_dim * width);
     scores = arena.take<Scalar>(kKeyBlock * width);
     extra = arena.take<Scalar>(kKeyBlock * width);
     keep = arena.take<Scalar>(kKeyBlock * width);
@@ -137,6 +143,28 @@ inline bool softmax_block(const BlockRules<typename V::Scalar>& block, std::int6
   return moved;
 }
 
+/// Rows of [count][width] times one factor for each lane.
+template <class V>
+inline void rescale_rows(typename V::Scalar* rows, std::int64_t count, std::int64_t width,
+                         const typename V::Scalar* factors) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
+      typename V::Scalar* at_lane = rows + i * width + lane;
+      store(at_lane, load<V>(at_lane) * load<V>(factors + lane));
+    }
+  }
+}
+
+/// to = from, or to += from.
+template <class V>
+inline void fold_rows(const typename V::Scalar* from, std::int64_t count, std::int64_t width,
+                      bool first, typename V::Scalar* to) {
+  for (std::int64_t i = 0; i < count * width; i += V::kLanes) {
+    const V sums = load<V>(from + i);
+    store(to + i, first ? sums : load<V>(to + i) + sums);
+  }
+}
+
 /// What turns a row's sums into its output: the factor of the sums, and the row's lse.
 struct RowFinish {
   double factor;
@@ -189,11 +217,12 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
                     scratch.row, scratch.q);
   alignas(64) Scalar maximum[kMaxRows];
   alignas(64) Scalar denominator[kMaxRows] = {};
+  alignas(64) Scalar folded_denominator[kMaxRows] = {};
   alignas(64) Scalar rescale[kMaxRows];
   for (Scalar& value : maximum) value = MathConstants<Scalar>::kLowest;
 
   BlockRules<Scalar> block;
-  bool first_block = true;
+  std::int64_t blocks = 0;  // done so far
   for (std::int64_t begin = rows.some_first; begin < rows.some_end; begin += kKeyBlock) {
     const std::int64_t end = smaller(begin + kKeyBlock, rows.some_end);
     const std::int64_t count = end - begin;
@@ -204,12 +233,11 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
     set_block(block, params, sequence, rows, begin, count, scratch.extra, scratch.keep, 1, width);
     const bool moved =
         softmax_block<V>(block, width, count, scratch.scores, maximum, denominator, rescale);
-    if (moved && !first_block) {
-      for (std::int64_t i = 0; i < value_dim; ++i) {
-        for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
-          Scalar* out = scratch.out + i * width + lane;
-          store(out, load<V>(out) * load<V>(rescale + lane));
-        }
+    if (moved && blocks > 0) {
+      if (blocks % kFoldBlocks != 0) rescale_rows<V>(scratch.out, value_dim, width, rescale);
+      if (blocks >= kFoldBlocks) {
+        rescale_rows<V>(scratch.folded, value_dim, width, rescale);
+        rescale_rows<V>(folded_denominator, 1, width, rescale);
       }
     }
     const Block<Scalar> values = load_block(params.v, sequence.v, task.kv_head, begin, end,
@@ -217,17 +245,33 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
     const bool guard = block.masks() && !all_finite(values, count, value_dim);
     gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
         guard, value_dim, width, count, values.data, values.stride, scratch.scores, width,
-        scratch.out, width, !first_block);
-    first_block = false;
+        scratch.out, width, blocks % kFoldBlocks != 0);
+    ++blocks;
+    if (blocks % kFoldBlocks == 0) {
+      const bool first_fold = blocks == kFoldBlocks;
+      fold_rows<V>(scratch.out, value_dim, width, first_fold, scratch.folded);
+      fold_rows<V>(denominator, 1, width, first_fold, folded_denominator);
+      for (Scalar& value : denominator) value = 0;
+    }
+  }
+  // What was summed since the last fold joins the rest.
+  const Scalar* sums = scratch.out;
+  if (blocks >= kFoldBlocks) {
+    if (blocks % kFoldBlocks != 0) {
+      fold_rows<V>(scratch.out, value_dim, width, false, scratch.folded);
+      fold_rows<V>(denominator, 1, width, false, folded_denominator);
+    }
+    sums = scratch.folded;
+    for (std::int64_t r = 0; r < width; ++r) denominator[r] = folded_denominator[r];
   }
 
   for (std::int64_t r = 0; r < rows.count; ++r) {
     const RowFinish finish =
         finish_row(params, task.output, rows.head[r], maximum[r], denominator[r]);
     const Scalar factor = static_cast<Scalar>(finish.factor);
-    const bool empty = first_block || denominator[r] == 0;
+    const bool empty = blocks == 0 || denominator[r] == 0;
     for (std::int64_t i = 0; i < value_dim; ++i) {
-      scratch.row[i] = empty ? Scalar{0} : scratch.out[i * width + r] * factor;
+      scratch.row[i] = empty ? Scalar{0} : sums[i * width + r] * factor;
     }
     write_row(task.output, rows.token[r], rows.head[r] - first_head, value_dim, scratch.row,
               finish.lse);

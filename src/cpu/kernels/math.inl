@@ -64,7 +64,12 @@ struct MathConstants<float> {
   static constexpr int kTerms = 6;
   static constexpr float kExp2[kTerms] = {0.69314718F,    0.240226477F,   0.0555033237F,
                                           0.00961843692F, 0.00133988750F, 0.000153533605F};
-  static constexpr float kTanhLimit = 30.0F;  // 2^30: tanh is 1 to the last bit from 2^26 on
+  // exp(2|x|) is held below 2^this: tanh is 1 to the last bit long before, and its derivative
+  // squares the power.
+  static constexpr float kTanhLimit = 60.0F;
+  // Softcaps below the first are as good as 0, above the second as good as none.
+  static constexpr double kSmallestCap = 1e-30;
+  static constexpr double kLargestCap = 1e30;
 };
 
 template <>
@@ -81,7 +86,9 @@ struct MathConstants<double> {
       1.5252733804059841e-05, 1.3215486790144307e-06, 1.0178086009239699e-07,
       7.0549116208011234e-09, 4.4455382718708108e-10, 2.5678435993488202e-11,
       1.3691488853904130e-12};
-  static constexpr double kTanhLimit = 60.0;
+  static constexpr double kTanhLimit = 500.0;
+  static constexpr double kSmallestCap = 1e-300;
+  static constexpr double kLargestCap = 1e300;
 };
 
 /// 2^f - 1 for f in [-1/2, 1/2], with a small relative error also near 0.
@@ -102,17 +109,26 @@ inline V exp2(V x) {
   return select(less(x, broadcast<V>(C::kSmallest)), zero<V>(), times_power_of_two(reduced, n));
 }
 
-/// tanh(x) = e / (e + 2) with e = exp(2 |x|) - 1, which keeps small x accurate; sign put back.
 template <class V>
-inline V tanh(V x) {
+struct Tanh {
+  V value;
+  V derivative;
+};
+
+/// tanh(x) = e / (e + 2) with e = exp(2 |x|) - 1, which keeps small x accurate; sign put back. The
+/// derivative is 4 (e + 1) / (e + 2)^2: 1 - tanh^2 would cancel where tanh is near 1.
+template <class V>
+inline Tanh<V> tanh(V x) {
   using C = MathConstants<typename V::Scalar>;
   // min() keeps its second operand where that is NaN.
   const V power = min(broadcast<V>(C::kTanhLimit), abs(x) * broadcast<V>(2 * C::kLog2e));
   const V n = round_to_integer(power);
   const V scale = times_power_of_two(broadcast<V>(1), n);
   const V e = fma(exp2_minus_one_reduced(power - n), scale, scale - broadcast<V>(1));
-  const V magnitude = e / (e + broadcast<V>(2));
-  return select(less(x, zero<V>()), zero<V>() - magnitude, magnitude);
+  const V inverse = broadcast<V>(1) / (e + broadcast<V>(2));
+  const V magnitude = e * inverse;
+  return {select(less(x, zero<V>()), zero<V>() - magnitude, magnitude),
+          broadcast<V>(4) * (e + broadcast<V>(1)) * inverse * inverse};
 }
 
 /// A double in the compute type; what is too large becomes the largest finite number, so that a

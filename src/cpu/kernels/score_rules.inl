@@ -144,11 +144,11 @@ inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
                       std::int64_t key_count, Scalar* extra, Scalar* keep, std::int64_t row_step,
                       std::int64_t key_step) {
   const ScoreRules& rules = params.rules;
-  // Caps beyond these do nothing, or flatten everything, in any type; within them 1 / cap is
-  // normal.
-  const double cap = rules.softcap < 1e-30 ? 1e-30 : rules.softcap > 1e30 ? 1e30 : rules.softcap;
-  block.softcap = rules.softcap == 0 ? Scalar{0} : static_cast<Scalar>(cap);
-  block.inverse_softcap = static_cast<Scalar>(1 / cap);
+  using C = MathConstants<Scalar>;
+  const bool capped = rules.softcap != 0 && rules.softcap < C::kLargestCap;
+  const double cap = rules.softcap < C::kSmallestCap ? C::kSmallestCap : rules.softcap;
+  block.softcap = capped ? static_cast<Scalar>(cap) : Scalar{0};
+  block.inverse_softcap = capped ? static_cast<Scalar>(1 / cap) : Scalar{0};
   block.alibi = rules.alibi_slopes != nullptr;
   block.positional = rows.all_first > key_begin || rows.all_end < key_begin + key_count;
   for (std::int64_t r = 0; r < rows.count; ++r) {
@@ -183,9 +183,9 @@ inline V apply_rules(const BlockRules<typename V::Scalar>& block, V score, V key
                      V position, V slope, std::int64_t index, V* cap_gradient) {
   using C = MathConstants<typename V::Scalar>;
   if (block.softcap != 0) {
-    const V bent = tanh(score * broadcast<V>(block.inverse_softcap));
-    if constexpr (kGradient) *cap_gradient = broadcast<V>(1) - bent * bent;
-    score = bent * broadcast<V>(block.softcap);
+    const Tanh<V> bent = tanh(score * broadcast<V>(block.inverse_softcap));
+    if constexpr (kGradient) *cap_gradient = bent.derivative;
+    score = bent.value * broadcast<V>(block.softcap);
   }
   if (block.alibi) score = score - slope * abs(position - key);
   const V hidden_score = broadcast<V>(-C::kInfinity);

@@ -81,14 +81,17 @@ inline F32 round_to_integer(F32 a) {
 inline F64 round_to_integer(F64 a) {
   return {_mm256_round_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-/// a * 2^n for whole n in [-126, 127] (f32) or [-1022, 1023] (f64); garbage beyond.
+/// a * 2^n for whole n from -126 (f32) or -1022 (f64) on; garbage below.
 inline F32 times_power_of_two(F32 a, F32 n) {
-  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+  // The exponent 255 is infinity.
+  const __m256 limited = _mm256_min_ps(n.v, _mm256_set1_ps(128));
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(limited), _mm256_set1_epi32(127));
   return {_mm256_mul_ps(a.v, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))};
 }
 inline F64 times_power_of_two(F64 a, F64 n) {
   // Adding 1.5 * 2^52 + 1023 leaves n + 1023 in the low bits, which then become the exponent.
-  const __m256d shifted = _mm256_add_pd(n.v, _mm256_set1_pd(6755399441055744.0 + 1023.0));
+  const __m256d limited = _mm256_min_pd(n.v, _mm256_set1_pd(1024));
+  const __m256d shifted = _mm256_add_pd(limited, _mm256_set1_pd(6755399441055744.0 + 1023.0));
   const __m256i power = _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52);
   return {_mm256_mul_pd(a.v, _mm256_castsi256_pd(power))};
 }

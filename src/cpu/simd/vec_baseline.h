@@ -88,14 +88,17 @@ inline F64 round_to_integer(F64 a) {
   const __m128d magic = _mm_set1_pd(6755399441055744.0);  // 1.5 * 2^52: no bits below 1 remain
   return {_mm_sub_pd(_mm_add_pd(a.v, magic), magic)};
 }
-/// a * 2^n for whole n in [-126, 127] (f32) or [-1022, 1023] (f64); garbage beyond.
+/// a * 2^n for whole n from -126 (f32) or -1022 (f64) on; garbage below.
 inline F32 times_power_of_two(F32 a, F32 n) {
-  const __m128i exponent = _mm_add_epi32(_mm_cvtps_epi32(n.v), _mm_set1_epi32(127));
+  // The exponent 255 is infinity.
+  const __m128 limited = _mm_min_ps(n.v, _mm_set1_ps(128));
+  const __m128i exponent = _mm_add_epi32(_mm_cvtps_epi32(limited), _mm_set1_epi32(127));
   return {_mm_mul_ps(a.v, _mm_castsi128_ps(_mm_slli_epi32(exponent, 23)))};
 }
 inline F64 times_power_of_two(F64 a, F64 n) {
   // Adding 1.5 * 2^52 + 1023 leaves n + 1023 in the low bits, which then become the exponent.
-  const __m128d shifted = _mm_add_pd(n.v, _mm_set1_pd(6755399441055744.0 + 1023.0));
+  const __m128d limited = _mm_min_pd(n.v, _mm_set1_pd(1024));
+  const __m128d shifted = _mm_add_pd(limited, _mm_set1_pd(6755399441055744.0 + 1023.0));
   return {_mm_mul_pd(a.v, _mm_castsi128_pd(_mm_slli_epi64(_mm_castpd_si128(shifted), 52)))};
 }
 

@@ -1,0 +1,113 @@
+// Writing is all or nothing: whatever fails, an older file is as it was and nothing else remains.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "io/io_support.h"
+#include "ladon/npy.h"
+#include "ladon/safetensors.h"
+#include "support/error_of.h"
+
+namespace ladon {
+namespace {
+
+using namespace test;
+
+/// Files of this process can grow to `bytes`, as on a disk that is nearly full.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    // Without this, the signal that comes with the failure would end the program.
+    handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FullDisk() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int) = nullptr;
+};
+
+class Atomic : public testing::TestWithParam<bool> {
+ protected:
+  void write(const std::filesystem::path& path) {
+    if (GetParam()) {
+      write_npy(path, values_);
+    } else {
+      write_safetensors(path, std::vector<SafetensorsItem>{{"a", values_}});
+    }
+  }
+  std::string prefix(const std::filesystem::path& path) {
+    return std::string(GetParam() ? "write_npy: " : "write_safetensors: ") + path.string() + ": ";
+  }
+
+  TempFolder temp_;
+  Tensor values_ = counting_bytes(DType::kF64, {1000});
+};
+
+TEST_P(Atomic, ReplacesAnOlderFileAndKeepsItsPermissions) {
+  write_bytes(temp_ / "x", "old");
+  ASSERT_EQ(::chmod((temp_ / "x").c_str(), 0640), 0);
+  write(temp_ / "x");
+  EXPECT_GT(std::filesystem::file_size(temp_ / "x"), 8000U);
+  struct stat status {};
+  ASSERT_EQ(::stat((temp_ / "x").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777U, 0640U);
+  EXPECT_EQ(temp_.files(), std::vector<std::string>{"x"});
+}
+
+TEST_P(Atomic, AFullDiskLeavesTheOldFile) {
+  write_bytes(temp_ / "x", "old");
+  for (const rlim_t limit : std::initializer_list<rlim_t>{0, 5, 100, 4096, 8000}) {
+    const FullDisk full(limit);
+    const std::string message = error_of([&] { write(temp_ / "x"); }, ErrorCode::kIo);
+    EXPECT_TRUE(message.starts_with(prefix(temp_ / "x") + "got \"File too large\", expected to"))
+        << message;
+    EXPECT_EQ(temp_.files(), std::vector<std::string>{"x"});
+  }
+  EXPECT_EQ(read_bytes(temp_ / "x"), "old");
+}
+
+TEST_P(Atomic, FoldersThatAreNotThere) {
+  const std::filesystem::path path = temp_ / "none" / "x";
+  EXPECT_EQ(
+      error_of([&] { write(path); }, ErrorCode::kIo),
+      prefix(path) + "got \"No such file or directory\", expected to create a file beside it");
+  EXPECT_EQ(temp_.files(), std::vector<std::string>());
+}
+
+TEST_P(Atomic, WhatIsNoFileIsNotReplaced) {
+  for (const std::filesystem::path& path : {temp_.path(), std::filesystem::path("/dev/null")}) {
+    EXPECT_EQ(
+        error_of([&] { write(path); }, ErrorCode::kIo),
+        prefix(path) + "got something else than a file, expected a regular file or a new name");
+  }
+  EXPECT_EQ(temp_.files(), std::vector<std::string>());
+}
+
+TEST_P(Atomic, ANameWithoutAFolder) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(temp_.path());
+  EXPECT_NO_THROW(write("x"));
+  std::filesystem::current_path(before);
+  EXPECT_EQ(temp_.files(), std::vector<std::string>{"x"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, Atomic, testing::Values(false, true), [](const auto& parameter) {
+  return std::string(parameter.param ? "npy" : "safetensors");
+});
+
+}  // namespace
+}  // namespace ladon

@@ -1,0 +1,377 @@
+// Projections and their gradients on every instruction set: values against plain loops, nothing
+// read or written outside the rows, and bits that depend on the row alone.
+#include "layers/projection.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/element.h"
+#include "ladon/random.h"
+#include "support/isas.h"
+
+namespace ladon {
+namespace {
+
+constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+constexpr std::int64_t kSizes[] = {1, 2, 3, 7, 15, 16, 17, 63, 64, 65, 129, 257};
+constexpr long double kBound = 4;  // epsilons of the compute type, times the sum of all |terms|
+
+DType sum_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+/// A matrix inside a larger array that is NaN everywhere else (bytes of 0xFF, in every dtype).
+class Rows {
+ public:
+  enum class Place { kDense, kStrided };
+
+  Rows(DType dtype, std::int64_t rows, std::int64_t columns, std::uint64_t seed,
+       Place place = Place::kStrided)
+      : stride_(place == Place::kDense ? columns : columns + 3),
+        begin_(place == Place::kDense ? 0 : 5),
+        storage_(dtype, {begin_ + rows * stride_ + 32}) {
+    std::memset(storage_.data(), 0xFF, bytes());
+    view_ = TensorView(element_at(storage_.data(), dtype, begin_), dtype, {rows, columns},
+                       {stride_, 1});
+    fill_normal(view_, 0, 1, seed);
+    before_.assign(begin_of(storage_), begin_of(storage_) + bytes());
+  }
+
+  const TensorView& view() const { return view_; }
+  /// The first row as a vector.
+  TensorView row() const { return view_.select(0, 0); }
+  long double at(std::int64_t row, std::int64_t column) const {
+    return static_cast<long double>(
+        load_element(view_.data(), view_.dtype(), row * stride_ + column));
+  }
+  /// What at() gave before any call.
+  long double before(std::int64_t row, std::int64_t column) const {
+    return static_cast<long double>(
+        load_element(before_.data(), view_.dtype(), begin_ + row * stride_ + column));
+  }
+  /// Everything outside the matrix is as it was.
+  bool guards_intact() const {
+    Tensor now = Tensor::copy_of(storage_);
+    const TensorView inside(element_at(now.data(), view_.dtype(), begin_), view_.dtype(),
+                            view_.shape(), view_.strides());
+    for (std::int64_t row = 0; row < inside.size(0); ++row) {
+      for (std::int64_t column = 0; column < inside.size(1); ++column) {
+        store_element(inside.data(), inside.dtype(), row * stride_ + column,
+                      static_cast<double>(before(row, column)));
+      }
+    }
+    return std::memcmp(now.data(), before_.data(), bytes()) == 0;
+  }
+
+ private:
+  static const unsigned char* begin_of(const Tensor& tensor) {
+    return static_cast<const unsigned char*>(tensor.data());
+  }
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(storage_.num_elements()) * size_of(storage_.dtype());
+  }
+
+  std::int64_t stride_;
+  std::int64_t begin_;
+  Tensor storage_;
+  TensorView view_;
+  std::vector<unsigned char> before_;
+};
+
+/// A sum worked in long double, and the sum of its terms' sizes.
+struct Sum {
+  long double value = 0;
+  long double size = 0;
+
+  void add(long double term) {
+    value += term;
+    size += std::fabs(term);
+  }
+};
+
+/// How many times its bound an element's error is. `stored` is the dtype it was rounded to.
+double error_ratio(long double got, const Sum& sum, DType compute, DType stored) {
+  const long double smallest = stored == DType::kF16 ? 0x1p-25L : 0x1p-140L;
+  const long double bound = kBound * static_cast<long double>(epsilon_of(compute)) * sum.size +
+                            static_cast<long double>(epsilon_of(stored)) * std::fabs(sum.value) +
+                            smallest;
+  const long double error = std::fabs(got - sum.value);
+  return std::isfinite(got) ? static_cast<double>(error / bound) : HUGE_VAL;
+}
+
+struct Problem {
+  std::int64_t rows, in, out;
+  std::string describe() const {
+    return std::to_string(rows) + " rows, " + std::to_string(in) + " in, " + std::to_string(out) +
+           " out";
+  }
+};
+
+/// Every size in every place, beside many others.
+std::vector<Problem> problems() {
+  std::vector<Problem> all;
+  const std::size_t count = std::size(kSizes);
+  for (std::size_t turn = 0; turn < 4; ++turn) {
+    for (std::size_t i = 0; i < count; ++i) {  // 5 and 7 have no divisor in common with 12
+      all.push_back(
+          {kSizes[i], kSizes[(5 * i + 3 * turn) % count], kSizes[(7 * i + 5 * turn) % count]});
+    }
+  }
+  for (const std::int64_t in : {1, 16, 65}) all.push_back({0, in, 17});
+  all.push_back({2, 1031, 67});  // beyond what is summed at once
+  all.push_back({67, 5, 1031});
+  all.push_back({1031, 67, 5});
+  return all;
+}
+
+class Projection : public test::IsaTest {
+ protected:
+  Context with_threads(int threads) const {
+    return Context(ContextOptions{.num_threads = threads, .isa = GetParam()});
+  }
+};
+
+double worst_of_project(const Rows& x, const Rows& w, const Rows* b, const Rows& y) {
+  double worst = 0;
+  for (std::int64_t row = 0; row < y.view().size(0); ++row) {
+    for (std::int64_t out = 0; out < y.view().size(1); ++out) {
+      Sum sum;
+      for (std::int64_t in = 0; in < x.view().size(1); ++in) {
+        sum.add(x.at(row, in) * w.at(out, in));
+      }
+      if (b != nullptr) sum.add(b->at(0, out));
+      const DType compute = sum_dtype(x.view().dtype());
+      worst = std::max(worst, error_ratio(y.at(row, out), sum, compute, y.view().dtype()));
+    }
+  }
+  return worst;
+}
+
+double worst_of_input_gradient(const Rows& dy, const Rows& w, const Rows& dx) {
+  double worst = 0;
+  for (std::int64_t row = 0; row < dx.view().size(0); ++row) {
+    for (std::int64_t in = 0; in < dx.view().size(1); ++in) {
+      Sum sum;
+      sum.add(dx.before(row, in));
+      for (std::int64_t out = 0; out < dy.view().size(1); ++out) {
+        sum.add(dy.at(row, out) * w.at(out, in));
+      }
+      const DType dtype = dx.view().dtype();
+      worst = std::max(worst, error_ratio(dx.at(row, in), sum, dtype, dtype));
+    }
+  }
+  return worst;
+}
+
+double worst_of_weight_gradient(const Rows& x, const Rows& dy, const Rows& dw, const Rows* db) {
+  double worst = 0;
+  const DType dtype = dw.view().dtype();
+  for (std::int64_t out = 0; out < dw.view().size(0); ++out) {
+    Sum bias;
+    if (db != nullptr) bias.add(db->before(0, out));
+    for (std::int64_t row = 0; row < dy.view().size(0); ++row) bias.add(dy.at(row, out));
+    if (db != nullptr) worst = std::max(worst, error_ratio(db->at(0, out), bias, dtype, dtype));
+    for (std::int64_t in = 0; in < dw.view().size(1); ++in) {
+      Sum sum;
+      sum.add(dw.before(out, in));
+      for (std::int64_t row = 0; row < dy.view().size(0); ++row) {
+        sum.add(dy.at(row, out) * x.at(row, in));
+      }
+      worst = std::max(worst, error_ratio(dw.at(out, in), sum, dtype, dtype));
+    }
+  }
+  return worst;
+}
+
+TEST_P(Projection, AgreesWithPlainLoops) {
+  double worst = 0;
+  std::uint64_t seed = 0;
+  for (const DType dtype : kFloatTypes) {
+    for (const auto& problem : problems()) {
+      const Rows x(dtype, problem.rows, problem.in, ++seed);
+      const Rows w(dtype, problem.out, problem.in, ++seed);
+      const Rows b(dtype, 1, problem.out, ++seed);
+      for (const bool bias : {false, true}) {
+        const Rows y(dtype, problem.rows, problem.out, ++seed);
+        project(context_, x.view(), w.view(), bias ? b.row() : ConstTensorView(), y.view());
+        const double ratio = worst_of_project(x, w, bias ? &b : nullptr, y);
+        EXPECT_LE(ratio, 1) << name_of(dtype) << ", " << problem.describe() << ", bias " << bias;
+        EXPECT_TRUE(y.guards_intact()) << name_of(dtype) << ", " << problem.describe();
+        worst = std::max(worst, ratio);
+      }
+    }
+  }
+  RecordProperty("worst", std::to_string(worst));
+}
+
+TEST_P(Projection, TakesMixedTypes) {
+  const Problem problem{33, 65, 17};
+  for (const DType x_dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const DType w_dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      for (const DType y_dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+        const Rows x(x_dtype, problem.rows, problem.in, 1);
+        const Rows w(w_dtype, problem.out, problem.in, 2);
+        const Rows b(y_dtype, 1, problem.out, 3);
+        const Rows y(y_dtype, problem.rows, problem.out, 4);
+        project(context_, x.view(), w.view(), b.row(), y.view());
+        EXPECT_LE(worst_of_project(x, w, &b, y), 1)
+            << name_of(x_dtype) << " " << name_of(w_dtype) << " " << name_of(y_dtype);
+      }
+    }
+  }
+}
+
+TEST_P(Projection, InputGradientAgreesAndAdds) {
+  std::uint64_t seed = 1000;
+  for (const DType dtype : kFloatTypes) {
+    for (const auto& problem : problems()) {
+      const Rows dy(dtype, problem.rows, problem.out, ++seed);
+      const Rows w(dtype, problem.out, problem.in, ++seed);
+      const Rows dx(sum_dtype(dtype), problem.rows, problem.in, ++seed);
+      add_input_gradient(context_, dy.view(), w.view(), dx.view());
+      EXPECT_LE(worst_of_input_gradient(dy, w, dx), 1)
+          << name_of(dtype) << ", " << problem.describe();
+      EXPECT_TRUE(dx.guards_intact()) << name_of(dtype) << ", " << problem.describe();
+    }
+  }
+}
+
+TEST_P(Projection, WeightGradientAgreesAndAdds) {
+  std::uint64_t seed = 2000;
+  for (const DType dtype : kFloatTypes) {
+    for (const auto& problem : problems()) {
+      const Rows x(dtype, problem.rows, problem.in, ++seed);
+      const Rows dy(dtype, problem.rows, problem.out, ++seed);
+      for (const bool bias : {false, true}) {
+        const Rows dw(sum_dtype(dtype), problem.out, problem.in, ++seed);
+        const Rows db(sum_dtype(dtype), 1, problem.out, ++seed);
+        add_weight_gradient(context_, x.view(), dy.view(), dw.view(),
+                            bias ? db.row() : TensorView());
+        EXPECT_LE(worst_of_weight_gradient(x, dy, dw, bias ? &db : nullptr), 1)
+            << name_of(dtype) << ", " << problem.describe() << ", bias " << bias;
+        EXPECT_TRUE(dw.guards_intact()) << name_of(dtype) << ", " << problem.describe();
+        EXPECT_TRUE(db.guards_intact()) << name_of(dtype) << ", " << problem.describe();
+      }
+    }
+  }
+}
+
+TEST_P(Projection, NoRowsLeaveGradientsAsTheyAre) {
+  const Rows x(DType::kF32, 0, 9, 1);
+  const Rows dy(DType::kF32, 0, 70, 2);
+  const Rows dw(DType::kF32, 70, 9, 3);
+  const Rows db(DType::kF32, 1, 70, 4);
+  add_weight_gradient(context_, x.view(), dy.view(), dw.view(), db.row());
+  for (std::int64_t out = 0; out < 70; ++out) {
+    EXPECT_EQ(db.at(0, out), db.before(0, out));
+    for (std::int64_t in = 0; in < 9; ++in) EXPECT_EQ(dw.at(out, in), dw.before(out, in));
+  }
+}
+
+// ---- bits ------------------------------------------------------------------------------------
+
+const Problem kBitProblems[] = {{65, 1, 3},    {65, 17, 129}, {65, 64, 64},
+                                {65, 257, 65}, {65, 300, 1},  {65, 515, 70}};
+
+bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
+  const Tensor left = Tensor::copy_of(a);
+  const Tensor right = Tensor::copy_of(b);
+  return left.shape() == right.shape() && left.dtype() == right.dtype() &&
+         std::memcmp(left.data(), right.data(),
+                     static_cast<std::size_t>(left.num_elements()) * size_of(left.dtype())) == 0;
+}
+
+TEST_P(Projection, ARowsBitsAreItsOwn) {
+  for (const DType dtype : kFloatTypes) {
+    for (const auto& [rows, in, out] : kBitProblems) {
+      const Rows x(dtype, rows, in, 1);
+      const Rows w(dtype, out, in, 2);
+      const Rows b(dtype, 1, out, 3);
+      const Rows dy(dtype, rows, out, 4);
+      const Rows y(dtype, rows, out, 5);
+      const Rows dx(sum_dtype(dtype), rows, in, 6);
+      project(context_, x.view(), w.view(), b.row(), y.view());
+      add_input_gradient(context_, dy.view(), w.view(), dx.view());
+      for (const std::int64_t row : {0, 1, 31, 63, 64}) {
+        const std::string where =
+            std::string(name_of(dtype)) + ", " + Problem{rows, in, out}.describe();
+        const auto only = [row = row](const Rows& all) {
+          return all.view().slice(0, row, row + 1);
+        };
+        Tensor alone(dtype, {1, out});
+        project(context_, only(x), w.view(), b.row(), alone);
+        EXPECT_TRUE(same_bits(alone, only(y))) << where;
+        // dx has 6's numbers in it before anything is added.
+        const Rows fresh(sum_dtype(dtype), rows, in, 6);
+        Tensor gradient = Tensor::copy_of(only(fresh));
+        add_input_gradient(context_, only(dy), w.view(), gradient);
+        EXPECT_TRUE(same_bits(gradient, only(dx))) << where;
+      }
+    }
+  }
+}
+
+TEST_P(Projection, TheSameBitsForAnyNumberOfThreadsAndAnyStrides) {
+  for (const DType dtype : kFloatTypes) {
+    for (const auto& [rows, in, out] : kBitProblems) {
+      struct Results {
+        Rows y, dx, dw, db;
+      };
+      const auto run = [&, rows = rows, in = in, out = out](int threads, Rows::Place place) {
+        const Context context = with_threads(threads);
+        const Rows x(dtype, rows, in, 1, place);
+        const Rows w(dtype, out, in, 2, place);
+        const Rows b(dtype, 1, out, 3, place);
+        const Rows dy(dtype, rows, out, 4, place);
+        const DType sums = sum_dtype(dtype);
+        Results results{Rows(dtype, rows, out, 5, place), Rows(sums, rows, in, 6, place),
+                        Rows(sums, out, in, 7, place), Rows(sums, 1, out, 8, place)};
+        project(context, x.view(), w.view(), b.row(), results.y.view());
+        add_input_gradient(context, dy.view(), w.view(), results.dx.view());
+        add_weight_gradient(context, x.view(), dy.view(), results.dw.view(), results.db.row());
+        return results;
+      };
+      const Results expected = run(1, Rows::Place::kDense);
+      for (const int threads : {1, 2, 3, 7}) {
+        const Results results = run(threads, Rows::Place::kStrided);
+        const std::string where = std::string(name_of(dtype)) + ", " +
+                                  Problem{rows, in, out}.describe() + ", " +
+                                  std::to_string(threads) + " threads";
+        EXPECT_TRUE(same_bits(expected.y.view(), results.y.view())) << where;
+        EXPECT_TRUE(same_bits(expected.dx.view(), results.dx.view())) << where;
+        EXPECT_TRUE(same_bits(expected.dw.view(), results.dw.view())) << where;
+        EXPECT_TRUE(same_bits(expected.db.view(), results.db.view())) << where;
+      }
+    }
+  }
+}
+
+TEST_P(Projection, BroadcastAndReversedRows) {
+  const Rows x(DType::kF32, 70, 33, 1, Rows::Place::kDense);
+  const Rows w(DType::kF32, 19, 33, 2);
+  Tensor expected(DType::kF32, {70, 19});
+  project(context_, x.view(), w.view(), {}, expected);
+  const std::int64_t stride = x.view().stride(0);
+  const ConstTensorView reversed(x.view().slice(0, 69, 70).data(), DType::kF32, {70, 33},
+                                 {-stride, 1});
+  const ConstTensorView broadcast(x.view().data(), DType::kF32, {70, 33}, {0, 1});
+  Tensor y(DType::kF32, {70, 19});
+  const auto line = [](const Tensor& all, std::int64_t row) { return all.view().select(0, row); };
+  project(context_, reversed, w.view(), {}, y);
+  for (std::int64_t row = 0; row < 70; ++row) {
+    EXPECT_TRUE(same_bits(line(y, row), line(expected, 69 - row))) << row;
+  }
+  project(context_, broadcast, w.view(), {}, y);
+  for (std::int64_t row = 0; row < 70; ++row) {
+    EXPECT_TRUE(same_bits(line(y, row), line(expected, 0))) << row;
+  }
+}
+
+LADON_FOR_EACH_ISA(Projection);
+
+}  // namespace
+}  // namespace ladon
