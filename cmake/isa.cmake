@@ -12,7 +12,14 @@ function(ladon_add_isas target)
     set(source "cpu/isa/${CMAKE_MATCH_1}.cpp")
     # Kernels are always optimised: unoptimised, their inline helpers would leave the unit as
     # symbols that code for older CPUs could link to, and tests would take hours.
-    separate_arguments(flags UNIX_COMMAND "${CMAKE_MATCH_2} -O3 -fno-math-errno -fno-trapping-math")
+    # Under a sanitizer -O1 is enough of that, and -O3 takes minutes a file.
+    if(LADON_SANITIZE)
+      set(level -O1)
+    else()
+      set(level -O3)
+    endif()
+    separate_arguments(flags UNIX_COMMAND
+      "${CMAKE_MATCH_2} ${level} -fno-math-errno -fno-trapping-math")
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       # GCC 12's own AVX-512 headers start from "undefined" vectors, which it then warns about.
       list(APPEND flags -Wno-maybe-uninitialized -Wno-uninitialized)

@@ -237,14 +237,14 @@ class HeaderEvents final : public JsonEvents {
       refuse_tensor("got " + what + ", expected a whole number of bytes that fits 64 bits");
     }
     const std::uint64_t data_size = file().size() - data_begin_;
+    if (begin <= end && end - begin != *num_bytes) {
+      refuse_tensor("got data_offsets " + range_text(begin, end) + " for " + what + ", expected " +
+                    std::to_string(*num_bytes) + " bytes");
+    }
     if (begin > end || end > data_size) {
       refuse_tensor("got data_offsets " + range_text(begin, end) +
                     ", expected a range within the file's " + std::to_string(data_size) +
                     " bytes of data");
-    }
-    if (end - begin != *num_bytes) {
-      refuse_tensor("got data_offsets " + range_text(begin, end) + " for " + what + ", expected " +
-                    std::to_string(*num_bytes) + " bytes");
     }
     shape_.shrink_to_fit();
     header_.entries.push_back({.name = std::move(name_),

@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "fuzz/memory_file.h"
+#include "io/memory_file.h"
 #include "ladon/error.h"
 #include "ladon/npy.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static ladon::test::MemoryFile file;
-  file.set(data, size);
+  file.set({reinterpret_cast<const char*>(data), size});
   try {
     const ladon::Tensor array = ladon::read_npy(file.path());
     const auto elements = static_cast<std::size_t>(array.num_elements());

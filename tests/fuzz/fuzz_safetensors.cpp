@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "fuzz/memory_file.h"
+#include "io/memory_file.h"
 #include "ladon/error.h"
 #include "ladon/safetensors.h"
 
@@ -27,7 +27,7 @@ void use(const ladon::SafetensorsFile& file) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static ladon::test::MemoryFile file;
-  file.set(data, size);
+  file.set({reinterpret_cast<const char*>(data), size});
   try {
     use(ladon::SafetensorsFile::open(file.path()));
   } catch (const ladon::Error&) {

@@ -193,7 +193,7 @@ TEST(Safetensors, UnalignedDataIsLoadedAndNotMapped) {
   write_bytes(temp / "x",
               safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                                 R"("b":{"dtype":"I32","shape":[1],"data_offsets":[1,5]},)"
-                                R"("c":{"dtype":"I32","shape":[0],"data_offsets":[5,5]}})",
+                                R"("c":{"dtype":"I32","shape":[0],"data_offsets":[5,5]}} )",
                                 std::string("\7\1\0\0\0", 5)));
   const SafetensorsFile file = SafetensorsFile::open(temp / "x");
   EXPECT_EQ(bytes_of(file.tensor("a")), "\7");

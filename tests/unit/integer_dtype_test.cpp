@@ -33,8 +33,8 @@ TYPED_TEST_SUITE(IntegerDType, Integers);
 
 TYPED_TEST(IntegerDType, NameSizeAndKind) {
   constexpr DType dtype = dtype_of<TypeParam>;
-  const std::string name =
-      (std::is_signed_v<TypeParam> ? "i" : "u") + std::to_string(8 * sizeof(TypeParam));
+  std::string name(1, std::is_signed_v<TypeParam> ? 'i' : 'u');
+  name += std::to_string(8 * sizeof(TypeParam));
   EXPECT_EQ(name_of(dtype), name);
   EXPECT_EQ(size_of(dtype), sizeof(TypeParam));
   EXPECT_FALSE(is_float(dtype));
@@ -144,7 +144,7 @@ TYPED_TEST(IntegerDType, WhatComputesRefusesThem) {
   constexpr DType dtype = dtype_of<TypeParam>;
   const std::string got = std::string("got dtype ") + name_of(dtype) + ", expected ";
   const std::string floats = "f64, f32, f16 or bf16";
-  const Context context(1);
+  const Context context;
   const Tensor integers(dtype, {1, 2, 1, 4});
   const Tensor numbers(DType::kF32, {1, 2, 1, 4});
   EXPECT_EQ(error_of([&] { attention(context, integers, integers, integers); }),
@@ -162,6 +162,9 @@ TYPED_TEST(IntegerDType, WhatComputesRefusesThem) {
   biased.bias = square;
   EXPECT_EQ(error_of([&] { attention(context, numbers, numbers, numbers, biased); }),
             "attention: bias: " + got + floats);
+  Tensor turned(DType::kF32, {1, 2, 1, 4});
+  EXPECT_EQ(error_of([&] { rope(context, integers, {}, RopePositions{}, turned); }),
+            "rope: x: " + got + floats);
   Tensor target(dtype, {2});
   EXPECT_EQ(error_of([&] { fill_uniform(target, 0, 1, 1); }),
             "fill_uniform: view: " + got + floats);

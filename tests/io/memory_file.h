@@ -1,14 +1,13 @@
-// Bytes that can be opened by a path and lie in memory alone: for programs that open millions of
-// files.
+// Bytes that can be opened by a path and lie in memory alone: for tests that open thousands of
+// files and fuzzers that open millions.
 #pragma once
 
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 namespace ladon::test {
 
@@ -23,9 +22,10 @@ class MemoryFile {
 
   std::string path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
 
-  void set(const std::uint8_t* data, std::size_t size) {
+  void set(std::string_view bytes) {
     if (::ftruncate(descriptor_, 0) != 0) std::abort();
-    if (::pwrite(descriptor_, data, size, 0) != static_cast<ssize_t>(size)) std::abort();
+    const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(), 0);
+    if (written != static_cast<ssize_t>(bytes.size())) std::abort();
   }
 
  private:
