@@ -128,8 +128,8 @@ using TensorView = detail::BasicView<void>;
 using ConstTensorView = detail::BasicView<const void>;
 
 /// Copies every element of `from` to `to`, converting the dtype: round to nearest even; to integers
-/// also the nearest that fits, and 0 for NaN; to bool whether it is not zero. Throws when the shapes
-/// differ, when the two overlap, or when two elements of `to` share memory.
+/// also the nearest that fits, and 0 for NaN; to bool whether it is not zero. Throws when the
+/// shapes differ, when the two overlap, or when two elements of `to` share memory.
 LADON_API void copy(const ConstTensorView& from, const TensorView& to);
 
 }  // namespace ladon

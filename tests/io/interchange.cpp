@@ -58,7 +58,9 @@ void check_all(const std::filesystem::path& folder) {
   expect(file.metadata() == std::map<std::string, std::string>{{"by", "python"}}, "metadata");
   const std::vector<Made> made = make_tensors();
   expect(file.entries().size() == made.size(), "the number of tensors");
-  for (const auto& [name, tensor] : made) {
+  for (const Made& entry : made) {
+    const std::string& name = entry.name;
+    const Tensor& tensor = entry.tensor;
     const auto same = [&](const ConstTensorView& view, const std::string& where) {
       expect(view.dtype() == tensor.dtype(), name + "'s dtype in " + where);
       expect(view.shape() == tensor.shape(), name + "'s shape in " + where);
