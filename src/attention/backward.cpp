@@ -138,7 +138,7 @@ class BackwardRun {
     const std::int64_t parts = parts_of(sequence);
     if (part >= parts) return;
     task.dq_partial = partial(slot, part);
-    std::memset(task.dq_partial, 0, sizes_.part_bytes);
+    std::fill_n(static_cast<std::byte*>(task.dq_partial), sizes_.part_bytes, std::byte{0});
     const std::int64_t blocks = ceil_div(sequence.kv_len, cpu::kBackwardKeys);
     for (std::int64_t turn = 0; turn * parts < blocks; ++turn) {
       // To and fro, so that under a causal mask, where early keys have more rows, parts are even.

@@ -107,6 +107,7 @@ std::string expected_choices(const CpuFeatures& features) {
 
 /// LADON_ISA, if it is set and not empty.
 std::optional<std::string> forced_name() {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): unsafe only where the program calls setenv meanwhile
   const char* const value = std::getenv("LADON_ISA");
   if (value == nullptr || *value == '\0') return {};
   return value;

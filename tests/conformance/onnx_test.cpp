@@ -29,9 +29,12 @@
 #include "ladon/dtype.h"
 #include "ladon/isa.h"
 #include "ladon/tensor.h"
+#include "support/runnable_isas.h"
 
 namespace ladon::conformance {
 namespace {
+
+using test::runnable_isas;
 
 constexpr std::size_t kNumCases = 84;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -49,7 +52,8 @@ Suite load_suite() {
   try {
     for (const auto& path : {onnx_cases_path(dir), onnx_tensors_path(dir)}) {
       if (!std::filesystem::exists(path)) {
-        suite.missing = "no " + path.string() + "; set LADON_CONFORMANCE_DIR to its folder";
+        suite.missing =
+            "skipped: no " + path.string() + "; set LADON_CONFORMANCE_DIR to its folder";
         return suite;
       }
     }
@@ -63,14 +67,6 @@ Suite load_suite() {
 const Suite& the_suite() {
   static const Suite suite = load_suite();
   return suite;
-}
-
-std::vector<Isa> runnable_isas() {
-  std::vector<Isa> isas;
-  for (const IsaInfo& info : list_isas()) {
-    if (info.runnable) isas.push_back(info.isa);
-  }
-  return isas;
 }
 
 bool within_bounds(double actual, double expected, DType dtype) {
@@ -178,8 +174,8 @@ TEST(OnnxComparison, SeesWrongValues) {
   EXPECT_NE(compare(other_dtype, expected), "");
 }
 
-// Runs all cases once more instead of counting the tests above: ctest gives each of those a process
-// of its own, where no count would survive.
+// Runs all cases once more instead of counting the tests above, so that the figures stand whatever
+// filter or order these run in.
 TEST(OnnxSuite, EveryCaseRunsOnEveryIsa) {
   const Suite& suite = the_suite();
   ASSERT_EQ(suite.broken, "");

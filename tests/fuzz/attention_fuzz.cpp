@@ -2,26 +2,55 @@
 //
 //   attention_fuzz [--cases N] [--seed S] [--isa NAME]
 //
-// Prints the worst error of each output as a multiple of its bound; exits with 1 on a failure,
-// after printing how to repeat it.
+// Without --isa, on LADON_ISA if that is set, else on all kernels that this machine can run. Prints
+// the worst error of each output as a multiple of its bound; exits with 1 on a failure, after
+// printing how to repeat it.
 
+#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "support/run_case.h"
+#include "support/runnable_isas.h"
 
 namespace {
 
 struct Arguments {
   std::int64_t cases = 2000;
   std::uint64_t seed = 20261115;
-  std::string isa;
+  std::vector<ladon::Isa> isas;
 };
+
+template <class Integer>
+Integer parse_number(const std::string& flag, const std::string& value) {
+  Integer number{};
+  const char* const end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, number);
+  if (error != std::errc{} || stop != end) {
+    throw std::invalid_argument(flag + ": '" + value + "' is no number");
+  }
+  return number;
+}
+
+std::vector<ladon::Isa> parse_isa(const std::string& name) {
+  const std::optional<ladon::Isa> isa = ladon::isa_from_name(name);
+  if (!isa) throw std::invalid_argument("--isa: unknown instruction set '" + name + "'");
+  return {*isa};
+}
+
+/// The reference is what the kernels are compared with: it runs only when it is asked for.
+std::vector<ladon::Isa> default_isas() {
+  std::vector<ladon::Isa> isas = ladon::test::runnable_isas();
+  if (isas.size() > 1) std::erase(isas, ladon::Isa::kReference);
+  return isas;
+}
 
 Arguments parse(int count, char** values) {
   Arguments arguments;
@@ -30,30 +59,25 @@ Arguments parse(int count, char** values) {
     if (i + 1 == count) throw std::invalid_argument(flag + " needs a value");
     const std::string value = values[++i];
     if (flag == "--cases") {
-      arguments.cases = std::stoll(value);
+      arguments.cases = parse_number<std::int64_t>(flag, value);
     } else if (flag == "--seed") {
-      arguments.seed = std::stoull(value);
+      arguments.seed = parse_number<std::uint64_t>(flag, value);
     } else if (flag == "--isa") {
-      arguments.isa = value;
+      arguments.isas = parse_isa(value);
     } else {
       throw std::invalid_argument("unknown flag " + flag);
     }
   }
+  if (arguments.cases < 1) throw std::invalid_argument("--cases: wants at least 1");
+  if (arguments.isas.empty()) arguments.isas = default_isas();
   return arguments;
 }
 
 int fuzz(const Arguments& arguments) {
   using namespace ladon;
-  std::vector<Isa> isas;
-  for (const IsaInfo& info : list_isas()) {
-    if (info.runnable && info.isa != Isa::kReference &&
-        (arguments.isa.empty() || arguments.isa == info.name)) {
-      isas.push_back(info.isa);
-    }
-  }
   // Thread counts differ from case to case; results may not.
   std::vector<Context> contexts;
-  for (const Isa isa : isas) {
+  for (const Isa isa : arguments.isas) {
     for (const int threads : {1, 2, 3}) {
       contexts.emplace_back(ContextOptions{.num_threads = threads, .isa = isa});
     }
@@ -73,7 +97,7 @@ int fuzz(const Arguments& arguments) {
       std::cout << "case " << i << " of seed " << arguments.seed << ": " << wrong << std::endl;
     }
   }
-  std::cout << arguments.cases << " cases on " << isas.size()
+  std::cout << arguments.cases << " cases on " << arguments.isas.size()
             << " instruction sets; worst error as a multiple of its bound:\n";
   for (const auto& [dtype, ratios] : worst) {
     std::cout << "  " << dtype << ": " << ratios.describe() << '\n';

@@ -4,20 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "ladon/context.h"
 #include "ladon/isa.h"
+#include "support/runnable_isas.h"
 
 namespace ladon::test {
-
-inline std::vector<Isa> runnable_isas() {
-  std::vector<Isa> isas;
-  for (const IsaInfo& info : list_isas()) {
-    if (info.runnable) isas.push_back(info.isa);
-  }
-  return isas;
-}
 
 inline std::string isa_test_name(const testing::TestParamInfo<Isa>& info) {
   return name_of(info.param);
