@@ -63,7 +63,8 @@ inline void prefetch_block(const Operand& operand, std::int64_t offset, std::int
   }
 }
 
-/// One row's scores of a block to weights. Lanes past the block's keys become masked weights. Gives
+/// One row's scores of a block to weights. Lanes past the block's keys become masked weights, by
+/// selection: whatever another call left there in scores, extra or keep goes no further. Gives
 /// the factor for what was summed before.
 template <class V>
 inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
@@ -133,11 +134,6 @@ void forward_few(const AttentionParams& params, const ForwardTask& task, void* m
     for (std::int64_t i = params.head_dim; i < scratch.head_dim; ++i) q[i] = 0;
   }
   for (std::int64_t i = 0; i < rows.count * scratch.value_dim; ++i) scratch.out[i] = 0;
-  // The last vector of a block may reach past its keys: what is read there must not be NaN bits
-  // left by another call, which a weight of zero would not cancel.
-  for (std::int64_t i = 0; i < kFewRows * kKeyBlock; ++i) scratch.keep[i] = 0;
-  for (std::int64_t i = 0; i < kFewRows * kKeyBlock; ++i) scratch.extra[i] = 0;
-  for (std::int64_t i = 0; i < kFewRows * kKeyBlock; ++i) scratch.scores[i] = 0;
   Scalar maximum[kFewRows];
   Scalar denominator[kFewRows] = {};
   for (Scalar& value : maximum) value = MathConstants<Scalar>::kLowest;
