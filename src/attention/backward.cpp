@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 
 #include "attention/problem.h"
 #include "attention/side_gradients.h"
@@ -240,9 +241,12 @@ void attention_backward(const Context& context, const ConstTensorView& q, const 
   const Workspace scratch(
       context.impl().workspaces(),
       saturating_product(static_cast<std::size_t>(context.num_threads()), stride));
-  const BackwardRun main(context, params, kernels, scratch.data(), stride);
+  std::optional<BackwardRun> main;  // not for those who want dbias or dsinks alone
+  if (!gradients.dq.absent() || !gradients.dk.absent() || !gradients.dv.absent()) {
+    main.emplace(context, params, kernels, scratch.data(), stride);
+  }
   zero_padding(problem);
-  if (!gradients.dq.absent() || !gradients.dk.absent() || !gradients.dv.absent()) main.run();
+  if (main.has_value()) main->run();
   write_side_gradients(context, problem, kernels, gradients, scratch.data(), stride);
 }
 
