@@ -224,13 +224,10 @@ class ForwardRun {
   Workspace workspace_;
 };
 
-}  // namespace
-
-void attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
-               const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
-               const TensorView& lse) {
-  check_present(kOperation, {"v", v});
-  Problem problem(context, kOperation, q, k, v, options);
+/// Checks the outputs, and that they share memory with none of the inputs.
+void set_outputs(Problem& problem, const ConstTensorView& q, const ConstTensorView& k,
+                 const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
+                 const TensorView& lse) {
   const AttentionSizes& sizes = problem.sizes();
   check_tensor(kOperation, {"out", out}, q.dtype(),
                {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});
@@ -246,16 +243,37 @@ void attention(const Context& context, const ConstTensorView& q, const ConstTens
   check_no_overlap(kOperation, outputs, inputs);
   problem.set_out(out);
   if (!lse.absent()) problem.set_lse(lse);
+}
 
-  if (out.num_elements() == 0) return;  // however many heads or sequences have no queries
+void run(const Context& context, const Problem& problem, DType q_dtype) {
   const cpu::KernelTable* table = context.impl().kernels();
   if (table == nullptr) {
     run_reference(context, problem.params());
-  } else if (q.dtype() == DType::kF64) {
+  } else if (q_dtype == DType::kF64) {
     ForwardRun(context, problem.params(), table->f64).run();
   } else {
     ForwardRun(context, problem.params(), table->f32).run();
   }
+}
+
+}  // namespace
+
+void attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
+               const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
+               const TensorView& lse) {
+  check_present(kOperation, {"v", v});
+  Problem problem(context, kOperation, q, k, v, options);
+  set_outputs(problem, q, k, v, options, out, lse);
+  if (out.num_elements() == 0) return;  // however many heads or sequences have no queries
+  run(context, problem, q.dtype());
+}
+
+void attention(const Context& context, const ConstTensorView& q, const KvCacheView& cache,
+               const AttentionOptions& options, const TensorView& out, const TensorView& lse) {
+  Problem problem(context, kOperation, q, cache, options);
+  set_outputs(problem, q, cache_keys(cache), cache_values(cache), options, out, lse);
+  if (out.num_elements() == 0) return;
+  run(context, problem, q.dtype());
 }
 
 Tensor attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,

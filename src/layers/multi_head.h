@@ -12,6 +12,16 @@
 
 namespace ladon::multi_head {
 
+/// [batch, seq, width] or [seq, width] as [rows, width], where the sequences follow each other in
+/// memory; absent where they do not.
+template <class View>
+View as_rows(const View& x) {
+  if (x.rank() == 2) return x;
+  const std::int64_t rows = x.size(0) * x.size(1);
+  if (x.size(0) > 1 && x.size(1) > 1 && x.stride(0) != x.size(1) * x.stride(1)) return {};
+  return {x.data(), x.dtype(), {rows, x.size(2)}, {x.size(1) > 1 ? x.stride(1) : x.stride(0), 1}};
+}
+
 /// An input as [rows, width]: in place where its batches follow each other, else copied.
 class InputRows {
  public:
@@ -67,8 +77,9 @@ class Pass {
   /// x W^T + b as [batch, seq, heads, head_dim].
   Tensor project_heads(const ConstTensorView& x, const std::string& name, std::int64_t heads) const;
   /// Norm and rope, in place.
-  void place(Tensor& heads, std::string_view norm, const RopePositions& positions) const;
-  AttentionOptions attention_options(const LayerCall& call) const;
+  void place(const TensorView& heads, std::string_view norm, const RopePositions& positions) const;
+  /// What the layer's own options say; the call's are the caller's to add.
+  AttentionOptions attention_options(std::optional<bool> causal) const;
 
  private:
   const Context& context_;
