@@ -199,7 +199,9 @@ void KvCache::Impl::truncate(std::int64_t sequence, std::int64_t length) {
     fail(kOperation, "length",
          "got " + std::to_string(length) + ", expected " + std::to_string(least) + " to " +
              std::to_string(now) +
-             (least > 0 ? ": the window has dropped what an earlier token would see" : ""));
+             (length >= 0 && length < least
+                  ? ": the window has dropped what an earlier token would see"
+                  : ""));
   }
   lengths_[index(sequence)] = length;
   drop_tail(sequence);

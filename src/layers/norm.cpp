@@ -6,9 +6,11 @@
 #include <cmath>
 #include <vector>
 
+#include "core/context_impl.h"
 #include "core/element.h"
 #include "core/integer.h"
 #include "core/parallel.h"
+#include "core/workspace.h"
 
 namespace ladon {
 namespace {
@@ -29,13 +31,24 @@ double inverse_rms(const ConstTensorView& x, std::int64_t row, std::int64_t dim,
   return 1 / std::sqrt(sum / static_cast<double>(dim) + epsilon);
 }
 
-std::vector<double> values_of(const ConstTensorView& weight) {
-  std::vector<double> values(static_cast<std::size_t>(weight.size(0)));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = load_element(weight.data(), weight.dtype(), static_cast<std::int64_t>(i));
+/// The weight in double, in memory of the Context: a norm allocates nothing.
+class Weights {
+ public:
+  Weights(const Context& context, const ConstTensorView& weight)
+      : memory_(context.impl().workspaces(),
+                static_cast<std::size_t>(weight.size(0)) * sizeof(double)) {
+    auto* const values = reinterpret_cast<double*>(memory_.data());
+    for (std::int64_t i = 0; i < weight.size(0); ++i) {
+      values[i] = load_element(weight.data(), weight.dtype(), i);
+    }
   }
-  return values;
-}
+  double operator[](std::int64_t i) const noexcept {
+    return reinterpret_cast<const double*>(memory_.data())[i];
+  }
+
+ private:
+  Workspace memory_;
+};
 
 }  // namespace
 
@@ -43,15 +56,14 @@ void rms_norm(const Context& context, const ConstTensorView& x, const ConstTenso
               double epsilon, const TensorView& y) {
   const std::int64_t dim = weight.size(0);
   const std::int64_t rows = row_count(x, dim);
-  const std::vector<double> weights = values_of(weight);
+  const Weights weights(context, weight);
   parallel_for(context, ceil_div(rows, kRowsPerTask), [&](std::int64_t task, int) {
     const std::int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
     for (std::int64_t row = task * kRowsPerTask; row < end; ++row) {
       const double factor = inverse_rms(x, row, dim, epsilon);
       for (std::int64_t i = 0; i < dim; ++i) {
         const double value = load_element(x.data(), x.dtype(), row * dim + i);
-        store_element(y.data(), y.dtype(), row * dim + i,
-                      value * factor * weights[static_cast<std::size_t>(i)]);
+        store_element(y.data(), y.dtype(), row * dim + i, value * factor * weights[i]);
       }
     }
   });
@@ -64,7 +76,7 @@ void rms_norm_backward(const Context& context, const ConstTensorView& x,
   const std::int64_t rows = row_count(x, dim);
   const std::int64_t tasks = ceil_div(rows, kRowsPerTask);
   const auto width = static_cast<std::size_t>(dim);
-  const std::vector<double> weights = values_of(weight);
+  const Weights weights(context, weight);
   std::vector<double> partial(static_cast<std::size_t>(tasks) * width);
   parallel_for(context, tasks, [&](std::int64_t task, int) {
     double* sums = partial.data() + static_cast<std::size_t>(task) * width;
@@ -75,7 +87,7 @@ void rms_norm_backward(const Context& context, const ConstTensorView& x,
       for (std::int64_t i = 0; i < dim; ++i) {
         const double unit = load_element(x.data(), x.dtype(), row * dim + i) * factor;
         const double gradient = load_element(dy.data(), dy.dtype(), row * dim + i);
-        dot += unit * gradient * weights[static_cast<std::size_t>(i)];
+        dot += unit * gradient * weights[i];
         sums[i] += unit * gradient;
       }
       dot /= static_cast<double>(dim);
@@ -83,7 +95,7 @@ void rms_norm_backward(const Context& context, const ConstTensorView& x,
         const double unit = load_element(x.data(), x.dtype(), row * dim + i) * factor;
         const double gradient = load_element(dy.data(), dy.dtype(), row * dim + i);
         store_element(dx.data(), dx.dtype(), row * dim + i,
-                      factor * (gradient * weights[static_cast<std::size_t>(i)] - unit * dot));
+                      factor * (gradient * weights[i] - unit * dot));
       }
     }
   });
