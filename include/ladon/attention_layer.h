@@ -131,7 +131,8 @@ class LADON_API AttentionLayer {
   CachedForward forward_from(const Context& context, const ConstTensorView& x, const KvCache& past,
                              const CachedCall& call = {}) const;
   /// What a cache for this layer holds. By default in the layer's own dtype.
-  KvCacheOptions cache_options(std::int64_t batch = 1, std::optional<DType> dtype = {}) const;
+  virtual KvCacheOptions cache_options(std::int64_t batch = 1,
+                                       std::optional<DType> dtype = {}) const;
 
   /// Forward that also keeps what backward needs. Dropout acts where is_training().
   virtual TrainingForward forward_training(const Context& context, const LayerInputs& inputs,

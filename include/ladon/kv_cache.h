@@ -30,7 +30,14 @@ struct KvCacheOptions {
   std::int64_t num_kv_heads = 0;
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;  // 0: head_dim
-  std::int64_t num_heads = 0;  // query heads of the model, for mha_bytes(); 0: num_kv_heads
+  /// Values are the first value_dim numbers of the keys, and are not stored again: what a latent
+  /// (MLA) layer needs. Appends then take keys alone.
+  bool values_in_keys = false;
+  /// The model's query heads, and the numbers of a key and a value together that each would have in
+  /// multi-head attention. Read by the mha_...() accounts alone. 0: num_kv_heads, and head_dim +
+  /// value_dim.
+  std::int64_t num_heads = 0;
+  std::int64_t mha_dim = 0;
   /// f64, f32, f16, bf16, or i8 with an f32 scale for each token and head (docs/numerics.md says
   /// what that costs).
   DType dtype = DType::kF32;
@@ -107,13 +114,15 @@ class LADON_API KvCache {
   /// For attention(); valid until the cache changes.
   KvCacheView view() const;
 
-  /// Bytes of the tokens that are held, scales included.
+  /// Numbers that are held for all tokens, and their bytes, scales included.
+  std::int64_t elements_used() const noexcept;
   std::int64_t bytes_used() const noexcept;
   /// Bytes that the cache keeps from others: its blocks, or its pages. Shared memory counts for
   /// each that holds it.
   std::int64_t bytes_reserved() const noexcept;
   /// What multi-head attention, with as many KV heads as query heads, would hold for the same
   /// tokens in the same dtype with nothing dropped.
+  std::int64_t mha_elements() const noexcept;
   std::int64_t mha_bytes() const noexcept;
   /// 1 - bytes_used / mha_bytes; 0 when empty.
   double reduction() const noexcept;

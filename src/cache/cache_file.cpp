@@ -22,11 +22,23 @@ constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 constexpr std::array<std::pair<DType, std::uint32_t>, 5> kDTypeCodes = {
     {{DType::kF64, 1}, {DType::kF32, 2}, {DType::kF16, 3}, {DType::kBF16, 4}, {DType::kI8, 5}}};
 
-std::uint32_t code_of(DType dtype) {
-  for (const auto& [known, code] : kDTypeCodes) {
-    if (known == dtype) return code;
+constexpr std::uint32_t kValuesInKeys = 256;
+
+std::uint32_t code_of(const KvCacheOptions& options) {
+  std::uint32_t code = options.values_in_keys ? kValuesInKeys : 0;
+  for (const auto& [dtype, known] : kDTypeCodes) {
+    if (dtype == options.dtype) code += known;
   }
-  return 0;
+  return code;
+}
+
+/// What messages call a code.
+std::string name_of_code(std::uint32_t code) {
+  std::string name = "an unknown dtype";
+  for (const auto& [dtype, known] : kDTypeCodes) {
+    if ((code & ~kValuesInKeys) == known) name = std::string("dtype ") + name_of(dtype);
+  }
+  return name + ((code & kValuesInKeys) != 0 ? " with values in the keys" : "");
 }
 
 /// Gathers small pieces, and sums all of them up.
@@ -156,12 +168,9 @@ Header read_header(Reader& reader, const KvCacheOptions& options) {
                 ErrorCode::kUnsupported);
   }
   const auto code = reader.take<std::uint32_t>();
-  if (code != code_of(options.dtype)) {
-    std::string name = "an unknown dtype";
-    for (const auto& [dtype, known] : kDTypeCodes) {
-      if (known == code) name = std::string("dtype ") + name_of(dtype);
-    }
-    file.refuse("got " + name + ", expected the cache's " + name_of(options.dtype));
+  if (code != code_of(options)) {
+    file.refuse("got " + name_of_code(code) + ", expected the cache's " +
+                name_of_code(code_of(options)));
   }
   for (const auto& [name, expected] :
        {std::pair{"batch", options.batch}, std::pair{"num_kv_heads", options.num_kv_heads},
@@ -179,8 +188,7 @@ Header read_header(Reader& reader, const KvCacheOptions& options) {
   }
   Header header;
   const std::uint64_t room = file.size() - kFixed - 16 * batch;
-  const auto token_bytes =
-      static_cast<std::uint64_t>(bytes_per_token(options, options.num_kv_heads));
+  const auto token_bytes = static_cast<std::uint64_t>(bytes_per_token(options));
   std::uint64_t tokens = 0;
   for (std::uint64_t b = 0; b < batch; ++b) {
     const auto first = reader.take<std::int64_t>();
@@ -208,7 +216,7 @@ void save_cache(const KvCache::Impl& cache, const std::filesystem::path& path) {
   Writer writer("KvCache::save", path);
   writer.add(kMagic.data(), kMagic.size());
   writer.add(kVersion);
-  writer.add(code_of(options.dtype));
+  writer.add(code_of(options));
   for (const std::int64_t size :
        {options.batch, options.num_kv_heads, options.head_dim, options.value_dim}) {
     writer.add(size);

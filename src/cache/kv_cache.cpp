@@ -107,9 +107,19 @@ KvCacheView KvCache::view() const {
   return impl_->view();
 }
 
-std::int64_t KvCache::bytes_used() const noexcept { return impl_->bytes_used(); }
+std::int64_t KvCache::elements_used() const noexcept {
+  return impl_->tokens_held() * elements_per_token(options());
+}
+std::int64_t KvCache::bytes_used() const noexcept {
+  return impl_->tokens_held() * bytes_per_token(options());
+}
 std::int64_t KvCache::bytes_reserved() const noexcept { return impl_->bytes_reserved(); }
-std::int64_t KvCache::mha_bytes() const noexcept { return impl_->mha_bytes(); }
+std::int64_t KvCache::mha_elements() const noexcept {
+  return impl_->tokens_seen() * options().num_heads * options().mha_dim;
+}
+std::int64_t KvCache::mha_bytes() const noexcept {
+  return impl_->tokens_seen() * mha_bytes_per_token(options());
+}
 double KvCache::reduction() const noexcept {
   const std::int64_t mha = mha_bytes();
   return mha == 0 ? 0 : 1 - static_cast<double>(bytes_used()) / static_cast<double>(mha);

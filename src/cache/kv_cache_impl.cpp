@@ -74,8 +74,14 @@ void KvCache::Impl::set_counts(std::string_view operation, const ConstTensorView
                                const ConstTensorView& v,
                                std::span<const std::int64_t> new_lengths) {
   check_rows(operation, {"k", k}, options_.num_kv_heads, options_.head_dim);
-  check_rows(operation, {"v", v}, options_.num_kv_heads, options_.value_dim);
-  if (v.size(0) != k.size(0) || v.size(1) != k.size(1)) {
+  if (options_.values_in_keys) {
+    if (!v.absent()) {
+      fail(operation, "v", got_shape(v) + ", expected none because the values are in the keys");
+    }
+  } else {
+    check_rows(operation, {"v", v}, options_.num_kv_heads, options_.value_dim);
+  }
+  if (!v.absent() && (v.size(0) != k.size(0) || v.size(1) != k.size(1))) {
     fail(operation, "v",
          got_shape(v) + ", expected as many sequences and tokens as in k's " +
              k.shape().to_string());
@@ -128,15 +134,16 @@ void KvCache::Impl::write_tokens(const ConstTensorView& k, const ConstTensorView
     const std::int64_t count = counts_[index(b)];
     const std::int64_t length = lengths_[index(b)];
     const std::int64_t source = packed ? packed_start : 0;
-    const ConstTensorView k_rows = k.select(0, packed ? 0 : b).slice(0, source, source + count);
-    const ConstTensorView v_rows = v.select(0, packed ? 0 : b).slice(0, source, source + count);
+    const auto rows_of = [&](const ConstTensorView& x, std::int64_t begin, std::int64_t end) {
+      if (x.absent()) return x;
+      return x.select(0, packed ? 0 : b).slice(0, source + begin, source + end);
+    };
     // As many tokens at a time as have slots side by side.
     for (std::int64_t done = 0; done < count;) {
       const std::int64_t slot = slot_of(b, length + done);
       std::int64_t run = 1;
       while (done + run < count && slot_of(b, length + done + run) == slot + run) ++run;
-      storage().write_slots(k_rows.slice(0, done, done + run), v_rows.slice(0, done, done + run),
-                            slot);
+      storage().write_slots(rows_of(k, done, done + run), rows_of(v, done, done + run), slot);
       done += run;
     }
     packed_start += count;
@@ -224,16 +231,16 @@ std::int64_t KvCache::Impl::adopt_prefix(std::int64_t, std::span<const std::int6
        "got a " + std::string(kind()) + " cache, expected a paged one");
 }
 
-std::int64_t KvCache::Impl::bytes_used() const noexcept {
+std::int64_t KvCache::Impl::tokens_held() const noexcept {
   std::int64_t tokens = 0;
   for (std::int64_t b = 0; b < options_.batch; ++b) tokens += length(b) - first_held(b);
-  return tokens * bytes_per_token(options_, options_.num_kv_heads);
+  return tokens;
 }
 
-std::int64_t KvCache::Impl::mha_bytes() const noexcept {
+std::int64_t KvCache::Impl::tokens_seen() const noexcept {
   std::int64_t tokens = 0;
   for (std::int64_t b = 0; b < options_.batch; ++b) tokens += length(b);
-  return tokens * bytes_per_token(options_, options_.num_heads);
+  return tokens;
 }
 
 }  // namespace ladon

@@ -57,9 +57,10 @@ class KvCache::Impl {
   virtual void publish_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids);
   virtual std::int64_t adopt_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids);
 
-  std::int64_t bytes_used() const noexcept;
+  /// Of all sequences: those that are held, and those that were seen.
+  std::int64_t tokens_held() const noexcept;
+  std::int64_t tokens_seen() const noexcept;
   virtual std::int64_t bytes_reserved() const noexcept { return storage().bytes(); }
-  std::int64_t mha_bytes() const noexcept;
 
  protected:
   explicit Impl(const KvCacheOptions& options);

@@ -86,11 +86,11 @@ KvStorage KvStorage::make(const KvCacheOptions& options, std::int64_t blocks,
   }
   const std::int64_t heads = options.num_kv_heads;
   storage.k = Tensor::uninitialized(options.dtype, {slots, heads, options.head_dim});
+  const bool scaled = options.dtype == DType::kI8;
+  if (scaled) storage.k_scales = Tensor::uninitialized(DType::kF32, {slots, heads});
+  if (options.values_in_keys) return storage;
   storage.v = Tensor::uninitialized(options.dtype, {slots, heads, options.value_dim});
-  if (options.dtype == DType::kI8) {
-    storage.k_scales = Tensor::uninitialized(DType::kF32, {slots, heads});
-    storage.v_scales = Tensor::uninitialized(DType::kF32, {slots, heads});
-  }
+  if (scaled) storage.v_scales = Tensor::uninitialized(DType::kF32, {slots, heads});
   return storage;
 }
 
@@ -100,14 +100,15 @@ std::int64_t KvStorage::bytes() const noexcept {
 
 void KvStorage::set(KvCacheView& view) const noexcept {
   view.num_slots = slots();
+  const bool own_values = v.rank() != 0;
   view.k = k.data();
-  view.v = v.data();
+  view.v = own_values ? v.data() : k.data();
   view.k_head_stride = view.head_dim;
-  view.v_head_stride = view.value_dim;
-  view.k_slot_stride = view.num_kv_heads * view.head_dim;
-  view.v_slot_stride = view.num_kv_heads * view.value_dim;
+  view.v_head_stride = own_values ? view.value_dim : view.head_dim;
+  view.k_slot_stride = view.num_kv_heads * view.k_head_stride;
+  view.v_slot_stride = view.num_kv_heads * view.v_head_stride;
   view.k_scales = static_cast<const float*>(k_scales.data());
-  view.v_scales = static_cast<const float*>(v_scales.data());
+  view.v_scales = static_cast<const float*>(own_values ? v_scales.data() : k_scales.data());
   view.scale_slot_stride = view.num_kv_heads;
   view.scale_head_stride = 1;
 }
@@ -123,19 +124,35 @@ void KvStorage::copy_slots(const KvStorage& from, std::int64_t from_slot, std::i
 void KvStorage::write_slots(const ConstTensorView& k_rows, const ConstTensorView& v_rows,
                             std::int64_t to_slot) {
   write_part(k_rows, k, k_scales, to_slot);
-  write_part(v_rows, v, v_scales, to_slot);
+  if (v.rank() != 0) write_part(v_rows, v, v_scales, to_slot);
 }
 
-std::int64_t bytes_per_token(const KvCacheOptions& options, std::int64_t heads) noexcept {
-  const auto size = static_cast<std::int64_t>(size_of(options.dtype));
-  const auto scales =
-      options.dtype == DType::kI8 ? 2 * static_cast<std::int64_t>(sizeof(float)) : 0;
-  return heads * ((options.head_dim + options.value_dim) * size + scales);
+namespace {
+
+/// Bytes of rows of so many numbers in all; each row has a scale where they are i8.
+std::int64_t bytes_of_rows(DType dtype, std::int64_t numbers, std::int64_t rows) noexcept {
+  const auto scale = dtype == DType::kI8 ? static_cast<std::int64_t>(sizeof(float)) : 0;
+  return numbers * static_cast<std::int64_t>(size_of(dtype)) + rows * scale;
+}
+
+}  // namespace
+
+std::int64_t elements_per_token(const KvCacheOptions& options) noexcept {
+  return options.num_kv_heads *
+         (options.head_dim + (options.values_in_keys ? 0 : options.value_dim));
+}
+std::int64_t bytes_per_token(const KvCacheOptions& options) noexcept {
+  return bytes_of_rows(options.dtype, elements_per_token(options),
+                       options.num_kv_heads * (options.values_in_keys ? 1 : 2));
+}
+std::int64_t mha_bytes_per_token(const KvCacheOptions& options) noexcept {
+  return bytes_of_rows(options.dtype, options.num_heads * options.mha_dim, options.num_heads * 2);
 }
 
 KvCacheOptions checked_options(std::string_view operation, KvCacheOptions options) {
   if (options.value_dim == 0) options.value_dim = options.head_dim;
   if (options.num_heads == 0) options.num_heads = options.num_kv_heads;
+  if (options.mha_dim == 0) options.mha_dim = options.head_dim + options.value_dim;
   // A token of the widest model fits a few times; what is past this is an error of the caller's,
   // and sizes below cannot overflow.
   constexpr std::int64_t kMost = std::int64_t{1} << 24;
@@ -151,6 +168,11 @@ KvCacheOptions checked_options(std::string_view operation, KvCacheOptions option
     fail(operation, "num_heads",
          "got " + std::to_string(options.num_heads) +
              ", expected a multiple of num_kv_heads = " + std::to_string(options.num_kv_heads));
+  }
+  if (options.values_in_keys && options.value_dim > options.head_dim) {
+    fail(operation, "value_dim",
+         "got " + std::to_string(options.value_dim) + ", expected at most head_dim = " +
+             std::to_string(options.head_dim) + " because the values are in the keys");
   }
   constexpr std::int64_t kMostBatch = std::int64_t{1} << 31;
   if (options.batch < 0 || options.batch > kMostBatch) {

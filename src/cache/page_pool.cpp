@@ -32,7 +32,7 @@ PagePool::Impl::Impl(const KvCacheOptions& options, std::int64_t page_size, std:
 }
 
 std::int64_t PagePool::Impl::page_bytes() const noexcept {
-  return page_size_ * bytes_per_token(options_, options_.num_kv_heads);
+  return page_size_ * bytes_per_token(options_);
 }
 
 std::int32_t PagePool::Impl::take(std::int64_t filled) noexcept {

@@ -8,19 +8,10 @@
 
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
+#include "layers/cached_tokens.h"
 #include "layers/saved_forward.h"
 
 namespace ladon::multi_head {
-
-/// [batch, seq, width] or [seq, width] as [rows, width], where the sequences follow each other in
-/// memory; absent where they do not.
-template <class View>
-View as_rows(const View& x) {
-  if (x.rank() == 2) return x;
-  const std::int64_t rows = x.size(0) * x.size(1);
-  if (x.size(0) > 1 && x.size(1) > 1 && x.stride(0) != x.size(1) * x.stride(1)) return {};
-  return {x.data(), x.dtype(), {rows, x.size(2)}, {x.size(1) > 1 ? x.stride(1) : x.stride(0), 1}};
-}
 
 /// An input as [rows, width]: in place where its batches follow each other, else copied.
 class InputRows {
