@@ -10,6 +10,7 @@
 #include "ladon/isa.h"
 #include "ladon/kv_cache.h"
 #include "ladon/kv_cache_view.h"
+#include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/npy.h"
 #include "ladon/optim.h"

@@ -8,6 +8,7 @@
 #include "core/context_impl.h"
 #include "core/fail.h"
 #include "core/integer.h"
+#include "layers/rows.h"
 
 namespace ladon {
 namespace {

@@ -66,14 +66,4 @@ class CachedRows {
   std::span<std::int64_t> positions_, offsets_, counts_;
 };
 
-/// [batch, seq, width] or [seq, width] as [rows, width], where the sequences follow each other in
-/// memory; absent where they do not.
-template <class View>
-View as_rows(const View& x) {
-  if (x.rank() == 2) return x;
-  const std::int64_t rows = x.size(0) * x.size(1);
-  if (x.size(0) > 1 && x.size(1) > 1 && x.stride(0) != x.size(1) * x.stride(1)) return {};
-  return {x.data(), x.dtype(), {rows, x.size(2)}, {x.size(1) > 1 ? x.stride(1) : x.stride(0), 1}};
-}
-
 }  // namespace ladon

@@ -8,29 +8,10 @@
 
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
-#include "layers/cached_tokens.h"
+#include "layers/rows.h"
 #include "layers/saved_forward.h"
 
 namespace ladon::multi_head {
-
-/// An input as [rows, width]: in place where its batches follow each other, else copied.
-class InputRows {
- public:
-  explicit InputRows(const ConstTensorView& x);
-  const ConstTensorView& view() const noexcept { return view_; }
-
- private:
-  Tensor copy_;
-  ConstTensorView view_;
-};
-
-/// [batch, seq, width] as [batch * seq, width].
-TensorView rows_of(Tensor& tensor);
-/// [batch, seq, heads, dim] as [batch * seq, heads * dim].
-TensorView merged(Tensor& tensor);
-ConstTensorView merged(const Tensor& tensor);
-/// [seq, width] as [1, seq, width]; what has a batch stays as it is.
-ConstTensorView with_batch(const ConstTensorView& x);
 
 /// What a call of forward_training() leaves for backward. The inputs are copies: the caller's may
 /// be gone by then.

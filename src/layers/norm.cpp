@@ -22,10 +22,16 @@ std::int64_t row_count(const ConstTensorView& x, std::int64_t dim) {
   return dim == 0 ? 0 : x.num_elements() / dim;
 }
 
+/// Elements from one row to the next.
+std::int64_t row_step(const ConstTensorView& x, std::int64_t dim) {
+  return x.rank() == 2 ? x.stride(0) : dim;
+}
+
 double inverse_rms(const ConstTensorView& x, std::int64_t row, std::int64_t dim, double epsilon) {
   double sum = 0;
+  const std::int64_t start = row * row_step(x, dim);
   for (std::int64_t i = 0; i < dim; ++i) {
-    const double value = load_element(x.data(), x.dtype(), row * dim + i);
+    const double value = load_element(x.data(), x.dtype(), start + i);
     sum += value * value;
   }
   return 1 / std::sqrt(sum / static_cast<double>(dim) + epsilon);
@@ -61,9 +67,11 @@ void rms_norm(const Context& context, const ConstTensorView& x, const ConstTenso
     const std::int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
     for (std::int64_t row = task * kRowsPerTask; row < end; ++row) {
       const double factor = inverse_rms(x, row, dim, epsilon);
+      const std::int64_t from = row * row_step(x, dim);
+      const std::int64_t to = row * row_step(y, dim);
       for (std::int64_t i = 0; i < dim; ++i) {
-        const double value = load_element(x.data(), x.dtype(), row * dim + i);
-        store_element(y.data(), y.dtype(), row * dim + i, value * factor * weights[i]);
+        const double value = load_element(x.data(), x.dtype(), from + i);
+        store_element(y.data(), y.dtype(), to + i, value * factor * weights[i]);
       }
     }
   });
@@ -83,19 +91,21 @@ void rms_norm_backward(const Context& context, const ConstTensorView& x,
     const std::int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
     for (std::int64_t row = task * kRowsPerTask; row < end; ++row) {
       const double factor = inverse_rms(x, row, dim, epsilon);
+      const std::int64_t from = row * row_step(x, dim);
+      const std::int64_t back = row * row_step(dy, dim);
+      const std::int64_t to = row * row_step(dx, dim);
       double dot = 0;  // of the normalised x with its gradient
       for (std::int64_t i = 0; i < dim; ++i) {
-        const double unit = load_element(x.data(), x.dtype(), row * dim + i) * factor;
-        const double gradient = load_element(dy.data(), dy.dtype(), row * dim + i);
+        const double unit = load_element(x.data(), x.dtype(), from + i) * factor;
+        const double gradient = load_element(dy.data(), dy.dtype(), back + i);
         dot += unit * gradient * weights[i];
         sums[i] += unit * gradient;
       }
       dot /= static_cast<double>(dim);
       for (std::int64_t i = 0; i < dim; ++i) {
-        const double unit = load_element(x.data(), x.dtype(), row * dim + i) * factor;
-        const double gradient = load_element(dy.data(), dy.dtype(), row * dim + i);
-        store_element(dx.data(), dx.dtype(), row * dim + i,
-                      factor * (gradient * weights[i] - unit * dot));
+        const double unit = load_element(x.data(), x.dtype(), from + i) * factor;
+        const double gradient = load_element(dy.data(), dy.dtype(), back + i);
+        store_element(dx.data(), dx.dtype(), to + i, factor * (gradient * weights[i] - unit * dot));
       }
     }
   });
