@@ -3,6 +3,7 @@
 
 #include "ladon/attention.h"
 #include "ladon/attention_layer.h"
+#include "ladon/cache_memory.h"
 #include "ladon/context.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"

@@ -2,70 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
 #include <thread>
 #include <vector>
 
 #include "cache/cache_support.h"
 #include "ladon/multi_head_attention.h"
+#include "support/counted_new.h"
 #include "support/isas.h"
 #include "support/run_case.h"
-
-namespace {
-std::atomic<std::int64_t> allocations{0};
-
-void* counted(std::size_t size, std::size_t alignment) {
-  ++allocations;
-  const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
-  return std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
-}
-void* counted_or_throw(std::size_t size, std::size_t alignment) {
-  void* const data = counted(size, alignment);
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-constexpr std::size_t kPlain = alignof(std::max_align_t);
-}  // namespace
-
-// Every allocation of this program is counted.
-void* operator new(std::size_t size) { return counted_or_throw(size, kPlain); }
-void* operator new[](std::size_t size) { return counted_or_throw(size, kPlain); }
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  return counted(size, kPlain);
-}
-void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
-  return counted(size, kPlain);
-}
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return counted_or_throw(size, static_cast<std::size_t>(alignment));
-}
-void* operator new[](std::size_t size, std::align_val_t alignment) {
-  return counted_or_throw(size, static_cast<std::size_t>(alignment));
-}
-void* operator new(std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-void* operator new[](std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete[](void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t) noexcept { std::free(data); }
-void operator delete[](void* data, std::size_t) noexcept { std::free(data); }
-void operator delete(void* data, std::align_val_t) noexcept { std::free(data); }
-void operator delete[](void* data, std::align_val_t) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t, std::align_val_t) noexcept { std::free(data); }
-void operator delete[](void* data, std::size_t, std::align_val_t) noexcept { std::free(data); }
-void operator delete(void* data, const std::nothrow_t&) noexcept { std::free(data); }
-void operator delete[](void* data, const std::nothrow_t&) noexcept { std::free(data); }
-void operator delete(void* data, std::align_val_t, const std::nothrow_t&) noexcept {
-  std::free(data);
-}
-void operator delete[](void* data, std::align_val_t, const std::nothrow_t&) noexcept {
-  std::free(data);
-}
 
 namespace ladon::test {
 namespace {

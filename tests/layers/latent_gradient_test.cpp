@@ -1,0 +1,182 @@
+// Gradients of LatentAttention against finite differences of its forward pass, in f64: the input
+// and every parameter.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ladon/latent_attention.h"
+#include "ladon/random.h"
+#include "support/isas.h"
+
+namespace ladon::test {
+namespace {
+
+class LatentGradient : public IsaTest {};
+
+struct LatentCase {
+  std::string name;
+  LatentAttentionOptions options;
+  bool masked = false;
+  bool batched = true;
+};
+
+std::vector<LatentCase> every_case() {
+  std::vector<LatentCase> setups;
+  const auto add = [&](std::string name, const std::function<void(LatentCase&)>& change) {
+    LatentCase setup{.name = std::move(name),
+                     .options = {.embed_dim = 6,
+                                 .num_heads = 2,
+                                 .query_rank = 5,
+                                 .kv_rank = 4,
+                                 .nope_dim = 3,
+                                 .rope_dim = 2,
+                                 .value_dim = 4,
+                                 .causal = true,
+                                 .dtype = DType::kF64}};
+    change(setup);
+    setups.push_back(setup);
+  };
+  add("plain", [](LatentCase&) {});
+  add("direct queries", [](LatentCase& s) { s.options.query_rank = 0; });
+  add("biases",
+      [](LatentCase& s) { s.options.query_bias = s.options.kv_bias = s.options.out_bias = true; });
+  add("biases, direct", [](LatentCase& s) {
+    s.options.query_rank = 0;
+    s.options.query_bias = s.options.kv_bias = s.options.out_bias = true;
+  });
+  add("no norms", [](LatentCase& s) { s.options.query_norm = s.options.kv_norm = false; });
+  add("no rope", [](LatentCase& s) { s.options.rope_dim = 0; });
+  add("yarn", [](LatentCase& s) {
+    s.options.rope.scaling = {.kind = RopeScaling::kYarn,
+                              .factor = 4,
+                              .original_context = 4,
+                              .mscale = 1,
+                              .mscale_all_dim = 0.5};
+  });
+  add("dropout", [](LatentCase& s) { s.options.dropout = 0.3; });
+  add("mask, bias and lengths", [](LatentCase& s) {
+    s.masked = true;
+    s.options.causal = false;
+  });
+  add("without a batch", [](LatentCase& s) { s.batched = false; });
+  return setups;
+}
+
+Tensor random_f64(const Dims& shape, std::uint64_t stream) {
+  Tensor tensor(DType::kF64, shape);
+  fill_normal(tensor, 0, 1, 5, stream);
+  return tensor;
+}
+
+class Experiment {
+ public:
+  Experiment(const Context& context, const LatentCase& setup)
+      : context_(context),
+        layer_(setup.options, 5),
+        x_(random_f64(setup.batched ? Dims{2, 5, 6} : Dims{5, 6}, 1)),
+        grad_out_(random_f64(x_.shape(), 2)),
+        mask_(DType::kBool, {1, 2, 5, 5}),
+        bias_(random_f64({1, 1, 5, 5}, 3)) {
+    std::uint64_t stream = 10;
+    for (Parameter& parameter : layer_.named_parameters()) {
+      if (parameter.value.rank() == 1) fill_uniform(parameter.value, 0.3, 1.4, 3, stream++);
+    }
+    call_.dropout_seed = 77;
+    call_.query_positions.first = call_.key_positions.first = 3;
+    if (!setup.masked) return;
+    for (std::int64_t i = 0; i < mask_.num_elements(); ++i) {
+      static_cast<std::uint8_t*>(mask_.data())[i] = i % 4 != 2;
+    }
+    call_.mask = mask_;
+    call_.bias = bias_;
+    call_.kv_lengths = kLengths;
+  }
+
+  /// Every number that can be moved, with the gradient that backward gave for it.
+  void check() {
+    layer_.zero_grad();
+    const TrainingForward forward = layer_.forward_training(context_, {.query = x_}, call_);
+    const InputGradients gradients = layer_.backward(context_, grad_out_, forward.saved);
+    EXPECT_EQ(gradients.query.shape(), x_.shape());
+    compare("x", x_, gradients.query);
+    for (Parameter& parameter : layer_.named_parameters()) {
+      compare(parameter.name, parameter.value, parameter.gradient);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kLengths[] = {5, 3};
+
+  double loss() {
+    const TrainingForward forward = layer_.forward_training(context_, {.query = x_}, call_);
+    double sum = 0;
+    for (std::int64_t i = 0; i < grad_out_.num_elements(); ++i) {
+      sum += forward.out.data_as<double>()[i] * grad_out_.data_as<double>()[i];
+    }
+    return sum;
+  }
+
+  void compare(const std::string& name, Tensor& value, const Tensor& gradient) {
+    constexpr double kStep = 1e-5;
+    double largest = 0;
+    for (std::int64_t i = 0; i < value.num_elements(); ++i) {
+      double& number = value.data_as<double>()[i];
+      const double before = number;
+      number = before + kStep;
+      const double up = loss();
+      number = before - kStep;
+      const double down = loss();
+      number = before;
+      const double expected = (up - down) / (2 * kStep);
+      const double got = gradient.data_as<double>()[i];
+      EXPECT_NEAR(got, expected, 1e-7 * (1 + std::fabs(expected))) << name << "[" << i << "]";
+      largest = std::max(largest, std::fabs(got));
+    }
+    EXPECT_GT(largest, 1e-3) << name << " moves nothing";
+  }
+
+  const Context& context_;
+  LatentAttention layer_;
+  Tensor x_, grad_out_, mask_, bias_;
+  LayerCall call_;
+};
+
+TEST_P(LatentGradient, FiniteDifferencesAgree) {
+  for (const LatentCase& setup : every_case()) {
+    SCOPED_TRACE(setup.name);
+    Experiment(context_, setup).check();
+  }
+}
+
+TEST_P(LatentGradient, SixteenBitLayersTrackF32) {
+  LatentAttentionOptions options = every_case().front().options;
+  options.dtype = DType::kF32;
+  LatentAttention exact(options, 5);
+  options.dtype = DType::kBF16;
+  LatentAttention rounded(options, 5);
+  for (std::size_t i = 0; i < exact.named_parameters().size(); ++i) {
+    exact.named_parameters()[i].value =
+        Tensor::copy_of(rounded.named_parameters()[i].value, DType::kF32);
+  }
+  Tensor x(DType::kBF16, {2, 5, 6});
+  fill_normal(x, 0, 1, 5, 1);
+  const Tensor wide = Tensor::copy_of(x, DType::kF32);
+  const auto run = [&](LatentAttention& layer, const Tensor& input) {
+    const TrainingForward forward = layer.forward_training(context_, {.query = input});
+    return layer.backward(context_, input, forward.saved);
+  };
+  const InputGradients a = run(exact, wide);
+  const InputGradients b = run(rounded, x);
+  for (std::int64_t i = 0; i < x.num_elements(); ++i) {
+    EXPECT_NEAR(float(b.query.data_as<bfloat16>()[i]), a.query.data_as<float>()[i], 0.25);
+  }
+}
+
+LADON_FOR_EACH_ISA(LatentGradient);
+
+}  // namespace
+}  // namespace ladon::test
