@@ -1,6 +1,7 @@
 // Everything: includes the other headers and adds nothing.
 #pragma once
 
+#include "ladon/alibi.h"
 #include "ladon/attention.h"
 #include "ladon/attention_layer.h"
 #include "ladon/context.h"

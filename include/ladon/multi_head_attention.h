@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "ladon/attention_layer.h"
 #include "ladon/export.h"
@@ -32,6 +33,9 @@ struct MultiHeadAttentionOptions {
   double softcap = 0;                 // 0: off
   std::optional<std::int64_t> window_left{};
   std::optional<std::int64_t> window_right{};
+  /// ALiBi: -slope * distance joins each score; one slope for each query head (alibi_slopes() gives
+  /// the usual ones), or none at all. Options, not parameters: nothing trains them.
+  std::vector<double> alibi_slopes{};
   bool sinks = false;         // a learned sink for each query head
   double dropout = 0;         // of the weights, in training; in [0, 1)
   DType dtype = DType::kF32;  // of weights, inputs and outputs

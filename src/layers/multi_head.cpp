@@ -53,6 +53,12 @@ void Pass::place(Tensor& heads, std::string_view norm, const RopePositions& posi
   if (options.rope.has_value()) rope(context_, heads, *options.rope, positions, heads);
 }
 
+ConstTensorView Pass::alibi_slopes() const {
+  const MultiHeadAttentionOptions& options = layer_.options();
+  if (options.alibi_slopes.empty()) return {};
+  return {options.alibi_slopes.data(), DType::kF64, {options.num_heads}};
+}
+
 AttentionOptions Pass::attention_options(const LayerCall& call) const {
   const MultiHeadAttentionOptions& options = layer_.options();
   AttentionOptions attention;
@@ -64,6 +70,7 @@ AttentionOptions Pass::attention_options(const LayerCall& call) const {
   attention.bias = call.bias;
   attention.kv_lengths = call.kv_lengths;
   attention.softcap = options.softcap;
+  attention.alibi_slopes = alibi_slopes();
   if (options.sinks) attention.sinks = weight("sinks");
   if (layer_.is_training()) {
     attention.dropout = {.probability = options.dropout, .seed = call.dropout_seed};

@@ -69,6 +69,8 @@ class Pass {
   /// Norm and rope, in place.
   void place(Tensor& heads, std::string_view norm, const RopePositions& positions) const;
   AttentionOptions attention_options(const LayerCall& call) const;
+  /// The layer's own, in place; absent where it has none.
+  ConstTensorView alibi_slopes() const;
 
  private:
   const Context& context_;

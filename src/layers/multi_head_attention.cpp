@@ -61,6 +61,14 @@ void check_numbers(const MultiHeadAttentionOptions& options) {
     fail(kOperation, "softcap",
          "got " + text_of(options.softcap) + ", expected a positive number, or 0 for none");
   }
+  if (!options.alibi_slopes.empty() &&
+      std::cmp_not_equal(options.alibi_slopes.size(), options.num_heads)) {
+    fail(kOperation, "alibi_slopes",
+         "got " + std::to_string(options.alibi_slopes.size()) +
+             " of them, expected one for each of " + std::to_string(options.num_heads) +
+             " heads, or none");
+  }
+  for (const double slope : options.alibi_slopes) check_finite(kOperation, "alibi_slopes", slope);
   check_not_negative("window_left", options.window_left.value_or(0));
   check_not_negative("window_right", options.window_right.value_or(0));
   if (options.qk_norm && !(options.qk_norm_epsilon > 0 && std::isfinite(options.qk_norm_epsilon))) {
