@@ -4,6 +4,7 @@
 #include "ladon/alibi.h"
 #include "ladon/attention.h"
 #include "ladon/attention_layer.h"
+#include "ladon/checkpoint.h"
 #include "ladon/context.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"

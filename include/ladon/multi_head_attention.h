@@ -59,6 +59,8 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
   MultiHeadAttention(MultiHeadAttention&&) noexcept;
   MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;
 
+  /// Zero weights, unit norms: for those who set them next. Spares the drawing.
+  static MultiHeadAttention zeros(const MultiHeadAttentionOptions& options);
   static MultiHeadAttention mha(std::int64_t embed_dim, std::int64_t num_heads,
                                 std::uint64_t seed = 0);
   static MultiHeadAttention mqa(std::int64_t embed_dim, std::int64_t num_heads,
@@ -94,6 +96,8 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
                           const SavedForward& saved) override;
 
  private:
+  MultiHeadAttention(const MultiHeadAttentionOptions& options, std::optional<std::uint64_t> seed);
+
   MultiHeadAttentionOptions options_;
   // Tells this layer's saved states from others'. Its address is the name; nothing is in it.
   std::shared_ptr<const char> identity_;

@@ -12,6 +12,9 @@
 
 namespace ladon::multi_head {
 
+/// Checks a layer's options, and fills in the defaults. Throws Error.
+MultiHeadAttentionOptions complete_options(MultiHeadAttentionOptions options);
+
 /// An input as [rows, width]: in place where its batches follow each other, else copied.
 class InputRows {
  public:
