@@ -46,8 +46,9 @@ std::string find_prefix(const models::TensorSource& source, const Family& family
   }
   if (has_bare == has_whole) {
     fail(ErrorCode::kIo, kLoad, source.path(),
-         std::string("got ") + (has_bare ? "tensors" : "no tensor") + " under both " +
-             io::in_quotes(whole) + " and " + io::in_quotes(bare) + ", expected them under one");
+         std::string(has_bare ? "got tensors under both " : "got no tensor under ") +
+             io::in_quotes(whole) + (has_bare ? " and " : " or ") + io::in_quotes(bare) +
+             ", expected the layer's under one of them");
   }
   return has_whole ? whole : bare;
 }
@@ -55,7 +56,7 @@ std::string find_prefix(const models::TensorSource& source, const Family& family
 void check_bias(BiasRule rule, bool bias, std::string_view parameter, const Family& family) {
   if (bias ? rule != BiasRule::kNever : rule != BiasRule::kAlways) return;
   fail(kSave, "layer",
-       std::string(bias ? "got a " : "got no ") + std::string(parameter) + ", expected " +
+       std::string(bias ? "got " : "got no ") + std::string(parameter) + ", expected " +
            (bias ? "none" : "one") + " in family " + std::string(family.model_type));
 }
 
