@@ -43,7 +43,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   }
 
  protected:
-  ~JsonEvents() = default;
+  ~JsonEvents() override = default;
   /// What messages call the text: "header".
   virtual std::string_view document() const = 0;
   /// Throws.

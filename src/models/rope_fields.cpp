@@ -128,10 +128,12 @@ RopeOfType read_rope(ConfigFields& fields, const std::string& path, double defau
     return result;
   }
   for (const auto& [type, parameters] : given->fields) {
+    std::string inside = name;
+    inside.append(".").append(type);
     if (parameters.kind != ConfigValue::Kind::kObject) {
-      fields.refuse_kind(name + "." + type, parameters, "an object");
+      fields.refuse_kind(inside, parameters, "an object");
     }
-    ConfigFields inner(path, parameters, name + "." + type);
+    ConfigFields inner(path, parameters, std::move(inside));
     result.emplace(type, read_parameters(inner, outside, default_base, ignored));
   }
   return result;

@@ -74,7 +74,8 @@ def cases():
 
 
 def model_of(config):
-    kinds = {"bert": "BertLMHeadModel" if config.is_decoder else "BertForMaskedLM"}
+    kinds = {"bert": "BertLMHeadModel" if getattr(config, "is_decoder", False)
+             else "BertForMaskedLM"}
     causal = getattr(transformers, kinds[config.model_type]) if config.model_type in kinds else (
         transformers.AutoModelForCausalLM)
     config._attn_implementation = "sdpa" if getattr(config, "alibi", False) else "eager"
@@ -132,6 +133,8 @@ def compare(name, run_layer, folder, which, given, expected):
 
 def main():
     run_layer = sys.argv[1]
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
     good = True
     for name, config, modules_of in cases():
