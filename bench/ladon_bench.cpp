@@ -51,17 +51,29 @@ std::vector<Case> compute_cases(Isa isa) {
 
 std::vector<Case> decode_cases(Isa isa) {
   std::vector<Case> cases;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  const auto add = [&](DType dtype, Source source, DType storage, std::int64_t batch) {
     Case one;
     one.isa = isa;
     one.shape.bound = Bound::kMemory;
     one.shape.dtype = dtype;
+    one.shape.source = source;
+    one.shape.storage = storage;
+    one.shape.batch = batch;
     one.shape.query_len = 1;
     one.shape.kv_len = 8192;
     one.shape.num_heads = 32;
     one.shape.num_kv_heads = 8;
     cases.push_back(one);
+  };
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    add(dtype, Source::kTensors, dtype, 1);
+    add(dtype, Source::kContiguous, dtype, 1);
+    add(dtype, Source::kPaged, dtype, 1);
+    add(dtype, Source::kPaged, DType::kI8, 1);
   }
+  // The same work twice: a batch whose sequences have their own pages, and one that shares them.
+  add(DType::kF32, Source::kPaged, DType::kBF16, 8);
+  add(DType::kF32, Source::kSharedPrefix, DType::kBF16, 8);
   return cases;
 }
 

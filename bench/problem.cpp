@@ -4,7 +4,10 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <memory>
+#include <vector>
 
+#include "ladon/paged_kv_cache.h"
 #include "ladon/random.h"
 
 namespace ladon::bench {
@@ -17,6 +20,55 @@ Tensor random_tensor(DType dtype, const Dims& shape, std::uint64_t stream) {
   Tensor tensor = Tensor::uninitialized(dtype, shape);
   fill_normal(tensor, 0, 1, 42, stream);
   return tensor;
+}
+
+constexpr std::int64_t kPageSize = 16;
+constexpr std::int64_t kOwnTokens = 64;  // of a sequence with a shared prefix
+
+/// Tokens that are stored: those of a shared prefix count once.
+std::int64_t stored_tokens(const Shape& shape) {
+  if (shape.source != Source::kSharedPrefix) return shape.batch * shape.kv_len;
+  return shape.kv_len - kOwnTokens + shape.batch * kOwnTokens;
+}
+
+KvCacheOptions cache_options(const Shape& shape, std::int64_t batch) {
+  return {.batch = batch,
+          .num_kv_heads = shape.num_kv_heads,
+          .head_dim = shape.head_dim,
+          .num_heads = shape.num_heads,
+          .dtype = shape.storage};
+}
+
+/// The first `count` tokens of a stream of random ones, to every sequence of the cache.
+void append_random(KvCache& cache, std::int64_t count, std::uint64_t stream) {
+  const KvCacheOptions& options = cache.options();
+  // In pieces, so that no second copy of a large cache is ever there.
+  constexpr std::int64_t kPiece = 256;
+  for (std::int64_t done = 0; done < count; done += kPiece) {
+    const Dims shape{options.batch, std::min(kPiece, count - done), options.num_kv_heads,
+                     options.head_dim};
+    const auto piece = static_cast<std::uint64_t>(done);
+    cache.append(random_tensor(DType::kF32, shape, stream + 2 * piece),
+                 random_tensor(DType::kF32, shape, stream + 2 * piece + 1));
+  }
+}
+
+KvCache make_cache(const Shape& shape) {
+  if (shape.source == Source::kContiguous) {
+    KvCache cache = KvCache::contiguous(cache_options(shape, shape.batch), shape.kv_len);
+    append_random(cache, shape.kv_len, 100);
+    return cache;
+  }
+  const std::int64_t pages = stored_tokens(shape) / kPageSize + 2 * shape.batch;
+  const auto pool = std::make_shared<PagePool>(cache_options(shape, 1), kPageSize, pages);
+  const bool shared = shape.source == Source::kSharedPrefix;
+  KvCache cache = KvCache::paged(pool, shared ? 1 : shape.batch);
+  append_random(cache, shape.kv_len - (shared ? kOwnTokens : 0), 100);
+  if (shared) {
+    cache.reorder(std::vector<std::int64_t>(static_cast<std::size_t>(shape.batch), 0));
+    append_random(cache, kOwnTokens, 100000);
+  }
+  return cache;
 }
 
 Tensor slice_f64(const Tensor& tensor, int dim, std::int64_t begin, std::int64_t end) {
@@ -49,9 +101,14 @@ std::string Shape::name() const {
   std::array<char, 160> text{};
   const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
   if (query_len == 1) {
-    std::snprintf(text.data(), text.size(), "%s decode B%lld H%lld/%lld S%lld D%lld",
+    const char* from = source == Source::kTensors      ? ""
+                       : source == Source::kContiguous ? ", contiguous "
+                       : source == Source::kPaged      ? ", paged "
+                                                       : ", shared prefix ";
+    std::snprintf(text.data(), text.size(), "%s decode B%lld H%lld/%lld S%lld D%lld%s%s",
                   name_of(dtype), number(batch), number(num_heads), number(num_kv_heads),
-                  number(kv_len), number(head_dim));
+                  number(kv_len), number(head_dim), from,
+                  source == Source::kTensors ? "" : name_of(storage));
   } else {
     std::snprintf(text.data(), text.size(), "%s %s B%lld H%lld S%lld D%lld %s", name_of(dtype),
                   pass == Pass::kForward ? "forward" : "backward", number(batch), number(num_heads),
@@ -68,8 +125,10 @@ double Shape::flops() const {
 }
 
 double Shape::kv_bytes() const {
-  return 2.0 * static_cast<double>(batch * kv_len * num_kv_heads * head_dim) *
-         static_cast<double>(size_of(dtype));
+  const DType held = source == Source::kTensors ? dtype : storage;
+  const double row = static_cast<double>(head_dim) * static_cast<double>(size_of(held)) +
+                     (held == DType::kI8 ? sizeof(float) : 0);
+  return 2.0 * static_cast<double>(stored_tokens(*this) * num_kv_heads) * row;
 }
 
 Problem::Problem(const Shape& shape) : shape_(shape) {
@@ -78,8 +137,12 @@ Problem::Problem(const Shape& shape) : shape_(shape) {
   const DType lse_dtype = shape.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   options_.causal = shape.causal;
   q_ = random_tensor(shape.dtype, q_shape, 1);
-  k_ = random_tensor(shape.dtype, kv_shape, 2);
-  v_ = random_tensor(shape.dtype, kv_shape, 3);
+  if (shape.source == Source::kTensors) {
+    k_ = random_tensor(shape.dtype, kv_shape, 2);
+    v_ = random_tensor(shape.dtype, kv_shape, 3);
+  } else {
+    cache_ = make_cache(shape);
+  }
   out_ = Tensor(shape.dtype, q_shape);
   lse_ = Tensor(lse_dtype, {shape.batch, shape.num_heads, shape.query_len});
   if (shape.pass == Pass::kBackward) {
@@ -91,7 +154,9 @@ Problem::Problem(const Shape& shape) : shape_(shape) {
 }
 
 void Problem::run(const Context& context) {
-  if (shape_.pass == Pass::kForward) {
+  if (cache_.has_value()) {
+    attention(context, q_, cache_->view(), options_, out_, lse_);
+  } else if (shape_.pass == Pass::kForward) {
     attention(context, q_, k_, v_, options_, out_, lse_);
   } else {
     attention_backward(context, q_, k_, v_, options_, {out_, lse_, dout_, {}},
@@ -114,6 +179,13 @@ std::string Problem::check_forward(const Context& reference, std::int64_t row) c
   const Tensor expected = attention(reference, slice_f64(q_, 1, row, end),
                                     slice_f64(k_, 1, 0, keys), slice_f64(v_, 1, 0, keys), options_);
   return compare("out", slice_f64(out_, 1, row, end), expected, tolerance());
+}
+
+std::string Problem::check_cached(const Context& reference) const {
+  const Tensor q = whole_f64(q_);
+  Tensor expected(DType::kF64, q.shape());
+  attention(reference, q, cache_->view(), options_, expected);
+  return compare("out", whole_f64(out_), expected, tolerance());
 }
 
 std::string Problem::check_dq(const Context& reference, std::int64_t row) const {
@@ -157,6 +229,7 @@ std::string Problem::check(const Context& context) {
 
   if (shape_.pass == Pass::kBackward) attention(context, q_, k_, v_, options_, out_, lse_);
   run(context);
+  if (cache_.has_value()) return check_cached(reference);
   for (const std::int64_t row : {std::int64_t{0}, shape_.query_len / 2,
                                  std::max<std::int64_t>(shape_.query_len - kCheckedRows, 0)}) {
     std::string fault =

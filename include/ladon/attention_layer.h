@@ -13,6 +13,7 @@
 
 #include "ladon/context.h"
 #include "ladon/export.h"
+#include "ladon/kv_cache.h"
 #include "ladon/parameter.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
@@ -47,6 +48,20 @@ struct LayerCall {
   TensorView weights{};
 };
 
+/// What may differ from one cached call to the next.
+struct CachedCall {
+  /// Empty: as the layer's options say. Only a causal layer gives, chunk by chunk, what the whole
+  /// sequence gives.
+  std::optional<bool> causal{};
+  /// New tokens of each sequence, where they differ. x is then padded, [batch, seq, embed_dim], and
+  /// the rest of each sequence is not read (the output there is 0); or packed, [total, embed_dim].
+  std::span<const std::int64_t> new_lengths{};
+  /// As in LayerCall; keys count from the oldest that the cache holds, and the key dimension is as
+  /// long as the longest sequence, new tokens included.
+  ConstTensorView mask{};
+  ConstTensorView bias{};
+};
+
 /// What backward needs of a forward call: the inputs, the projections, their attention and its lse.
 /// Linear in the lengths. Belongs to the layer that made it.
 class LADON_API SavedForward {
@@ -68,6 +83,11 @@ class LADON_API SavedForward {
 struct TrainingForward {
   Tensor out;
   SavedForward saved;
+};
+
+struct CachedForward {
+  Tensor out;
+  KvCache cache;
 };
 
 /// Gradients of a call's inputs; key and value are empty (rank 0) where the call did not give them,
@@ -99,7 +119,22 @@ class LADON_API AttentionLayer {
     return forward(context, LayerInputs{.query = x}, call);
   }
 
-  /// The same, and keeps what backward needs. Dropout acts where is_training().
+  /// Self-attention of new tokens over a cache: appends their keys and values and writes their
+  /// output, shape and dtype of x, which is [batch, seq, embed_dim] or, for one sequence, [seq,
+  /// embed_dim]. Rope goes on from each sequence's length. All or nothing, and without allocating
+  /// once it has run with these sizes. Throws where the cache does not fit the layer.
+  virtual void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
+                       const CachedCall& call, const TensorView& out) const = 0;
+  Tensor forward(const Context& context, const ConstTensorView& x, KvCache& cache,
+                 const CachedCall& call = {}) const;
+  /// The functional form: `past` is not touched, and what both hold is not copied (KvCache::fork).
+  CachedForward forward_from(const Context& context, const ConstTensorView& x, const KvCache& past,
+                             const CachedCall& call = {}) const;
+  /// What a cache for this layer holds. By default in the layer's own dtype.
+  virtual KvCacheOptions cache_options(std::int64_t batch = 1,
+                                       std::optional<DType> dtype = {}) const;
+
+  /// Forward that also keeps what backward needs. Dropout acts where is_training().
   virtual TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
                                            const LayerCall& call = {}) const = 0;
 

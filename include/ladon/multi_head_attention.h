@@ -90,6 +90,8 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
   using AttentionLayer::forward;
   Tensor forward(const Context& context, const LayerInputs& inputs,
                  const LayerCall& call = {}) const override;
+  void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
+               const CachedCall& call, const TensorView& out) const override;
   TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
                                    const LayerCall& call = {}) const override;
   InputGradients backward(const Context& context, const ConstTensorView& grad_out,

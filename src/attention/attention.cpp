@@ -65,6 +65,7 @@ class ForwardRun {
     std::int64_t most_splits = 0;
     std::size_t starts = 0;  // byte offsets in the workspace
     std::size_t partial_starts = 0;
+    std::size_t groups = 0;
     std::size_t scratch = 0;
     std::size_t merge = 0;
     std::size_t partial_lse = 0;
@@ -93,7 +94,9 @@ class ForwardRun {
         aligned(static_cast<std::size_t>(params_.num_sequences + 1) * sizeof(std::int64_t));
     const auto rows = static_cast<std::size_t>(out.partial_rows);
     out.partial_starts = index_bytes;
-    out.scratch = 2 * index_bytes;
+    out.groups = 2 * index_bytes;
+    out.scratch =
+        out.groups + aligned(static_cast<std::size_t>(params_.num_sequences) * sizeof(PrefixGroup));
     out.merge = out.scratch + threads * scratch_bytes_;
     out.partial_lse = out.merge + (rows == 0 ? 0 : threads * merge_bytes(out.most_splits));
     out.partial_out = out.partial_lse + aligned(rows * sizeof(double));
@@ -107,6 +110,11 @@ class ForwardRun {
   std::int64_t* partial_starts() const {  // first partial row of each sequence
     return reinterpret_cast<std::int64_t*>(workspace_.data() + layout_.partial_starts);
   }
+  /// For the first sequence of a group, the group; for the others, 0 sequences and the splits that
+  /// the first runs for them.
+  PrefixGroup* groups() const {
+    return reinterpret_cast<PrefixGroup*>(workspace_.data() + layout_.groups);
+  }
   double* partial_lse(std::int64_t row) const {
     return reinterpret_cast<double*>(workspace_.data() + layout_.partial_lse) + row;
   }
@@ -117,9 +125,15 @@ class ForwardRun {
   void fill_starts() const {
     starts()[0] = 0;
     partial_starts()[0] = 0;
+    for (std::int64_t s = 0; s < params_.num_sequences;) {
+      const PrefixGroup group = prefix_group(params_, s, kernels_);
+      groups()[s++] = group;
+      for (std::int64_t i = 1; i < group.sequences; ++i) groups()[s++] = {0, group.splits};
+    }
     for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
       const SequencePlan plan = plan_sequence(params_, params_.sequences[s], kernels_);
-      starts()[s + 1] = starts()[s] + plan.units * params_.num_kv_heads;
+      const std::int64_t others = groups()[s].sequences == 0 ? groups()[s].splits : 0;
+      starts()[s + 1] = starts()[s] + (plan.units - others) * params_.num_kv_heads;
       partial_starts()[s + 1] = partial_starts()[s] + partial_rows_of(plan);
     }
   }
@@ -160,14 +174,23 @@ class ForwardRun {
   }
 
   void run_unit(std::int64_t s, std::int64_t unit, int worker) const {
+    const PrefixGroup& group = groups()[s];
+    const std::int64_t kv_head = unit % params_.num_kv_heads;
+    const std::int64_t index = unit / params_.num_kv_heads;
+    if (group.sequences == 0) return run_task(s, kv_head, group.splits + index, worker);
+    const std::int64_t sequences = index < group.splits ? group.sequences : 1;
+    for (std::int64_t i = 0; i < sequences; ++i) run_task(s + i, kv_head, index, worker);
+  }
+
+  /// Tile or split number `index` of one KV head.
+  void run_task(std::int64_t s, std::int64_t kv_head, std::int64_t index, int worker) const {
     const Sequence& sequence = params_.sequences[s];
     const SequencePlan plan = plan_sequence(params_, sequence, kernels_);
     cpu::ForwardTask task;
     task.sequence = s;
-    task.kv_head = unit % params_.num_kv_heads;
+    task.kv_head = kv_head;
     task.row_count = plan.rows;
     task.key_end = sequence.kv_len;
-    const std::int64_t index = unit / params_.num_kv_heads;
     if (plan.splits > 1) {
       task.key_begin = (plan.first_split + index) * kSplitKeys;
       task.key_end = std::min(task.key_begin + kSplitKeys, sequence.kv_len);
@@ -224,13 +247,10 @@ class ForwardRun {
   Workspace workspace_;
 };
 
-}  // namespace
-
-void attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
-               const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
-               const TensorView& lse) {
-  check_present(kOperation, {"v", v});
-  Problem problem(context, kOperation, q, k, v, options);
+/// Checks the outputs, and that they share memory with none of the inputs.
+void set_outputs(Problem& problem, const ConstTensorView& q, const ConstTensorView& k,
+                 const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
+                 const TensorView& lse) {
   const AttentionSizes& sizes = problem.sizes();
   check_tensor(kOperation, {"out", out}, q.dtype(),
                {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});
@@ -246,16 +266,37 @@ void attention(const Context& context, const ConstTensorView& q, const ConstTens
   check_no_overlap(kOperation, outputs, inputs);
   problem.set_out(out);
   if (!lse.absent()) problem.set_lse(lse);
+}
 
-  if (out.num_elements() == 0) return;  // however many heads or sequences have no queries
+void run(const Context& context, const Problem& problem, DType q_dtype) {
   const cpu::KernelTable* table = context.impl().kernels();
   if (table == nullptr) {
     run_reference(context, problem.params());
-  } else if (q.dtype() == DType::kF64) {
+  } else if (q_dtype == DType::kF64) {
     ForwardRun(context, problem.params(), table->f64).run();
   } else {
     ForwardRun(context, problem.params(), table->f32).run();
   }
+}
+
+}  // namespace
+
+void attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
+               const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
+               const TensorView& lse) {
+  check_present(kOperation, {"v", v});
+  Problem problem(context, kOperation, q, k, v, options);
+  set_outputs(problem, q, k, v, options, out, lse);
+  if (out.num_elements() == 0) return;  // however many heads or sequences have no queries
+  run(context, problem, q.dtype());
+}
+
+void attention(const Context& context, const ConstTensorView& q, const KvCacheView& cache,
+               const AttentionOptions& options, const TensorView& out, const TensorView& lse) {
+  Problem problem(context, kOperation, q, cache, options);
+  set_outputs(problem, q, cache_keys(cache), cache_values(cache), options, out, lse);
+  if (out.num_elements() == 0) return;
+  run(context, problem, q.dtype());
 }
 
 Tensor attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,

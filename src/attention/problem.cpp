@@ -63,6 +63,40 @@ Problem::Problem(const Context& context, std::string_view operation, const Const
       sequences_(reinterpret_cast<Sequence*>(arrays_.data())),
       query_offsets_(options.query_offsets),
       kv_offsets_(options.kv_offsets) {
+  set_up(options);
+  set_operand(q, query_offsets_, &AttentionParams::q, &Sequence::q);
+  set_operand(k, kv_offsets_, &AttentionParams::k, &Sequence::k);
+  if (!v.absent()) set_operand(v, kv_offsets_, &AttentionParams::v, &Sequence::v);
+}
+
+Problem::Problem(const Context& context, std::string_view operation, const ConstTensorView& q,
+                 const KvCacheView& cache, const AttentionOptions& options)
+    : sizes_(check_cache_inputs(operation, q, cache, options)),
+      arrays_(context.impl().workspaces(), array_bytes(sizes_)),
+      sequences_(reinterpret_cast<Sequence*>(arrays_.data())),
+      query_offsets_(options.query_offsets) {
+  set_up(options);
+  set_operand(q, query_offsets_, &AttentionParams::q, &Sequence::q);
+  params_.k = {writable(cache.k), cache.dtype, cache.k_slot_stride, cache.k_head_stride};
+  params_.v = {writable(cache.v), cache.dtype, cache.v_slot_stride, cache.v_head_stride};
+  params_.kv_layout = {.page_size = cache.page_size,
+                       .ring_slots = cache.ring_slots,
+                       .k_scales = cache.k_scales,
+                       .v_scales = cache.v_scales,
+                       .scale_slot_stride = cache.scale_slot_stride,
+                       .scale_head_stride = cache.scale_head_stride};
+  for (std::int64_t s = 0; s < sizes_.num_sequences; ++s) {
+    Sequence& sequence = sequences_[s];
+    const KvSequenceView& view = cache.sequences[static_cast<std::size_t>(s)];
+    sequence.kv_len = view.length;
+    sequence.position_offset = view.length - sequence.query_len;
+    sequence.pages = view.pages;
+    sequence.first_slot = view.first_slot;
+    sequence.ring_start = view.ring_start;
+  }
+}
+
+void Problem::set_up(const AttentionOptions& options) {
   auto* per_head_values = reinterpret_cast<double*>(sequences_ + sizes_.num_sequences);
   params_.num_sequences = sizes_.num_sequences;
   params_.num_heads = sizes_.num_heads;
@@ -79,15 +113,12 @@ Problem::Problem(const Context& context, std::string_view operation, const Const
     sequence.dropout_index = options.dropout.first_sequence + s;
     sequence.query_len =
         sizes_.packed ? query_offsets_[i + 1] - query_offsets_[i] : sizes_.query_len;
-    sequence.kv_len = sizes_.packed                ? kv_offsets_[i + 1] - kv_offsets_[i]
+    sequence.kv_len = !kv_offsets_.empty()         ? kv_offsets_[i + 1] - kv_offsets_[i]
                       : options.kv_lengths.empty() ? sizes_.kv_len
                                                    : options.kv_lengths[i];
     sequence.position_offset =
         options.alignment == Alignment::kBottomRight ? sequence.kv_len - sequence.query_len : 0;
   }
-  set_operand(q, query_offsets_, &AttentionParams::q, &Sequence::q);
-  set_operand(k, kv_offsets_, &AttentionParams::k, &Sequence::k);
-  if (!v.absent()) set_operand(v, kv_offsets_, &AttentionParams::v, &Sequence::v);
 }
 
 void Problem::set_operand(const ConstTensorView& view, std::span<const std::int64_t> offsets,

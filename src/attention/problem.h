@@ -8,6 +8,7 @@
 #include "core/attention_params.h"
 #include "core/workspace.h"
 #include "ladon/attention.h"
+#include "ladon/kv_cache_view.h"
 
 namespace ladon {
 
@@ -18,6 +19,10 @@ class Problem {
   /// Checks q, k, v and options; v may be absent. Throws Error.
   Problem(const Context& context, std::string_view operation, const ConstTensorView& q,
           const ConstTensorView& k, const ConstTensorView& v, const AttentionOptions& options);
+
+  /// Over a cache instead of k and v.
+  Problem(const Context& context, std::string_view operation, const ConstTensorView& q,
+          const KvCacheView& cache, const AttentionOptions& options);
 
   const AttentionSizes& sizes() const noexcept { return sizes_; }
   const AttentionParams& params() const noexcept { return params_; }
@@ -32,6 +37,8 @@ class Problem {
   void set_dv(const TensorView& dv);
 
  private:
+  /// Sizes, rules and sequences; all but the tensors.
+  void set_up(const AttentionOptions& options);
   /// Sets one operand, and where each sequence starts in it.
   void set_operand(const ConstTensorView& view, std::span<const std::int64_t> offsets,
                    Operand AttentionParams::*operand, std::int64_t Sequence::*start);

@@ -146,7 +146,90 @@ void check_options(std::string_view operation, const AttentionOptions& options,
   }
 }
 
+/// The slots of every sequence must be within the cache.
+void check_cache_sequence(std::string_view operation, const KvCacheView& cache, std::size_t index) {
+  const KvSequenceView& sequence = cache.sequences[index];
+  const auto refuse = [&](const std::string& what) {
+    fail(operation, "cache", "sequence " + std::to_string(index) + ": " + what);
+  };
+  const std::int64_t length = sequence.length;
+  if (length < 0 || length >= kMaxLength) {
+    refuse("got a length of " + std::to_string(length) + ", expected 0 to 2^56");
+  }
+  if (cache.page_size != 0) {
+    const std::int64_t num_pages = cache.num_slots / cache.page_size;
+    if (length > 0 && sequence.pages == nullptr) refuse("got no pages, expected a page table");
+    for (std::int64_t i = 0; i * cache.page_size < length; ++i) {
+      if (sequence.pages[i] < 0 || sequence.pages[i] >= num_pages) {
+        refuse("got page " + std::to_string(sequence.pages[i]) + " at index " + std::to_string(i) +
+               ", expected 0 to " + std::to_string(num_pages - 1));
+      }
+    }
+    return;
+  }
+  const std::int64_t slots = cache.ring_slots != 0 ? cache.ring_slots : length;
+  if (length > slots || sequence.first_slot < 0 || slots > cache.num_slots ||
+      sequence.first_slot > cache.num_slots - slots) {
+    refuse("got " + std::to_string(length) + " keys from slot " +
+           std::to_string(sequence.first_slot) + " on, expected them within " +
+           (cache.ring_slots != 0 ? "a ring of " + std::to_string(slots) + " of " : "") +
+           std::to_string(cache.num_slots) + " slots");
+  }
+  if (sequence.ring_start < 0 || sequence.ring_start >= std::max<std::int64_t>(slots, 1)) {
+    refuse("got a ring_start of " + std::to_string(sequence.ring_start) +
+           ", expected a slot of the ring");
+  }
+}
+
+/// The view itself: it is plain data, which anyone can fill in.
+void check_cache_layout(std::string_view operation, const KvCacheView& cache, DType q_dtype) {
+  const bool scaled = cache.dtype == DType::kI8;
+  if (!scaled && !is_float(cache.dtype)) {
+    fail(operation, "cache",
+         std::string("got dtype ") + name_of(cache.dtype) + ", expected a float dtype or i8");
+  }
+  if (cache.dtype == DType::kF64 && q_dtype != DType::kF64) {
+    fail(operation, "cache",
+         std::string("got dtype f64, expected a narrower one for queries of ") + name_of(q_dtype));
+  }
+  if (scaled != (cache.k_scales != nullptr) || scaled != (cache.v_scales != nullptr)) {
+    fail(operation, "cache",
+         std::string("got dtype ") + name_of(cache.dtype) + (scaled ? " without" : " with") +
+             " scales, expected scales beside i8 and nowhere else");
+  }
+  if (cache.value_dim < 1) {
+    fail(operation, "cache",
+         "got a value_dim of " + std::to_string(cache.value_dim) + ", expected 1 or more");
+  }
+  if (cache.page_size < 0 || cache.ring_slots < 0 ||
+      (cache.page_size != 0 && cache.ring_slots != 0)) {
+    fail(operation, "cache",
+         "got a page_size of " + std::to_string(cache.page_size) + " and " +
+             std::to_string(cache.ring_slots) + " ring_slots, expected one of them, or none");
+  }
+  // Their construction counts the bytes; what cannot be counted is refused there.
+  check_view(operation, {"cache.k", cache_keys(cache)}, 3);
+  check_view(operation, {"cache.v", cache_values(cache)}, 3);
+  for (std::size_t i = 0; i < cache.sequences.size(); ++i) {
+    check_cache_sequence(operation, cache, i);
+  }
+}
+
 }  // namespace
+
+ConstTensorView cache_keys(const KvCacheView& cache) {
+  return {cache.k,
+          cache.dtype,
+          {cache.num_slots, cache.num_kv_heads, cache.head_dim},
+          {cache.k_slot_stride, cache.k_head_stride, 1}};
+}
+
+ConstTensorView cache_values(const KvCacheView& cache) {
+  return {cache.v,
+          cache.dtype,
+          {cache.num_slots, cache.num_kv_heads, cache.value_dim},
+          {cache.v_slot_stride, cache.v_head_stride, 1}};
+}
 
 AttentionSizes check_inputs(std::string_view operation, const ConstTensorView& q,
                             const ConstTensorView& k, const ConstTensorView& v,
@@ -195,6 +278,64 @@ AttentionSizes check_inputs(std::string_view operation, const ConstTensorView& q
                 {sizes.batch, sizes.kv_len, sizes.num_kv_heads, sizes.value_dim});
   }
   check_lengths(operation, options, sizes);
+  check_options(operation, options, sizes);
+  return sizes;
+}
+
+AttentionSizes check_cache_inputs(std::string_view operation, const ConstTensorView& q,
+                                  const KvCacheView& cache, const AttentionOptions& options) {
+  check_view(operation, {"q", q}, 4);
+  check_float(operation, {"q", q});
+  AttentionSizes sizes;
+  sizes.batch = q.size(0);
+  sizes.query_len = q.size(1);
+  sizes.num_heads = q.size(2);
+  sizes.head_dim = q.size(3);
+  sizes.num_kv_heads = cache.num_kv_heads;
+  sizes.value_dim = cache.value_dim;
+  if (sizes.query_len >= kMaxLength) {
+    fail(operation, "q", got_shape(q) + ", expected a length below 2^56");
+  }
+  if (cache.num_kv_heads < 1 || sizes.num_heads == 0 || sizes.num_heads % cache.num_kv_heads != 0) {
+    fail(operation, "cache",
+         "got " + std::to_string(cache.num_kv_heads) + " KV heads, expected a divisor of q's " +
+             std::to_string(sizes.num_heads) + " heads");
+  }
+  if (cache.head_dim < 1 || cache.head_dim != sizes.head_dim) {
+    fail(operation, "cache",
+         "got a head_dim of " + std::to_string(cache.head_dim) + ", expected q's " +
+             std::to_string(sizes.head_dim));
+  }
+  check_cache_layout(operation, cache, q.dtype());
+  if (!options.kv_lengths.empty() || !options.kv_offsets.empty()) {
+    fail(operation, options.kv_lengths.empty() ? "kv_offsets" : "kv_lengths",
+         "got some beside a cache, expected none because a cache has its own");
+  }
+  if (options.alignment != Alignment::kBottomRight) {
+    fail(operation, "alignment",
+         "got another beside a cache, expected kBottomRight: its newest tokens are the queries");
+  }
+  sizes.packed = !options.query_offsets.empty();
+  sizes.num_sequences =
+      sizes.packed ? static_cast<std::int64_t>(options.query_offsets.size()) - 1 : sizes.batch;
+  sizes.max_query_len = sizes.packed ? 0 : sizes.query_len;
+  if (sizes.packed) {
+    if (sizes.batch != 1) {
+      fail(operation, "q",
+           "got a batch of " + std::to_string(sizes.batch) + ", expected 1 in a packed batch");
+    }
+    check_offsets(operation, "query_offsets", options.query_offsets, sizes.query_len,
+                  sizes.max_query_len);
+  }
+  if (static_cast<std::int64_t>(cache.sequences.size()) != sizes.num_sequences) {
+    fail(operation, "cache",
+         "got " + std::to_string(cache.sequences.size()) + " sequences, expected q's " +
+             std::to_string(sizes.num_sequences));
+  }
+  for (const KvSequenceView& sequence : cache.sequences) {
+    sizes.max_kv_len = std::max(sizes.max_kv_len, sequence.length);
+  }
+  sizes.kv_len = sizes.max_kv_len;
   check_options(operation, options, sizes);
   return sizes;
 }

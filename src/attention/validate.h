@@ -6,6 +6,7 @@
 
 #include "core/checks.h"
 #include "ladon/attention.h"
+#include "ladon/kv_cache_view.h"
 
 namespace ladon {
 
@@ -28,6 +29,14 @@ struct AttentionSizes {
 AttentionSizes check_inputs(std::string_view operation, const ConstTensorView& q,
                             const ConstTensorView& k, const ConstTensorView& v,
                             const AttentionOptions& options);
+
+/// All slots of a cache as [num_slots, num_kv_heads, dim].
+ConstTensorView cache_keys(const KvCacheView& cache);
+ConstTensorView cache_values(const KvCacheView& cache);
+
+/// q, a cache and the options against each other.
+AttentionSizes check_cache_inputs(std::string_view operation, const ConstTensorView& q,
+                                  const KvCacheView& cache, const AttentionOptions& options);
 
 /// [batch, num_heads, query_len], f64 where q is f64, else f32.
 void check_lse(std::string_view operation, const NamedView& argument, const AttentionSizes& sizes,

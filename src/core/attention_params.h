@@ -28,6 +28,23 @@ struct BroadcastOperand {
   std::int64_t key_stride = 0;
 };
 
+/// How a cache stores the keys and values of a sequence: token `key` lies in a slot, and slots are
+/// token_stride apart. Plain tensors use none of it: their slot is the key.
+struct KvLayout {
+  // Paged: page Sequence::pages[i] holds tokens [i * page_size, (i + 1) * page_size), in the slots
+  // from pages[i] * page_size on. 0: not paged.
+  std::int64_t page_size = 0;
+  // Ring: key j lies in slot first_slot + (Sequence::ring_start + j) % ring_slots. 0: no ring.
+  std::int64_t ring_slots = 0;
+  // Stored as int8: a number is its int8 times the scale of its slot and head. Null: no scales.
+  const float* k_scales = nullptr;
+  const float* v_scales = nullptr;
+  std::int64_t scale_slot_stride = 0;
+  std::int64_t scale_head_stride = 0;
+
+  bool plain() const { return page_size == 0 && ring_slots == 0 && k_scales == nullptr; }
+};
+
 /// The natural logs of the softmax denominators (or their gradients).
 struct LseOperand {
   void* data = nullptr;
@@ -64,6 +81,10 @@ struct Sequence {
   std::int64_t query_len = 0;
   std::int64_t kv_len = 0;           // keys that exist; padding is not counted
   std::int64_t position_offset = 0;  // query i stands at position i + position_offset
+  // Where a cache holds its keys and values, see KvLayout.
+  const std::int32_t* pages = nullptr;
+  std::int64_t first_slot = 0;
+  std::int64_t ring_start = 0;
   // Offsets of this sequence's first element from the operands' data.
   std::int64_t q = 0;
   std::int64_t k = 0;
@@ -89,6 +110,7 @@ struct AttentionParams {
   Operand q;
   Operand k;
   Operand v;
+  KvLayout kv_layout;
   Operand out;
   LseOperand lse;
   // Backward only.

@@ -169,6 +169,7 @@ std::string array_name(const std::string& member_name) {
 /// Members that share bytes would let a small file unfold into a large one.
 void check_apart(const InputFile& file, const std::vector<io::NpyRegion>& regions) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
+  ranges.reserve(regions.size());
   for (const io::NpyRegion& region : regions) {
     ranges.emplace_back(region.begin, region.begin + region.size);
   }

@@ -34,6 +34,30 @@ AttentionLayer& AttentionLayer::operator=(const AttentionLayer& other) {
   return *this;
 }
 
+Tensor AttentionLayer::forward(const Context& context, const ConstTensorView& x, KvCache& cache,
+                               const CachedCall& call) const {
+  check_present(std::string(type_name()) + "::forward", {"x", x});
+  Tensor out = Tensor::uninitialized(dtype(), x.shape());
+  forward(context, x, cache, call, out);
+  return out;
+}
+
+CachedForward AttentionLayer::forward_from(const Context& context, const ConstTensorView& x,
+                                           const KvCache& past, const CachedCall& call) const {
+  KvCache cache = past.fork();
+  Tensor out = forward(context, x, cache, call);
+  return {std::move(out), std::move(cache)};
+}
+
+KvCacheOptions AttentionLayer::cache_options(std::int64_t batch, std::optional<DType> dtype) const {
+  return {.batch = batch,
+          .num_kv_heads = num_kv_heads(),
+          .head_dim = head_dim(),
+          .value_dim = value_dim(),
+          .num_heads = num_heads(),
+          .dtype = dtype.value_or(this->dtype())};
+}
+
 std::vector<Parameter*> AttentionLayer::parameters() {
   std::vector<Parameter*> pointers;
   pointers.reserve(parameters_.size());

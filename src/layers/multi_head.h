@@ -8,31 +8,13 @@
 
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
+#include "layers/rows.h"
 #include "layers/saved_forward.h"
 
 namespace ladon::multi_head {
 
 /// Checks a layer's options, and fills in the defaults. Throws Error.
 MultiHeadAttentionOptions complete_options(MultiHeadAttentionOptions options);
-
-/// An input as [rows, width]: in place where its batches follow each other, else copied.
-class InputRows {
- public:
-  explicit InputRows(const ConstTensorView& x);
-  const ConstTensorView& view() const noexcept { return view_; }
-
- private:
-  Tensor copy_;
-  ConstTensorView view_;
-};
-
-/// [batch, seq, width] as [batch * seq, width].
-TensorView rows_of(Tensor& tensor);
-/// [batch, seq, heads, dim] as [batch * seq, heads * dim].
-TensorView merged(Tensor& tensor);
-ConstTensorView merged(const Tensor& tensor);
-/// [seq, width] as [1, seq, width]; what has a batch stays as it is.
-ConstTensorView with_batch(const ConstTensorView& x);
 
 /// What a call of forward_training() leaves for backward. The inputs are copies: the caller's may
 /// be gone by then.
@@ -70,8 +52,9 @@ class Pass {
   /// x W^T + b as [batch, seq, heads, head_dim].
   Tensor project_heads(const ConstTensorView& x, const std::string& name, std::int64_t heads) const;
   /// Norm and rope, in place.
-  void place(Tensor& heads, std::string_view norm, const RopePositions& positions) const;
-  AttentionOptions attention_options(const LayerCall& call) const;
+  void place(const TensorView& heads, std::string_view norm, const RopePositions& positions) const;
+  /// What the layer's own options say; the call's are the caller's to add.
+  AttentionOptions attention_options(std::optional<bool> causal) const;
   /// The layer's own, in place; absent where it has none.
   ConstTensorView alibi_slopes() const;
 

@@ -2,13 +2,13 @@
 
 #include <cstddef>
 #include <string>
-#include <vector>
 
 #include "core/checks.h"
 #include "core/element.h"
 #include "core/fail.h"
 #include "layers/multi_head.h"
 #include "layers/norm.h"
+#include "layers/pending_gradients.h"
 #include "layers/projection.h"
 
 namespace ladon {
@@ -36,46 +36,6 @@ Tensor gather_values(const Tensor& dattended, std::int64_t num_kv_heads) {
   }
   return dv;
 }
-
-/// Gradients on their way into the parameters: added at the very end, so that a failure on the way
-/// leaves the layer as it was.
-class PendingGradients {
- public:
-  explicit PendingGradients(AttentionLayer& layer) : layer_(layer) {
-    for (const Parameter& parameter : layer.named_parameters()) {
-      pending_.emplace_back(parameter.gradient.dtype(), parameter.gradient.shape());
-    }
-  }
-
-  /// The pending gradient of that name; absent where the layer has no such parameter.
-  TensorView of(std::string_view name) {
-    const auto parameters = layer_.named_parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      if (parameters[i].name == name) return pending_[i];
-    }
-    return {};
-  }
-
-  void commit() noexcept {
-    const auto parameters = layer_.named_parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      Tensor& gradient = parameters[i].gradient;
-      for (std::int64_t n = 0; n < gradient.num_elements(); ++n) {
-        if (gradient.dtype() == DType::kF64) {
-          static_cast<double*>(gradient.data())[n] +=
-              static_cast<const double*>(pending_[i].data())[n];
-        } else {
-          static_cast<float*>(gradient.data())[n] +=
-              static_cast<const float*>(pending_[i].data())[n];
-        }
-      }
-    }
-  }
-
- private:
-  AttentionLayer& layer_;
-  std::vector<Tensor> pending_;
-};
 
 /// Backward, from the output's gradient to the inputs'.
 class BackwardPass {

@@ -113,7 +113,13 @@ Tensor spread_values(const Tensor& v, std::int64_t num_heads) {
 Tensor run_forward(const Context& context, const MultiHeadAttention& layer,
                    const CheckedInputs& inputs, const LayerCall& call, Saved* saved) {
   const Pass pass(context, layer);
-  AttentionOptions options = pass.attention_options(call);
+  AttentionOptions options = pass.attention_options(call.causal);
+  options.mask = call.mask;
+  options.bias = call.bias;
+  options.kv_lengths = call.kv_lengths;
+  if (layer.is_training()) {
+    options.dropout = {.probability = layer.options().dropout, .seed = call.dropout_seed};
+  }
   // Token i of a sequence stands at position i, however many of the tokens after it are padding.
   if (inputs.self) options.alignment = Alignment::kTopLeft;
   for (const NamedView& input : {NamedView{"query", inputs.query}, NamedView{"key", inputs.key},

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "core/context_impl.h"
+#include "core/element.h"
 #include "core/integer.h"
 #include "core/parallel.h"
 #include "core/projection_params.h"
@@ -22,21 +23,37 @@ Matrix matrix(const ConstTensorView& view) {
 using Kernel = void (*)(const ProjectionParams&, const cpu::ProjectionTask&, void*);
 using KernelScratch = std::size_t (*)(const ProjectionParams&);
 
-/// Runs a kernel over all blocks of a [rows, columns] result.
+void move_on(Matrix& matrix, std::int64_t elements) {
+  if (matrix.data != nullptr) matrix.data = element_at(matrix.data, matrix.dtype, elements);
+}
+
+ProjectionParams of_head(ProjectionParams params, std::int64_t head, const HeadSteps& steps) {
+  move_on(params.x, head * steps.x);
+  move_on(params.dx, head * steps.x);
+  move_on(params.w, head * steps.w);
+  move_on(params.y, head * steps.y);
+  return params;
+}
+
+/// Runs a kernel over all blocks of a [rows, columns] result, for each head.
 void run_blocks(const Context& context, const ProjectionParams& params, std::int64_t rows,
-                std::int64_t columns, Kernel kernel, KernelScratch kernel_scratch) {
+                std::int64_t columns, Kernel kernel, KernelScratch kernel_scratch,
+                const HeadSteps& steps = {}) {
   const std::int64_t row_blocks = ceil_div(rows, cpu::kProjectionTile);
   const std::int64_t column_blocks = ceil_div(columns, cpu::kProjectionTile);
   const std::size_t stride = round_up(kernel_scratch(params), cpu::kScratchAlignment);
   const Workspace scratch(context.impl().workspaces(),
                           static_cast<std::size_t>(context.num_threads()) * stride);
-  parallel_for(context, row_blocks * column_blocks, [&](std::int64_t index, int worker) {
+  const std::int64_t blocks = row_blocks * column_blocks;
+  parallel_for(context, steps.heads * blocks, [&](std::int64_t number, int worker) {
+    const std::int64_t index = number % blocks;
     cpu::ProjectionTask task;
     task.row_begin = index / column_blocks * cpu::kProjectionTile;
     task.row_end = std::min(task.row_begin + cpu::kProjectionTile, rows);
     task.column_begin = index % column_blocks * cpu::kProjectionTile;
     task.column_end = std::min(task.column_begin + cpu::kProjectionTile, columns);
-    kernel(params, task, scratch.data() + static_cast<std::size_t>(worker) * stride);
+    kernel(of_head(params, number / blocks, steps), task,
+           scratch.data() + static_cast<std::size_t>(worker) * stride);
   });
 }
 
@@ -50,28 +67,36 @@ const cpu::KernelSet* kernels_for(const Context& context, DType dtype) {
 }  // namespace
 
 void project(const Context& context, const ConstTensorView& x, const ConstTensorView& w,
-             const ConstTensorView& b, const TensorView& y) {
+             const ConstTensorView& b, const TensorView& y, const HeadSteps& steps) {
   ProjectionParams params{.rows = x.size(0), .in_features = x.size(1), .out_features = w.size(0)};
   params.x = matrix(x);
   params.w = matrix(w);
   params.b = matrix(b);
   params.y = matrix(y);
   const cpu::KernelSet* kernels = kernels_for(context, x.dtype());
-  if (kernels == nullptr) return reference::project(params);
+  if (kernels == nullptr) {
+    for (std::int64_t h = 0; h < steps.heads; ++h) reference::project(of_head(params, h, steps));
+    return;
+  }
   run_blocks(context, params, params.rows, params.out_features, kernels->project,
-             kernels->project_scratch);
+             kernels->project_scratch, steps);
 }
 
 void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,
-                        const TensorView& dx) {
+                        const TensorView& dx, const HeadSteps& steps) {
   ProjectionParams params{.rows = dy.size(0), .in_features = w.size(1), .out_features = w.size(0)};
   params.w = matrix(w);
   params.y = matrix(dy);
   params.dx = matrix(dx);
   const cpu::KernelSet* kernels = kernels_for(context, dy.dtype());
-  if (kernels == nullptr) return reference::project_input_gradient(params);
+  if (kernels == nullptr) {
+    for (std::int64_t h = 0; h < steps.heads; ++h) {
+      reference::project_input_gradient(of_head(params, h, steps));
+    }
+    return;
+  }
   run_blocks(context, params, params.rows, params.in_features, kernels->project_input_gradient,
-             kernels->project_input_gradient_scratch);
+             kernels->project_input_gradient_scratch, steps);
 }
 
 void add_weight_gradient(const Context& context, const ConstTensorView& x,

@@ -2,20 +2,31 @@
 // they call these.
 #pragma once
 
+#include <cstdint>
+
 #include "ladon/context.h"
 #include "ladon/tensor.h"
 #include "ladon/tensor_view.h"
 
 namespace ladon {
 
+/// The same map for several heads at once, each with weights of its own: views are those of the
+/// first head, and the next one's start so many elements further on.
+struct HeadSteps {
+  std::int64_t heads = 1;
+  std::int64_t x = 0;  // x or dx
+  std::int64_t w = 0;
+  std::int64_t y = 0;  // y or dy
+};
+
 /// x [rows, in], w [out, in], b [out] or absent, y [rows, out]; last strides 1, any float dtypes. A
 /// row's bits do not depend on the other rows or on threads.
 void project(const Context& context, const ConstTensorView& x, const ConstTensorView& w,
-             const ConstTensorView& b, const TensorView& y);
+             const ConstTensorView& b, const TensorView& y, const HeadSteps& steps = {});
 
 /// dx += dy W; dx is f64 where w is, else f32.
 void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,
-                        const TensorView& dx);
+                        const TensorView& dx, const HeadSteps& steps = {});
 
 /// dw += dy^T x and, where db is there, db += sum of dy's rows; both f64 where x is, else f32.
 void add_weight_gradient(const Context& context, const ConstTensorView& x,

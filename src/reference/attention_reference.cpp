@@ -17,6 +17,24 @@ double element(const Operand& operand, std::int64_t offset, std::int64_t token, 
                       offset + token * operand.token_stride + head * operand.head_stride + i);
 }
 
+/// One number of K or V, wherever a cache stores it.
+double kv_element(const AttentionParams& params, const Sequence& sequence, bool of_key,
+                  std::int64_t key, std::int64_t head, std::int64_t i) {
+  const KvLayout& layout = params.kv_layout;
+  std::int64_t slot = sequence.first_slot + key;
+  if (layout.page_size != 0) {
+    slot = sequence.pages[key / layout.page_size] * layout.page_size + key % layout.page_size;
+  } else if (layout.ring_slots != 0) {
+    slot = sequence.first_slot + (sequence.ring_start + key) % layout.ring_slots;
+  }
+  const double stored = of_key ? element(params.k, sequence.k, slot, head, i)
+                               : element(params.v, sequence.v, slot, head, i);
+  const float* scales = of_key ? layout.k_scales : layout.v_scales;
+  if (scales == nullptr) return stored;
+  return stored * static_cast<double>(
+                      scales[slot * layout.scale_slot_stride + head * layout.scale_head_stride]);
+}
+
 void set_element(const Operand& operand, std::int64_t offset, std::int64_t token, std::int64_t head,
                  std::int64_t i, double value) {
   if (operand.data == nullptr) return;
@@ -117,7 +135,7 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
     double dot = 0;
     for (std::int64_t i = 0; i < params.head_dim; ++i) {
       dot += element(params.q, sequence.q, token, head, i) *
-             element(params.k, sequence.k, key, head / params.group, i);
+             kv_element(params, sequence, true, key, head / params.group, i);
     }
     double score = rules.scale * dot;
     row.scaled[j] = score;
@@ -168,7 +186,8 @@ void forward(const AttentionParams& params, const Sequence& sequence, std::int64
       for (std::size_t j = 0; j < row.masked.size(); ++j) {
         if (row.masked[j] == -kInfinity) continue;
         sum += row.probability[j] * row.keep[j] *
-               element(params.v, sequence.v, static_cast<std::int64_t>(j), head / params.group, i);
+               kv_element(params, sequence, false, static_cast<std::int64_t>(j),
+                          head / params.group, i);
       }
       set_element(params.out, sequence.out, token, head, i, sum);
     }

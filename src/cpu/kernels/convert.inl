@@ -131,6 +131,82 @@ inline Block<Scalar> load_block(const Operand& operand, std::int64_t offset, std
   return {staging, padded_dim};
 }
 
+/// Which of the two a block is of.
+enum class KvPart { kKeys, kValues };
+
+template <KvPart kPart>
+inline const Operand& kv_operand(const AttentionParams& params) {
+  return kPart == KvPart::kKeys ? params.k : params.v;
+}
+
+inline std::int64_t kv_slot(const KvLayout& layout, const Sequence& sequence, std::int64_t key) {
+  if (layout.page_size != 0) {
+    const std::int64_t page = sequence.pages[key / layout.page_size];
+    return page * layout.page_size + key % layout.page_size;
+  }
+  if (layout.ring_slots != 0) {
+    return sequence.first_slot + (sequence.ring_start + key) % layout.ring_slots;
+  }
+  return sequence.first_slot + key;
+}
+
+/// Where the row of one slot and head starts, in elements.
+template <KvPart kPart>
+inline std::int64_t kv_row(const AttentionParams& params, const Sequence& sequence,
+                           std::int64_t head, std::int64_t slot) {
+  const Operand& operand = kv_operand<kPart>(params);
+  return (kPart == KvPart::kKeys ? sequence.k : sequence.v) + slot * operand.token_stride +
+         head * operand.head_stride;
+}
+
+/// The numbers of one slot and head, scaled where they are int8.
+template <KvPart kPart, class Scalar>
+inline void load_kv_row(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
+                        std::int64_t slot, std::int64_t dim, Scalar* to) {
+  const Operand& operand = kv_operand<kPart>(params);
+  const KvLayout& layout = params.kv_layout;
+  const std::int64_t row = kv_row<kPart>(params, sequence, head, slot);
+  const float* scales = kPart == KvPart::kKeys ? layout.k_scales : layout.v_scales;
+  if (scales == nullptr) {
+    load_row(at(operand.data, operand.dtype, row), operand.dtype, dim, to);
+    return;
+  }
+  const signed char* from = static_cast<const signed char*>(operand.data) + row;
+  const Scalar scale = static_cast<Scalar>(
+      scales[slot * layout.scale_slot_stride + head * layout.scale_head_stride]);
+  for (std::int64_t i = 0; i < dim; ++i) to[i] = static_cast<Scalar>(from[i]) * scale;
+}
+
+/// Keys or values [begin, end) of one head, through whatever layout they are stored in. Rows whose
+/// slots follow each other are used as they lie; else, or where `padded_dim` asks for zeros, they
+/// are staged.
+template <KvPart kPart, class Scalar>
+inline Block<Scalar> load_kv(const AttentionParams& params, const Sequence& sequence,
+                             std::int64_t head, std::int64_t begin, std::int64_t end,
+                             std::int64_t padded_dim, Scalar* staging) {
+  const Operand& operand = kv_operand<kPart>(params);
+  const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
+  const KvLayout& layout = params.kv_layout;
+  const std::int64_t first = kv_slot(layout, sequence, begin);
+  if (layout.plain()) {
+    const std::int64_t offset = kPart == KvPart::kKeys ? sequence.k : sequence.v;
+    return load_block(operand, offset, head, first, first + end - begin, dim, padded_dim, staging);
+  }
+  const bool in_line = layout.page_size != 0
+                           ? begin / layout.page_size == (end - 1) / layout.page_size
+                           : kv_slot(layout, sequence, end - 1) - first == end - 1 - begin;
+  if (in_line && operand.dtype == kDTypeOf<Scalar> && padded_dim == dim) {
+    const std::int64_t row = kv_row<kPart>(params, sequence, head, first);
+    return {static_cast<const Scalar*>(operand.data) + row, operand.token_stride};
+  }
+  for (std::int64_t key = begin; key < end; ++key) {
+    Scalar* to = staging + (key - begin) * padded_dim;
+    load_kv_row<kPart>(params, sequence, head, kv_slot(layout, sequence, key), dim, to);
+    for (std::int64_t i = dim; i < padded_dim; ++i) to[i] = 0;
+  }
+  return {staging, padded_dim};
+}
+
 template <class Scalar>
 inline bool all_finite(const Block<Scalar>& block, std::int64_t rows, std::int64_t dim) {
   for (std::int64_t row = 0; row < rows; ++row) {

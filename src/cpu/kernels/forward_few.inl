@@ -51,14 +51,17 @@ struct ForwardFewScratch {
 /// Asks for rows [begin, end) of one head before they are needed. Rows of a head lie a whole token
 /// apart, which the hardware's prefetcher does not follow; on Zen 4 this makes f32 decoding 1.3 and
 /// bf16 decoding 1.7 times as fast (8 KV heads of 128, 8192 keys).
-inline void prefetch_block(const Operand& operand, std::int64_t offset, std::int64_t head,
-                           std::int64_t begin, std::int64_t end, std::int64_t dim) {
+template <KvPart kPart>
+inline void prefetch_kv(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
+                        std::int64_t begin, std::int64_t end) {
   constexpr std::int64_t kLine = 64;
+  const Operand& operand = kv_operand<kPart>(params);
+  const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
   const std::int64_t bytes = dim * static_cast<std::int64_t>(size_of(operand.dtype));
-  for (std::int64_t row = begin; row < end; ++row) {
+  for (std::int64_t key = begin; key < end; ++key) {
+    const std::int64_t slot = kv_slot(params.kv_layout, sequence, key);
     const char* start = static_cast<const char*>(
-        at(operand.data, operand.dtype,
-           offset + head * operand.head_stride + row * operand.token_stride));
+        at(operand.data, operand.dtype, kv_row<kPart>(params, sequence, head, slot)));
     for (std::int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(start + byte, 0, 2);
   }
 }
@@ -142,9 +145,9 @@ void forward_few(const AttentionParams& params, const ForwardTask& task, void* m
   for (std::int64_t begin = rows.some_first; begin < rows.some_end; begin += kKeyBlock) {
     const std::int64_t end = smaller(begin + kKeyBlock, rows.some_end);
     const std::int64_t count = end - begin;
-    prefetch_block(params.v, sequence.v, task.kv_head, begin, end, params.value_dim);
-    const Block<Scalar> keys = load_block(params.k, sequence.k, task.kv_head, begin, end,
-                                          params.head_dim, scratch.head_dim, scratch.staging);
+    prefetch_kv<KvPart::kValues>(params, sequence, task.kv_head, begin, end);
+    const Block<Scalar> keys = load_kv<KvPart::kKeys>(params, sequence, task.kv_head, begin, end,
+                                                      scratch.head_dim, scratch.staging);
     dot_products<V>(rows.count, count, scratch.head_dim, scratch.q, scratch.head_dim, keys,
                     scratch.scores, kKeyBlock);
     set_block(block, params, sequence, rows, begin, count, scratch.extra, scratch.keep, kKeyBlock,
@@ -156,10 +159,10 @@ void forward_few(const AttentionParams& params, const ForwardTask& task, void* m
       Scalar* out = scratch.out + r * scratch.value_dim;
       for (std::int64_t i = 0; i < scratch.value_dim; ++i) out[i] *= factor;
     }
-    prefetch_block(params.k, sequence.k, task.kv_head, end, smaller(end + kKeyBlock, rows.some_end),
-                   params.head_dim);
-    const Block<Scalar> values = load_block(params.v, sequence.v, task.kv_head, begin, end,
-                                            params.value_dim, scratch.value_dim, scratch.staging);
+    prefetch_kv<KvPart::kKeys>(params, sequence, task.kv_head, end,
+                               smaller(end + kKeyBlock, rows.some_end));
+    const Block<Scalar> values = load_kv<KvPart::kValues>(params, sequence, task.kv_head, begin,
+                                                          end, scratch.value_dim, scratch.staging);
     const bool guard = block.masks() && !all_finite(values, count, params.value_dim);
     gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(
         guard, rows.count, scratch.value_dim, count, scratch.scores, kKeyBlock, values.data,

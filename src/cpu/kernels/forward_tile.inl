@@ -226,8 +226,8 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
   for (std::int64_t begin = rows.some_first; begin < rows.some_end; begin += kKeyBlock) {
     const std::int64_t end = smaller(begin + kKeyBlock, rows.some_end);
     const std::int64_t count = end - begin;
-    const Block<Scalar> keys = load_block(params.k, sequence.k, task.kv_head, begin, end, head_dim,
-                                          head_dim, scratch.staging);
+    const Block<Scalar> keys = load_kv<KvPart::kKeys>(params, sequence, task.kv_head, begin, end,
+                                                      head_dim, scratch.staging);
     gemm<V, Layout::kRows>(count, width, head_dim, keys.data, keys.stride, scratch.q, width,
                            scratch.scores, width, false);
     set_block(block, params, sequence, rows, begin, count, scratch.extra, scratch.keep, 1, width);
@@ -240,8 +240,8 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
         rescale_rows<V>(folded_denominator, 1, width, rescale);
       }
     }
-    const Block<Scalar> values = load_block(params.v, sequence.v, task.kv_head, begin, end,
-                                            value_dim, value_dim, scratch.staging);
+    const Block<Scalar> values = load_kv<KvPart::kValues>(params, sequence, task.kv_head, begin,
+                                                          end, value_dim, scratch.staging);
     const bool guard = block.masks() && !all_finite(values, count, value_dim);
     gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
         guard, value_dim, width, count, values.data, values.stride, scratch.scores, width,

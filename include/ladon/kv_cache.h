@@ -1,0 +1,161 @@
+// KvCache: keys and values of past tokens, as an object that does its own bookkeeping.
+//
+//   KvCache::contiguous  one block for each sequence; grows by doubling, or has a fixed capacity
+//   KvCache::window      a ring that holds just a sliding window, for runs of any length
+//   KvCache::paged       pages of a shared PagePool (paged_kv_cache.h); forks share their pages
+//
+// Attention reads a cache through its KvCacheView alone. A call that throws leaves cache and pool
+// as they were. A const cache may be read, forked and saved by many threads at once; forks of one
+// cache may be used by different threads.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "ladon/dtype.h"
+#include "ladon/export.h"
+#include "ladon/kv_cache_view.h"
+#include "ladon/tensor_view.h"
+
+namespace ladon {
+
+class PagePool;
+
+/// What a cache holds for each token.
+struct KvCacheOptions {
+  std::int64_t batch = 1;  // sequences
+  std::int64_t num_kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;  // 0: head_dim
+  /// Values are the first value_dim numbers of the keys, and are not stored again: what a latent
+  /// (MLA) layer needs. Appends then take keys alone.
+  bool values_in_keys = false;
+  /// The model's query heads, and the numbers of a key and a value together that each would have in
+  /// multi-head attention. Read by the mha_...() accounts alone. 0: num_kv_heads, and head_dim +
+  /// value_dim.
+  std::int64_t num_heads = 0;
+  std::int64_t mha_dim = 0;
+  /// f64, f32, f16, bf16, or i8 with an f32 scale for each token and head (docs/numerics.md says
+  /// what that costs).
+  DType dtype = DType::kF32;
+};
+
+class LADON_API KvCache {
+ public:
+  /// With a capacity, that many tokens for each sequence and no more; without (0), it grows.
+  static KvCache contiguous(const KvCacheOptions& options, std::int64_t capacity = 0);
+  /// Holds what queries with this window can still see, and `spare` older keys, so that as many
+  /// tokens can be taken back by truncate(). Attention over it must use a window_left no wider.
+  static KvCache window(const KvCacheOptions& options, std::int64_t window_left,
+                        std::int64_t spare = 0);
+  /// Takes its pages from a pool as it grows, and gives them back.
+  static KvCache paged(const std::shared_ptr<PagePool>& pool, std::int64_t batch = 1);
+
+  ~KvCache();
+  /// A cache that has been moved from can only be assigned to or destroyed.
+  KvCache(KvCache&& other) noexcept;
+  KvCache& operator=(KvCache&& other) noexcept;
+
+  /// "contiguous", "window" or "paged".
+  std::string_view kind() const noexcept;
+  /// With every default filled in; batch as it is now.
+  const KvCacheOptions& options() const noexcept;
+  std::int64_t batch() const noexcept { return options().batch; }
+
+  /// Tokens that the sequence has seen: the position of its next one.
+  std::int64_t length(std::int64_t sequence = 0) const;
+  /// Keys of it that can be read: all of them, but for a window.
+  std::int64_t held(std::int64_t sequence = 0) const;
+  /// The window of a window cache; the largest number otherwise.
+  std::int64_t window_left() const noexcept;
+
+  /// Appends k [batch, new_len, num_kv_heads, head_dim] and v [batch, new_len, num_kv_heads,
+  /// value_dim], of any float dtype and any strides but for the last. With `new_lengths` (size
+  /// batch), the first new_lengths[b] tokens of sequence b alone; or k and v are packed, [1, sum of
+  /// new_lengths, ...]. All or nothing. KvAppend does the same in two steps.
+  void append(const ConstTensorView& k, const ConstTensorView& v,
+              std::span<const std::int64_t> new_lengths = {});
+
+  /// Forgets the tokens of a sequence from `length` on (rejected drafts). A window cache can go
+  /// back as long as it holds all that the window then shows.
+  void truncate(std::int64_t sequence, std::int64_t length);
+  /// Forgets a sequence, or everything. A contiguous cache keeps its memory, pages go back.
+  void reset(std::int64_t sequence);
+  void reset();
+  /// Sequence b becomes what sequence from[b] was (beam search); the batch becomes from.size().
+  /// Pages are shared; other caches copy.
+  void reorder(std::span<const std::int64_t> from);
+  /// Makes room beforehand, so that appending up to this length allocates nothing. (Pages of a pool
+  /// are taken when they are needed.)
+  void reserve(std::int64_t length);
+
+  /// An independent cache with the same content. Contiguous and paged caches share memory: what
+  /// both hold is copied when the second of them appends where the first already has (a paged
+  /// cache then copies one page); where just one goes on, nothing is ever copied.
+  KvCache fork() const;
+
+  /// Writes a file (docs/design.md has its format), whole or not at all.
+  void save(const std::filesystem::path& path) const;
+  /// Becomes what was saved, from a cache of any kind with the same options. A window's file fits
+  /// only window caches that need no more of the past than it has. Throws Error (kIo) for a file
+  /// that cannot be trusted.
+  void load(const std::filesystem::path& path);
+
+  /// Paged caches, prefix sharing between unrelated requests. Says which tokens the sequence holds,
+  /// so that others may find its full pages by them; needs no more token ids than its length.
+  void publish_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids);
+  /// Gives an empty sequence the longest run of published pages that hold these tokens; returns
+  /// how many tokens it now has, a multiple of the page size.
+  std::int64_t adopt_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids);
+
+  /// For attention(); valid until the cache changes.
+  KvCacheView view() const;
+
+  /// Numbers that are held for all tokens, and their bytes, scales included.
+  std::int64_t elements_used() const noexcept;
+  std::int64_t bytes_used() const noexcept;
+  /// Bytes that the cache keeps from others: its blocks, or its pages. Shared memory counts for
+  /// each that holds it.
+  std::int64_t bytes_reserved() const noexcept;
+  /// What multi-head attention, with as many KV heads as query heads, would hold for the same
+  /// tokens in the same dtype with nothing dropped.
+  std::int64_t mha_elements() const noexcept;
+  std::int64_t mha_bytes() const noexcept;
+  /// 1 - bytes_used / mha_bytes; 0 when empty.
+  double reduction() const noexcept;
+
+  class Impl;
+  /// For the library's own use.
+  explicit KvCache(std::unique_ptr<Impl> impl) noexcept;
+  Impl& impl() noexcept { return *impl_; }
+  const Impl& impl() const noexcept { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// An append in two steps: when it is made the tokens are written and attention can read them
+/// through view(); with commit() they become part of the cache. Without it the cache is as it was.
+/// The cache must outlive it, and refuses other changes meanwhile.
+class LADON_API KvAppend {
+ public:
+  KvAppend(KvCache& cache, const ConstTensorView& k, const ConstTensorView& v,
+           std::span<const std::int64_t> new_lengths = {});
+  ~KvAppend();
+  KvAppend(const KvAppend&) = delete;
+  KvAppend& operator=(const KvAppend&) = delete;
+
+  /// The cache with the new tokens.
+  KvCacheView view() const noexcept;
+  /// Cannot fail.
+  void commit() noexcept;
+
+ private:
+  KvCache::Impl& impl_;
+  bool committed_ = false;
+};
+
+}  // namespace ladon

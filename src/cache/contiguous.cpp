@@ -1,0 +1,187 @@
+// One block of slots for all sequences, [batch, capacity]. Forks share the block until both want to
+// write the same slots.
+#include <algorithm>
+#include <bit>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache/kinds.h"
+#include "cache/kv_cache_impl.h"
+#include "cache/shared_room.h"
+#include "core/fail.h"
+
+namespace ladon {
+namespace {
+
+constexpr std::string_view kOperation = "KvCache::contiguous";
+/// A growing cache starts with this many tokens: small beside any model, and past the first steps.
+constexpr std::int64_t kFirstCapacity = 64;
+
+struct Block {
+  Block(const KvCacheOptions& options, std::int64_t tokens)
+      : capacity(tokens),
+        storage(KvStorage::make(options, options.batch, tokens)),
+        rooms(static_cast<std::size_t>(options.batch), SharedRoom{.owners = 1}) {}
+
+  const std::int64_t capacity;  // of each sequence
+  KvStorage storage;
+  std::mutex mutex;
+  std::vector<SharedRoom> rooms;  // of each sequence; guarded by the mutex
+};
+
+class Contiguous final : public KvCache::Impl {
+ public:
+  Contiguous(const KvCacheOptions& options, std::int64_t capacity)
+      : Impl(options), fixed_(capacity > 0), block_(std::make_shared<Block>(options, capacity)) {
+    refresh();
+  }
+
+  Contiguous(const Contiguous& other) : Impl(other), fixed_(other.fixed_), block_(other.block_) {
+    const std::lock_guard lock(block_->mutex);
+    for (SharedRoom& room : block_->rooms) ++room.owners;
+  }
+
+  ~Contiguous() override { leave(*block_); }
+
+  std::string_view kind() const noexcept override { return "contiguous"; }
+  std::unique_ptr<Impl> fork() const override { return std::make_unique<Contiguous>(*this); }
+
+  std::unique_ptr<Impl> reordered(std::span<const std::int64_t> from) const override {
+    KvCacheOptions options = options_;
+    options.batch = static_cast<std::int64_t>(from.size());
+    auto other = std::make_unique<Contiguous>(options, block_->capacity);
+    other->fixed_ = fixed_;
+    for (std::size_t b = 0; b < from.size(); ++b) {
+      const std::int64_t length = lengths_[index(from[b])];
+      other->lengths_[b] = length;
+      other->block_->rooms[b].filled = length;
+      other->block_->storage.copy_slots(block_->storage, from[b] * block_->capacity,
+                                        static_cast<std::int64_t>(b) * block_->capacity, length);
+    }
+    other->refresh();
+    return other;
+  }
+
+  std::unique_ptr<Impl> empty_at(std::span<const std::int64_t> first,
+                                 std::span<const std::int64_t>) const override {
+    if (std::any_of(first.begin(), first.end(), [](std::int64_t f) { return f != 0; })) {
+      return nullptr;
+    }
+    auto other = std::make_unique<Contiguous>(options_, block_->capacity);
+    other->fixed_ = fixed_;
+    return other;
+  }
+
+  void reserve(std::int64_t length) override {
+    if (length <= block_->capacity) return;
+    if (fixed_) refuse("KvCache::reserve", "length", length);
+    replace_block(length);
+    keep_room();
+    refresh();
+  }
+
+  KvStorage& storage() noexcept override { return block_->storage; }
+  std::int64_t slot_of(std::int64_t sequence, std::int64_t token) const noexcept override {
+    return sequence * block_->capacity + token;
+  }
+
+ private:
+  static void leave(Block& block) noexcept {
+    const std::lock_guard lock(block.mutex);
+    for (SharedRoom& room : block.rooms) --room.owners;
+  }
+
+  [[noreturn]] void refuse(std::string_view operation, std::string_view argument,
+                           std::int64_t wanted) const {
+    fail(operation, argument,
+         "got a sequence of " + std::to_string(wanted) +
+             " tokens, expected at most the cache's capacity of " +
+             std::to_string(block_->capacity));
+  }
+
+  /// A block of our own, with room for `capacity` tokens a sequence. The old one is kept until the
+  /// append has ended.
+  void replace_block(std::int64_t capacity) {
+    auto block = std::make_shared<Block>(options_, capacity);
+    for (std::int64_t b = 0; b < options_.batch; ++b) {
+      const std::int64_t length = lengths_[index(b)];
+      block->storage.copy_slots(block_->storage, b * block_->capacity, b * capacity, length);
+      block->rooms[index(b)].filled = length;
+    }
+    replaced_ = std::exchange(block_, std::move(block));
+  }
+
+  /// False where a fork has written what we want to write; nothing is claimed then.
+  bool claim(std::span<const std::int64_t> counts) noexcept {
+    const std::lock_guard lock(block_->mutex);
+    for (std::size_t b = 0; b < counts.size(); ++b) {
+      if (counts[b] == 0 || block_->rooms[b].claim(lengths_[b], lengths_[b] + counts[b])) continue;
+      give_back(counts.first(b));
+      return false;
+    }
+    return true;
+  }
+
+  void give_back(std::span<const std::int64_t> counts) noexcept {
+    for (std::size_t b = 0; b < counts.size(); ++b) {
+      if (counts[b] > 0) block_->rooms[b].give_back(lengths_[b], lengths_[b] + counts[b]);
+    }
+  }
+
+  void make_room(std::span<const std::int64_t> counts) override {
+    std::int64_t longest = 0;
+    for (std::size_t b = 0; b < counts.size(); ++b) {
+      longest = std::max(longest, lengths_[b] + counts[b]);
+    }
+    if (longest > block_->capacity) {
+      if (fixed_) refuse("KvCache::append", "k", longest);
+      replace_block(static_cast<std::int64_t>(
+          std::bit_ceil(static_cast<std::uint64_t>(std::max(longest, kFirstCapacity)))));
+    }
+    if (claim(counts)) return;
+    replace_block(block_->capacity);
+    claim(counts);  // cannot fail: the block is ours alone
+  }
+
+  void keep_room() noexcept override {
+    if (replaced_ == nullptr) return;
+    leave(*replaced_);
+    replaced_.reset();
+  }
+
+  void give_back_room() noexcept override {
+    if (replaced_ != nullptr) {
+      block_ = std::move(replaced_);  // nobody else has seen the new one
+      return;
+    }
+    const std::lock_guard lock(block_->mutex);
+    give_back(counts_);
+  }
+
+  void drop_tail(std::int64_t sequence) noexcept override {
+    const std::lock_guard lock(block_->mutex);
+    block_->rooms[index(sequence)].drop_behind(lengths_[index(sequence)]);
+  }
+
+  KvSequenceView describe(std::int64_t sequence, std::int64_t length) const noexcept override {
+    return {.length = length, .first_slot = sequence * block_->capacity};
+  }
+
+  bool fixed_;
+  std::shared_ptr<Block> block_;
+  std::shared_ptr<Block> replaced_;  // during an append that moved to another block
+};
+
+}  // namespace
+
+std::unique_ptr<KvCache::Impl> make_contiguous(const KvCacheOptions& options,
+                                               std::int64_t capacity) {
+  if (capacity < 0) {
+    fail(kOperation, "capacity", "got " + std::to_string(capacity) + ", expected 0 (grow) or more");
+  }
+  return std::make_unique<Contiguous>(checked_options(kOperation, options), capacity);
+}
+
+}  // namespace ladon

@@ -1,0 +1,144 @@
+// The public face of the caches: every call is checked here or in the Impl, and passed on.
+#include "ladon/kv_cache.h"
+
+#include <string>
+#include <utility>
+
+#include "cache/cache_file.h"
+#include "cache/kinds.h"
+#include "cache/kv_cache_impl.h"
+#include "core/fail.h"
+
+namespace ladon {
+
+KvCache::KvCache(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+KvCache::~KvCache() = default;
+KvCache::KvCache(KvCache&&) noexcept = default;
+KvCache& KvCache::operator=(KvCache&&) noexcept = default;
+
+KvCache KvCache::contiguous(const KvCacheOptions& options, std::int64_t capacity) {
+  return KvCache(make_contiguous(options, capacity));
+}
+KvCache KvCache::window(const KvCacheOptions& options, std::int64_t window_left,
+                        std::int64_t spare) {
+  return KvCache(make_window(options, window_left, spare));
+}
+KvCache KvCache::paged(const std::shared_ptr<PagePool>& pool, std::int64_t batch) {
+  return KvCache(make_paged(pool, batch));
+}
+
+std::string_view KvCache::kind() const noexcept { return impl_->kind(); }
+const KvCacheOptions& KvCache::options() const noexcept { return impl_->options(); }
+std::int64_t KvCache::window_left() const noexcept { return impl_->window_left(); }
+
+std::int64_t KvCache::length(std::int64_t sequence) const {
+  impl_->check_sequence("KvCache::length", sequence);
+  return impl_->length(sequence);
+}
+std::int64_t KvCache::held(std::int64_t sequence) const {
+  impl_->check_sequence("KvCache::held", sequence);
+  return impl_->length(sequence) - impl_->first_held(sequence);
+}
+
+void KvCache::append(const ConstTensorView& k, const ConstTensorView& v,
+                     std::span<const std::int64_t> new_lengths) {
+  impl_->begin("KvCache::append", k, v, new_lengths);
+  impl_->commit();
+}
+
+void KvCache::truncate(std::int64_t sequence, std::int64_t length) {
+  impl_->truncate(sequence, length);
+}
+void KvCache::reset(std::int64_t sequence) {
+  impl_->check_idle("KvCache::reset");
+  impl_->check_sequence("KvCache::reset", sequence);
+  impl_->reset(sequence);
+}
+void KvCache::reset() {
+  impl_->check_idle("KvCache::reset");
+  for (std::int64_t b = 0; b < batch(); ++b) impl_->reset(b);
+}
+
+void KvCache::reorder(std::span<const std::int64_t> from) {
+  impl_->check_idle("KvCache::reorder");
+  for (std::size_t b = 0; b < from.size(); ++b) {
+    if (from[b] < 0 || from[b] >= batch()) {
+      fail("KvCache::reorder", "from",
+           "got " + std::to_string(from[b]) + " at index " + std::to_string(b) +
+               ", expected 0 to " + std::to_string(batch() - 1));
+    }
+  }
+  impl_ = impl_->reordered(from);
+}
+
+void KvCache::reserve(std::int64_t length) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  impl_->check_idle("KvCache::reserve");
+  if (length < 0 || length > kMost) {
+    fail("KvCache::reserve", "length",
+         "got " + std::to_string(length) + ", expected 0 to " + std::to_string(kMost));
+  }
+  impl_->reserve(length);
+}
+
+KvCache KvCache::fork() const {
+  impl_->check_idle("KvCache::fork");
+  return KvCache(impl_->fork());
+}
+
+void KvCache::save(const std::filesystem::path& path) const {
+  impl_->check_idle("KvCache::save");
+  save_cache(*impl_, path);
+}
+void KvCache::load(const std::filesystem::path& path) {
+  impl_->check_idle("KvCache::load");
+  impl_ = load_cache(*impl_, path);
+}
+
+void KvCache::publish_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids) {
+  impl_->publish_prefix(sequence, token_ids);
+}
+std::int64_t KvCache::adopt_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids) {
+  return impl_->adopt_prefix(sequence, token_ids);
+}
+
+KvCacheView KvCache::view() const {
+  impl_->check_idle("KvCache::view");
+  return impl_->view();
+}
+
+std::int64_t KvCache::elements_used() const noexcept {
+  return impl_->tokens_held() * elements_per_token(options());
+}
+std::int64_t KvCache::bytes_used() const noexcept {
+  return impl_->tokens_held() * bytes_per_token(options());
+}
+std::int64_t KvCache::bytes_reserved() const noexcept { return impl_->bytes_reserved(); }
+std::int64_t KvCache::mha_elements() const noexcept {
+  return impl_->tokens_seen() * options().num_heads * options().mha_dim;
+}
+std::int64_t KvCache::mha_bytes() const noexcept {
+  return impl_->tokens_seen() * mha_bytes_per_token(options());
+}
+double KvCache::reduction() const noexcept {
+  const std::int64_t mha = mha_bytes();
+  return mha == 0 ? 0 : 1 - static_cast<double>(bytes_used()) / static_cast<double>(mha);
+}
+
+KvAppend::KvAppend(KvCache& cache, const ConstTensorView& k, const ConstTensorView& v,
+                   std::span<const std::int64_t> new_lengths)
+    : impl_(cache.impl()) {
+  impl_.begin("KvCache::append", k, v, new_lengths);
+}
+
+KvAppend::~KvAppend() {
+  if (!committed_) impl_.abandon();
+}
+
+KvCacheView KvAppend::view() const noexcept { return impl_.view(); }
+
+void KvAppend::commit() noexcept {
+  if (!std::exchange(committed_, true)) impl_.commit();
+}
+
+}  // namespace ladon

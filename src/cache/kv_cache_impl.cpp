@@ -1,0 +1,246 @@
+#include "cache/kv_cache_impl.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "core/checks.h"
+#include "core/fail.h"
+
+namespace ladon {
+namespace {
+
+/// Far above any memory, and small enough that sums of a few of them do not overflow.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+
+void check_rows(std::string_view operation, const NamedView& argument, std::int64_t heads,
+                std::int64_t dim) {
+  check_view(operation, argument, 4);
+  check_float(operation, argument);
+  if (argument.view.size(2) != heads || argument.view.size(3) != dim) {
+    fail(operation, argument.name,
+         got_shape(argument.view) + ", expected [batch, new_len, " + std::to_string(heads) + ", " +
+             std::to_string(dim) + "] as the cache holds");
+  }
+}
+
+}  // namespace
+
+KvCache::Impl::Impl(const KvCacheOptions& options)
+    : options_(options),
+      lengths_(static_cast<std::size_t>(options.batch), 0),
+      counts_(static_cast<std::size_t>(options.batch), 0),
+      views_(static_cast<std::size_t>(options.batch)) {}
+
+std::int64_t KvCache::Impl::window_left() const noexcept {
+  return std::numeric_limits<std::int64_t>::max();
+}
+
+void KvCache::Impl::refresh() noexcept {
+  for (std::int64_t b = 0; b < options_.batch; ++b) {
+    views_[index(b)] = describe(b, lengths_[index(b)] + counts_[index(b)]);
+  }
+}
+
+KvCacheView KvCache::Impl::view() const noexcept {
+  KvCacheView view;
+  view.dtype = options_.dtype;
+  view.num_kv_heads = options_.num_kv_heads;
+  view.head_dim = options_.head_dim;
+  view.value_dim = options_.value_dim;
+  storage().set(view);
+  set_layout(view);
+  view.sequences = views_;
+  return view;
+}
+
+void KvCache::Impl::check_idle(std::string_view operation) const {
+  if (busy_) {
+    fail(operation, "cache",
+         "got one with a KvAppend that has not ended, expected commit() or its end first");
+  }
+}
+
+void KvCache::Impl::check_sequence(std::string_view operation, std::int64_t sequence) const {
+  if (sequence < 0 || sequence >= options_.batch) {
+    fail(operation, "sequence",
+         "got " + std::to_string(sequence) + ", expected 0 to " +
+             std::to_string(options_.batch - 1) + ": the cache has " +
+             std::to_string(options_.batch) + " sequences");
+  }
+}
+
+void KvCache::Impl::set_counts(std::string_view operation, const ConstTensorView& k,
+                               const ConstTensorView& v,
+                               std::span<const std::int64_t> new_lengths) {
+  check_rows(operation, {"k", k}, options_.num_kv_heads, options_.head_dim);
+  if (options_.values_in_keys) {
+    if (!v.absent()) {
+      fail(operation, "v", got_shape(v) + ", expected none because the values are in the keys");
+    }
+  } else {
+    check_rows(operation, {"v", v}, options_.num_kv_heads, options_.value_dim);
+  }
+  if (!v.absent() && (v.size(0) != k.size(0) || v.size(1) != k.size(1))) {
+    fail(operation, "v",
+         got_shape(v) + ", expected as many sequences and tokens as in k's " +
+             k.shape().to_string());
+  }
+  const auto batch = static_cast<std::size_t>(options_.batch);
+  if (new_lengths.empty()) {
+    if (k.size(0) != options_.batch) {
+      fail(operation, "k",
+           got_shape(k) + ", expected a batch of " + std::to_string(options_.batch) +
+               " as the cache has");
+    }
+    std::fill(counts_.begin(), counts_.end(), k.size(1));
+  } else {
+    if (new_lengths.size() != batch) {
+      fail(operation, "new_lengths",
+           "got " + std::to_string(new_lengths.size()) + " lengths, expected " +
+               std::to_string(batch) + ": one for each sequence of the cache");
+    }
+    const bool packed = k.size(0) == 1 && options_.batch != 1;
+    std::int64_t total = 0;
+    for (std::size_t b = 0; b < batch; ++b) {
+      if (new_lengths[b] < 0 || new_lengths[b] > k.size(1)) {
+        fail(operation, "new_lengths",
+             "got " + std::to_string(new_lengths[b]) + " at index " + std::to_string(b) +
+                 ", expected 0 to " + std::to_string(k.size(1)) + ", k's tokens");
+      }
+      total += new_lengths[b];
+      if (packed && total > k.size(1)) break;
+    }
+    if (packed ? total != k.size(1) : k.size(0) != options_.batch) {
+      fail(operation, "k",
+           got_shape(k) + ", expected a batch of " + std::to_string(options_.batch) +
+               ", or 1 with as many tokens as new_lengths sum up to");
+    }
+    std::copy(new_lengths.begin(), new_lengths.end(), counts_.begin());
+  }
+  for (std::size_t b = 0; b < batch; ++b) {
+    if (counts_[b] > kMostTokens - lengths_[b]) {
+      fail(operation, "k",
+           got_shape(k) + ", expected sequences of at most " + std::to_string(kMostTokens) +
+               " tokens");
+    }
+  }
+}
+
+void KvCache::Impl::write_tokens(const ConstTensorView& k, const ConstTensorView& v) {
+  const bool packed = k.size(0) == 1;
+  std::int64_t packed_start = 0;
+  for (std::int64_t b = 0; b < options_.batch; ++b) {
+    const std::int64_t count = counts_[index(b)];
+    const std::int64_t length = lengths_[index(b)];
+    const std::int64_t source = packed ? packed_start : 0;
+    const auto rows_of = [&](const ConstTensorView& x, std::int64_t begin, std::int64_t end) {
+      if (x.absent()) return x;
+      return x.select(0, packed ? 0 : b).slice(0, source + begin, source + end);
+    };
+    // As many tokens at a time as have slots side by side.
+    for (std::int64_t done = 0; done < count;) {
+      const std::int64_t slot = slot_of(b, length + done);
+      std::int64_t run = 1;
+      while (done + run < count && slot_of(b, length + done + run) == slot + run) ++run;
+      storage().write_slots(rows_of(k, done, done + run), rows_of(v, done, done + run), slot);
+      done += run;
+    }
+    packed_start += count;
+  }
+}
+
+void KvCache::Impl::begin(std::string_view operation, const ConstTensorView& k,
+                          const ConstTensorView& v, std::span<const std::int64_t> new_lengths) {
+  check_idle(operation);
+  try {
+    set_counts(operation, k, v, new_lengths);
+    make_room(counts_);
+  } catch (...) {
+    std::fill(counts_.begin(), counts_.end(), 0);
+    throw;
+  }
+  busy_ = true;
+  try {
+    write_tokens(k, v);
+  } catch (...) {
+    abandon();
+    throw;
+  }
+  refresh();
+}
+
+void KvCache::Impl::begin_raw(std::span<const std::int64_t> counts) {
+  std::copy(counts.begin(), counts.end(), counts_.begin());
+  try {
+    make_room(counts_);
+  } catch (...) {
+    std::fill(counts_.begin(), counts_.end(), 0);
+    throw;
+  }
+  busy_ = true;
+}
+
+void KvCache::Impl::commit() noexcept {
+  for (std::size_t b = 0; b < lengths_.size(); ++b) lengths_[b] += counts_[b];
+  std::fill(counts_.begin(), counts_.end(), 0);
+  keep_room();
+  busy_ = false;
+  refresh();
+}
+
+void KvCache::Impl::abandon() noexcept {
+  give_back_room();
+  std::fill(counts_.begin(), counts_.end(), 0);
+  busy_ = false;
+  refresh();
+}
+
+void KvCache::Impl::truncate(std::int64_t sequence, std::int64_t length) {
+  constexpr std::string_view kOperation = "KvCache::truncate";
+  check_idle(kOperation);
+  check_sequence(kOperation, sequence);
+  const std::int64_t now = lengths_[index(sequence)];
+  const std::int64_t least = shortest(sequence);
+  if (length < least || length > now) {
+    fail(kOperation, "length",
+         "got " + std::to_string(length) + ", expected " + std::to_string(least) + " to " +
+             std::to_string(now) +
+             (length >= 0 && length < least
+                  ? ": the window has dropped what an earlier token would see"
+                  : ""));
+  }
+  lengths_[index(sequence)] = length;
+  drop_tail(sequence);
+  refresh();
+}
+
+void KvCache::Impl::reset(std::int64_t sequence) noexcept {
+  lengths_[index(sequence)] = 0;
+  drop_tail(sequence);
+  refresh();
+}
+
+void KvCache::Impl::publish_prefix(std::int64_t, std::span<const std::int64_t>) {
+  fail(ErrorCode::kUnsupported, "KvCache::publish_prefix", "cache",
+       "got a " + std::string(kind()) + " cache, expected a paged one");
+}
+
+std::int64_t KvCache::Impl::adopt_prefix(std::int64_t, std::span<const std::int64_t>) {
+  fail(ErrorCode::kUnsupported, "KvCache::adopt_prefix", "cache",
+       "got a " + std::string(kind()) + " cache, expected a paged one");
+}
+
+std::int64_t KvCache::Impl::tokens_held() const noexcept {
+  std::int64_t tokens = 0;
+  for (std::int64_t b = 0; b < options_.batch; ++b) tokens += length(b) - first_held(b);
+  return tokens;
+}
+
+std::int64_t KvCache::Impl::tokens_seen() const noexcept {
+  std::int64_t tokens = 0;
+  for (std::int64_t b = 0; b < options_.batch; ++b) tokens += length(b);
+  return tokens;
+}
+
+}  // namespace ladon

@@ -1,0 +1,164 @@
+// A ring of slots for each sequence, just large enough for what a window can see. A chunk of many
+// tokens would overwrite keys that its first queries still see: it goes, with the keys that are
+// held, into a block of its own, and what the window keeps of it into the ring when it is
+// committed.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cache/kinds.h"
+#include "cache/kv_cache_impl.h"
+#include "core/fail.h"
+
+namespace ladon {
+namespace {
+
+constexpr std::string_view kOperation = "KvCache::window";
+
+class Window final : public KvCache::Impl {
+ public:
+  Window(const KvCacheOptions& options, std::int64_t window_left, std::int64_t spare)
+      : Impl(options),
+        window_left_(window_left),
+        past_(window_left + spare),
+        ring_(past_ + 1),
+        first_(static_cast<std::size_t>(options.batch), 0),
+        storage_(KvStorage::make(options, options.batch, ring_)) {
+    refresh();
+  }
+
+  std::string_view kind() const noexcept override { return "window"; }
+  std::int64_t window_left() const noexcept override { return window_left_; }
+  std::int64_t first_held(std::int64_t sequence) const noexcept override {
+    return first_[index(sequence)];
+  }
+
+  std::unique_ptr<Impl> fork() const override {
+    auto other = empty(options_.batch);
+    for (std::int64_t b = 0; b < options_.batch; ++b) other->take(b, *this, b);
+    other->refresh();
+    return other;
+  }
+
+  std::unique_ptr<Impl> reordered(std::span<const std::int64_t> from) const override {
+    auto other = empty(static_cast<std::int64_t>(from.size()));
+    for (std::size_t b = 0; b < from.size(); ++b) {
+      other->take(static_cast<std::int64_t>(b), *this, from[b]);
+    }
+    other->refresh();
+    return other;
+  }
+
+  std::unique_ptr<Impl> empty_at(std::span<const std::int64_t> first,
+                                 std::span<const std::int64_t> lengths) const override {
+    for (std::size_t b = 0; b < first.size(); ++b) {
+      if (first[b] > std::max<std::int64_t>(0, lengths[b] - window_left_)) return nullptr;
+    }
+    auto other = empty(options_.batch);
+    std::copy(first.begin(), first.end(), other->first_.begin());
+    std::copy(first.begin(), first.end(), other->lengths_.begin());
+    return other;
+  }
+
+  KvStorage& storage() noexcept override { return staged() ? staging_ : storage_; }
+  std::int64_t slot_of(std::int64_t sequence, std::int64_t token) const noexcept override {
+    return staged() ? sequence * staging_stride_ + token - first_[index(sequence)]
+                    : sequence * ring_ + token % ring_;
+  }
+
+ private:
+  std::unique_ptr<Window> empty(std::int64_t batch) const {
+    KvCacheOptions options = options_;
+    options.batch = batch;
+    return std::make_unique<Window>(options, window_left_, past_ - window_left_);
+  }
+
+  void take(std::int64_t to, const Window& other, std::int64_t from) noexcept {
+    lengths_[index(to)] = other.lengths_[index(from)];
+    first_[index(to)] = other.first_[index(from)];
+    storage_.copy_slots(other.storage_, from * ring_, to * ring_,
+                        std::min(ring_, lengths_[index(to)]));
+  }
+
+  bool staged() const noexcept { return staging_stride_ != 0; }
+
+  void make_room(std::span<const std::int64_t> counts) override {
+    // One token goes where nothing is held: the ring has a slot more than past_.
+    if (std::all_of(counts.begin(), counts.end(), [](std::int64_t n) { return n <= 1; })) return;
+    std::int64_t stride = 0;
+    for (std::size_t b = 0; b < counts.size(); ++b) {
+      stride = std::max(stride, lengths_[b] - first_[b] + counts[b]);
+    }
+    KvStorage staging = KvStorage::make(options_, options_.batch, stride);
+    for (std::int64_t b = 0; b < options_.batch; ++b) {
+      const std::int64_t first = first_[index(b)];
+      for (std::int64_t token = first; token < lengths_[index(b)]; ++token) {
+        staging.copy_slots(storage_, b * ring_ + token % ring_, b * stride + token - first, 1);
+      }
+    }
+    staging_ = std::move(staging);
+    staging_stride_ = stride;
+  }
+
+  void keep_room() noexcept override {
+    for (std::int64_t b = 0; b < options_.batch; ++b) {
+      const std::int64_t length = lengths_[index(b)];
+      const std::int64_t kept = std::max(first_[index(b)], length - past_);
+      for (std::int64_t token = kept; staged() && token < length; ++token) {
+        storage_.copy_slots(staging_, slot_of(b, token), b * ring_ + token % ring_, 1);
+      }
+      first_[index(b)] = kept;
+    }
+    give_back_room();
+  }
+
+  void give_back_room() noexcept override {
+    staging_ = {};
+    staging_stride_ = 0;
+  }
+
+  void drop_tail(std::int64_t sequence) noexcept override {
+    first_[index(sequence)] = std::min(first_[index(sequence)], lengths_[index(sequence)]);
+  }
+
+  std::int64_t shortest(std::int64_t sequence) const noexcept override {
+    const std::int64_t first = first_[index(sequence)];
+    return first == 0 ? 0 : first + window_left_;
+  }
+
+  KvSequenceView describe(std::int64_t sequence, std::int64_t length) const noexcept override {
+    const std::int64_t first = first_[index(sequence)];
+    if (staged()) return {.length = length - first, .first_slot = sequence * staging_stride_};
+    return {.length = length - first, .first_slot = sequence * ring_, .ring_start = first % ring_};
+  }
+
+  void set_layout(KvCacheView& view) const noexcept override {
+    if (!staged()) view.ring_slots = ring_;
+  }
+
+  const std::int64_t window_left_;
+  const std::int64_t past_;          // most keys that are held
+  const std::int64_t ring_;          // slots of each sequence
+  std::vector<std::int64_t> first_;  // oldest token that is held
+  KvStorage storage_;
+  KvStorage staging_;                // during an append of more than one token
+  std::int64_t staging_stride_ = 0;  // slots of each sequence there; 0: none
+};
+
+}  // namespace
+
+std::unique_ptr<KvCache::Impl> make_window(const KvCacheOptions& options, std::int64_t window_left,
+                                           std::int64_t spare) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  if (window_left < 0 || window_left > kMost) {
+    fail(kOperation, "window_left",
+         "got " + std::to_string(window_left) + ", expected 0 to " + std::to_string(kMost));
+  }
+  if (spare < 0 || spare > kMost) {
+    fail(kOperation, "spare",
+         "got " + std::to_string(spare) + ", expected 0 to " + std::to_string(kMost));
+  }
+  return std::make_unique<Window>(checked_options(kOperation, options), window_left, spare);
+}
+
+}  // namespace ladon

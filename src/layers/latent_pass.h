@@ -1,0 +1,99 @@
+// The steps of LatentAttention, on rows of tokens; forward, backward and cached calls are made of
+// them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "ladon/attention.h"
+#include "ladon/latent_attention.h"
+#include "layers/rows.h"
+#include "layers/saved_forward.h"
+
+namespace ladon::latent {
+
+/// Columns [begin, end) of every head of rows [batch * seq, heads * dim], as [batch, seq, heads,
+/// end - begin]; one sequence of all rows where seq is 0.
+template <class View>
+View head_columns(const View& rows, std::int64_t seq, std::int64_t heads, std::int64_t begin,
+                  std::int64_t end);
+
+/// [batch, seq, dim] as [batch, seq, 1, dim].
+ConstTensorView one_head(const Tensor& latents);
+
+class Pass {
+ public:
+  Pass(const Context& context, const LatentAttention& layer)
+      : context_(context), layer_(layer), options_(layer.options()) {}
+
+  /// A parameter's value; absent where the layer has none of that name.
+  ConstTensorView weight(std::string_view name) const;
+  bool low_rank() const { return options_.query_rank != 0; }
+  /// In which absorbed queries and outputs are kept: f64 for f64 layers, else f32.
+  DType compute_dtype() const { return options_.dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  AttentionOptions attention_options(std::optional<bool> causal) const;
+
+  /// x to the queries' latents, where there are such, without their norm.
+  void project_low(const ConstTensorView& x, const TensorView& low) const;
+  void norm_low(const ConstTensorView& from, const TensorView& to) const;
+  /// Queries, from normed latents or else from x: [rows, heads * (nope + rope)].
+  void project_queries(const ConstTensorView& input, const TensorView& queries) const;
+  /// Both in place; `seq` as in head_columns().
+  void turn_queries(const TensorView& queries, std::int64_t seq,
+                    const RopePositions& positions) const;
+  void turn_latents(const TensorView& latents, std::int64_t seq,
+                    const RopePositions& positions) const;
+
+  /// x to [latent | rope key], without norm and rope.
+  void project_latents(const ConstTensorView& x, const TensorView& latents) const;
+  /// The first kv_rank columns; does nothing but copy them where the layer has no norm.
+  void norm_latents(const ConstTensorView& from, const TensorView& to) const;
+
+  /// Finished latents to [rows, heads * (nope + rope)] and [rows, heads * value].
+  void expand_keys(const ConstTensorView& latents, const TensorView& keys) const;
+  void expand_values(const ConstTensorView& latents, const TensorView& values) const;
+
+  /// Queries to [rows, heads * (kv_rank + rope)]: what meets a latent as they would its key.
+  void absorb_queries(const ConstTensorView& queries, const TensorView& absorbed) const;
+  /// Weighted sums of latents, [rows, heads * kv_rank], to those of values, [rows, heads * value].
+  void apply_values(const ConstTensorView& sums, const TensorView& attended) const;
+  void project_out(const ConstTensorView& attended, const TensorView& out) const;
+
+  /// Rows of kv_b_proj.weight that make the keys, or the values, of one head.
+  TensorView key_rows(const TensorView& kv_b, std::int64_t head) const;
+  ConstTensorView key_rows(const ConstTensorView& kv_b, std::int64_t head) const;
+  TensorView value_rows(const TensorView& kv_b, std::int64_t head) const;
+  ConstTensorView value_rows(const ConstTensorView& kv_b, std::int64_t head) const;
+
+ private:
+  std::int64_t kv_b_step() const {
+    return (options_.nope_dim + options_.value_dim) * options_.kv_rank;
+  }
+
+  const Context& context_;
+  const LatentAttention& layer_;
+  const LatentAttentionOptions& options_;
+};
+
+/// What a call of forward_training() leaves for backward.
+class Saved final : public SavedForward::Impl {
+ public:
+  using Impl::Impl;
+
+  bool batched = true;
+  Tensor x;                      // [batch, seq, embed]
+  Tensor low, normed_low;        // the queries' latents before and after their norm
+  Tensor compressed, latents;    // [latent | rope key] before and after norm and rope
+  Tensor queries, keys, values;  // [batch, seq, heads, dim]
+  Tensor attended, lse;
+  // The call, with copies of what it pointed to.
+  AttentionOptions options;
+  Tensor mask, bias;
+  std::vector<std::int64_t> kv_lengths;
+  RopePositions query_positions, key_positions;
+  std::vector<std::int64_t> query_position_list, key_position_list;
+};
+
+}  // namespace ladon::latent

@@ -1,0 +1,217 @@
+// Decoding, token by token: what it allocates, what an append touches, and several threads at once.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "cache/cache_support.h"
+#include "ladon/multi_head_attention.h"
+#include "support/isas.h"
+#include "support/run_case.h"
+
+namespace {
+std::atomic<std::int64_t> allocations{0};
+
+void* counted(std::size_t size, std::size_t alignment) {
+  ++allocations;
+  const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
+  return std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+}
+void* counted_or_throw(std::size_t size, std::size_t alignment) {
+  void* const data = counted(size, alignment);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+constexpr std::size_t kPlain = alignof(std::max_align_t);
+}  // namespace
+
+// Every allocation of this program is counted.
+void* operator new(std::size_t size) { return counted_or_throw(size, kPlain); }
+void* operator new[](std::size_t size) { return counted_or_throw(size, kPlain); }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return counted(size, kPlain);
+}
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+  return counted(size, kPlain);
+}
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return counted_or_throw(size, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t size, std::align_val_t alignment) {
+  return counted_or_throw(size, static_cast<std::size_t>(alignment));
+}
+void* operator new(std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return counted(size, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return counted(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete[](void* data) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+void operator delete[](void* data, std::size_t) noexcept { std::free(data); }
+void operator delete(void* data, std::align_val_t) noexcept { std::free(data); }
+void operator delete[](void* data, std::align_val_t) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t, std::align_val_t) noexcept { std::free(data); }
+void operator delete[](void* data, std::size_t, std::align_val_t) noexcept { std::free(data); }
+void operator delete(void* data, const std::nothrow_t&) noexcept { std::free(data); }
+void operator delete[](void* data, const std::nothrow_t&) noexcept { std::free(data); }
+void operator delete(void* data, std::align_val_t, const std::nothrow_t&) noexcept {
+  std::free(data);
+}
+void operator delete[](void* data, std::align_val_t, const std::nothrow_t&) noexcept {
+  std::free(data);
+}
+
+namespace ladon::test {
+namespace {
+
+class CacheDecode : public IsaTest {};
+
+constexpr std::int64_t kEmbed = 32;
+constexpr std::int64_t kWindow = 15;
+
+MultiHeadAttention make_layer(DType dtype = DType::kF32) {
+  return MultiHeadAttention({.embed_dim = kEmbed,
+                             .num_heads = 4,
+                             .num_kv_heads = 2,
+                             .head_dim = 16,
+                             .query_bias = true,
+                             .out_bias = true,
+                             .causal = true,
+                             .rope = RopeOptions{},
+                             .qk_norm = true,
+                             .window_left = kWindow,
+                             .sinks = true,
+                             .dtype = dtype},
+                            5);
+}
+
+std::vector<CacheKind> all_kinds() {
+  std::vector<CacheKind> kinds = unlimited_kinds();
+  kinds.push_back({"window", 0, kWindow});
+  return kinds;
+}
+
+TEST_P(CacheDecode, OneTokenAllocatesNothing) {
+  if (GetParam() == Isa::kReference) GTEST_SKIP() << "the reference is not for decoding";
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const MultiHeadAttention layer = make_layer(dtype);
+    for (const CacheKind& kind : all_kinds()) {
+      for (const DType storage : kStorages) {
+        KvCache cache = make_cache(kind, layer.cache_options(3, storage));
+        cache.reserve(700);
+        const Tensor x = random_tensor(dtype, {3, 1, kEmbed}, 1);
+        const Tensor prompt = random_tensor(dtype, {3, 500, kEmbed}, 2);
+        Tensor out(dtype, {3, 1, kEmbed});
+        layer.forward(context_, prompt, cache);
+        layer.forward(context_, x, cache, {}, out);  // to warm up
+        const std::int64_t before = allocations;
+        // Past the place where keys are split, and over the borders of pages.
+        for (int i = 0; i < 100; ++i) layer.forward(context_, x, cache, {}, out);
+        EXPECT_EQ(allocations - before, 0)
+            << kind.name << " page " << kind.page_size << " " << name_of(storage);
+        const std::vector<std::int64_t> ragged = {1, 0, 1};
+        layer.forward(context_, x, cache, {.new_lengths = ragged}, out);
+        const std::int64_t before_ragged = allocations;
+        for (int i = 0; i < 10; ++i) {
+          layer.forward(context_, x, cache, {.new_lengths = ragged}, out);
+        }
+        EXPECT_EQ(allocations - before_ragged, 0) << "ragged, " << kind.name;
+      }
+    }
+  }
+}
+
+TEST_P(CacheDecode, AppendingTouchesOnlyItsOwnSlots) {
+  // No time is measured: that the past is not copied shows in the memory, which stays where it is,
+  // and in slots before the new ones, which keep even what a copy would not (poison behind a
+  // truncated end).
+  const KvCacheOptions options{.num_kv_heads = 2, .head_dim = 8};
+  const std::int64_t past = 4000;
+  const Tensor k = random_tensor(DType::kF32, {1, past, 2, 8}, 3);
+  const Tensor one = random_tensor(DType::kF32, {1, 1, 2, 8}, 4);
+  for (const CacheKind& kind : unlimited_kinds()) {
+    KvCache cache = make_cache(kind, options, 2 * past);
+    cache.reserve(past + 1000);
+    cache.append(k, k);
+    const void* const memory = cache.view().k;
+    std::vector<std::int64_t> slots;
+    for (std::int64_t j = 0; j < past; ++j) {
+      slots.push_back(slot_in(cache.view(), cache.view().sequences[0], j));
+    }
+    const std::int64_t before = allocations;
+    for (int i = 0; i < 500; ++i) cache.append(one, one);
+    EXPECT_EQ(allocations - before, 0) << kind.name;
+    EXPECT_EQ(cache.view().k, memory) << kind.name;
+    for (std::int64_t j = 0; j < past; ++j) {
+      ASSERT_EQ(slot_in(cache.view(), cache.view().sequences[0], j),
+                slots[static_cast<std::size_t>(j)]);
+    }
+  }
+}
+
+TEST_P(CacheDecode, GrowingCopiesAConstantNumberOfTimes) {
+  // Doubling: over n appends the memory moves log2(n) times at most.
+  KvCache cache = KvCache::contiguous({.num_kv_heads = 1, .head_dim = 4});
+  const Tensor one = random_tensor(DType::kF32, {1, 1, 1, 4}, 4);
+  std::int64_t moves = 0;
+  const void* memory = nullptr;
+  for (int i = 0; i < 5000; ++i) {
+    cache.append(one, one);
+    if (cache.view().k != memory) ++moves;
+    memory = cache.view().k;
+  }
+  EXPECT_LE(moves, 8);  // 64, 128, ... 8192
+}
+
+TEST_P(CacheDecode, TwoThreadsOnTwoForksAgreeWithOne) {
+  const MultiHeadAttention layer = make_layer();
+  std::vector<CacheKind> kinds = all_kinds();
+  for (const CacheKind& kind : kinds) {
+    for (const DType storage : {DType::kF32, DType::kI8}) {
+      const Tensor prompt = random_tensor(DType::kF32, {30, kEmbed}, 2);
+      const Tensor futures[] = {random_tensor(DType::kF32, {40, kEmbed}, 10),
+                                random_tensor(DType::kF32, {40, kEmbed}, 11)};
+      KvCache prefix = make_cache(kind, layer.cache_options(1, storage));
+      layer.forward(context_, prompt, prefix);
+      const auto decode = [&](KvCache& cache, const Tensor& future) {
+        Tensor out(DType::kF32, {40, kEmbed});
+        for (std::int64_t t = 0; t < 40; ++t) {
+          layer.forward(context_, future.view().slice(0, t, t + 1), cache, {},
+                        out.view().slice(0, t, t + 1));
+        }
+        return out;
+      };
+      std::vector<Tensor> alone;
+      for (const Tensor& future : futures) {
+        KvCache fork = prefix.fork();
+        alone.push_back(decode(fork, future));
+      }
+      std::vector<Tensor> together(2);
+      {
+        std::vector<std::thread> threads;
+        for (std::size_t i = 0; i < 2; ++i) {
+          threads.emplace_back([&, i] {
+            KvCache fork = prefix.fork();
+            together[i] = decode(fork, futures[i]);
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+      }
+      for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT_TRUE(same_bits(together[i].view(), alone[i].view())) << kind.name;
+      }
+      EXPECT_EQ(prefix.length(), 30);
+    }
+  }
+}
+
+LADON_FOR_EACH_ISA(CacheDecode);
+
+}  // namespace
+}  // namespace ladon::test

@@ -1,0 +1,145 @@
+// What int8 storage costs: its error against f32 storage, printed, within the bound of
+// docs/numerics.md.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <vector>
+
+#include "cache/cache_support.h"
+#include "support/isas.h"
+
+namespace ladon::test {
+namespace {
+
+class CacheInt8 : public IsaTest {};
+
+constexpr std::int64_t kTokens = 700;
+constexpr std::int64_t kHeads = 8;
+constexpr std::int64_t kKvHeads = 2;
+constexpr std::int64_t kDim = 64;
+
+double largest_in_row(const Tensor& tensor, std::int64_t row, std::int64_t dim) {
+  double largest = 0;
+  for (std::int64_t i = 0; i < dim; ++i) {
+    largest = std::max(largest, std::fabs(number_at(tensor, row * dim + i)));
+  }
+  return largest;
+}
+
+/// One number of each row, in a fixed column, is `factor` times as large: what keys of real models
+/// look like.
+void add_outliers(Tensor& tensor, double factor) {
+  const std::int64_t dim = tensor.size(3);
+  for (std::int64_t row = 0; row < tensor.num_elements() / dim; ++row) {
+    const double value = number_at(tensor, row * dim + 5);
+    store_element(tensor.data(), tensor.dtype(), row * dim + 5, value * factor);
+  }
+}
+
+TEST(CacheInt8Storage, EveryNumberIsWithinHalfAStep) {
+  for (const double factor : {1.0, 50.0}) {
+    Tensor k = random_tensor(DType::kF32, {1, 50, 2, 33}, 1);
+    Tensor v = random_tensor(DType::kF32, {1, 50, 2, 20}, 2);
+    add_outliers(k, factor);
+    KvCache cache = KvCache::contiguous(
+        {.num_kv_heads = 2, .head_dim = 33, .value_dim = 20, .dtype = DType::kI8});
+    cache.append(k, v);
+    const std::vector<double> content = content_of(cache, 0);
+    std::size_t next = 0;
+    for (std::int64_t row = 0; row < 100; ++row) {
+      for (const auto& [tensor, dim] : {std::pair{&k, 33}, std::pair{&v, 20}}) {
+        const double half_step = largest_in_row(*tensor, row, dim) / 254;
+        for (std::int64_t i = 0; i < dim; ++i) {
+          ASSERT_LE(std::fabs(content[next++] - number_at(*tensor, row * dim + i)),
+                    half_step * (1 + 1e-5));
+        }
+      }
+    }
+  }
+}
+
+TEST(CacheInt8Storage, WhatIsNotFiniteIsNotLost) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double bad : {std::nan(""), infinity, -infinity, 1e300}) {
+    Tensor k = random_tensor(DType::kF64, {1, 2, 1, 4}, 1);
+    store_element(k.data(), DType::kF64, 2, bad);
+    KvCache cache = KvCache::contiguous({.num_kv_heads = 1, .head_dim = 4, .dtype = DType::kI8});
+    cache.append(k, k);
+    const std::vector<double> content = content_of(cache, 0);
+    for (std::size_t i = 0; i < 8; ++i) EXPECT_TRUE(std::isnan(content[i]));
+    for (std::size_t i = 8; i < 16; ++i) EXPECT_TRUE(std::isfinite(content[i]));
+  }
+  // Nothing but zeros stays that.
+  KvCache cache = KvCache::contiguous({.num_kv_heads = 1, .head_dim = 4, .dtype = DType::kI8});
+  const Tensor zeros(DType::kF32, {1, 1, 1, 4});
+  cache.append(zeros, zeros);
+  for (const double number : content_of(cache, 0)) EXPECT_EQ(number, 0);
+}
+
+TEST_P(CacheInt8, ErrorAgainstF32StorageStaysWithinItsBound) {
+  for (const double factor : {1.0, 20.0}) {
+    Tensor k = random_tensor(DType::kF32, {1, kTokens, kKvHeads, kDim}, 1);
+    Tensor v = random_tensor(DType::kF32, {1, kTokens, kKvHeads, kDim}, 2);
+    add_outliers(k, factor);
+    add_outliers(v, factor);
+    const Tensor q = random_tensor(DType::kF32, {1, 1, kHeads, kDim}, 3);
+    Tensor outs[2];
+    for (const DType storage : {DType::kF32, DType::kI8}) {
+      KvCache cache =
+          KvCache::contiguous({.num_kv_heads = kKvHeads, .head_dim = kDim, .dtype = storage});
+      cache.append(k, v);
+      Tensor& out = outs[storage == DType::kI8 ? 1 : 0];
+      out = Tensor(DType::kF32, {1, 1, kHeads, kDim});
+      attention(context_, q, cache.view(), {}, out);
+    }
+    // docs/numerics.md: |out - out'| <= half a step of v + (exp(2 * score_step) - 1) * sum(p *
+    // |v|), where score_step is the most that a score can move.
+    Tensor weights(DType::kF64, {1, kHeads, 1, kTokens});
+    attention_weights(context_, q, k, {}, weights);
+    const double scale = 1 / std::sqrt(static_cast<double>(kDim));
+    double worst_share = 0;
+    double worst_error = 0;
+    double largest_out = 0;
+    for (std::int64_t head = 0; head < kHeads; ++head) {
+      const std::int64_t kv_head = head / (kHeads / kKvHeads);
+      double q_sum = 0;
+      for (std::int64_t i = 0; i < kDim; ++i) q_sum += std::fabs(number_at(q, head * kDim + i));
+      double score_step = 0;
+      double value_step = 0;
+      for (std::int64_t t = 0; t < kTokens; ++t) {
+        const std::int64_t row = t * kKvHeads + kv_head;
+        score_step = std::max(score_step, scale * q_sum * largest_in_row(k, row, kDim) / 254);
+        value_step = std::max(value_step, largest_in_row(v, row, kDim) / 254);
+      }
+      for (std::int64_t i = 0; i < kDim; ++i) {
+        double weighted = 0;
+        for (std::int64_t t = 0; t < kTokens; ++t) {
+          weighted += number_at(weights, head * kTokens + t) *
+                      std::fabs(number_at(v, (t * kKvHeads + kv_head) * kDim + i));
+        }
+        const double bound = value_step + std::expm1(2 * score_step) * weighted;
+        const double truth = number_at(outs[0], head * kDim + i);
+        const double error = std::fabs(number_at(outs[1], head * kDim + i) - truth);
+        worst_share = std::max(worst_share, error / bound);
+        worst_error = std::max(worst_error, error);
+        largest_out = std::max(largest_out, std::fabs(truth));
+      }
+    }
+    EXPECT_LE(worst_share, 1);
+    std::printf(
+        "int8 storage, %s: largest error %.2e of outputs up to %.2e (%.2f %%), %.3f of "
+        "the bound\n",
+        factor == 1 ? "normal data" : "outliers of 20 times", worst_error, largest_out,
+        100 * worst_error / largest_out, worst_share);
+    // A bug in the scales would be far above what rounding gives here.
+    EXPECT_LE(worst_error, (factor == 1 ? 0.02 : 0.2) * largest_out);
+  }
+}
+
+LADON_FOR_EACH_ISA(CacheInt8);
+
+}  // namespace
+}  // namespace ladon::test

@@ -1,0 +1,161 @@
+// What the tests of caches share: one of every kind, and ways to compare what they hold.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/element.h"
+#include "ladon/kv_cache.h"
+#include "ladon/paged_kv_cache.h"
+#include "ladon/random.h"
+#include "ladon/tensor.h"
+
+namespace ladon::test {
+
+inline constexpr DType kStorages[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8};
+
+/// A kind of cache, and what it is made with.
+struct CacheKind {
+  std::string name;
+  std::int64_t page_size = 0;     // paged
+  std::int64_t window_left = -1;  // window
+};
+
+inline std::vector<CacheKind> unlimited_kinds() {
+  return {{"contiguous"}, {"paged", 1}, {"paged", 7}, {"paged", 16}, {"paged", 64}};
+}
+
+inline KvCache make_cache(const CacheKind& kind, const KvCacheOptions& options,
+                          std::int64_t pool_tokens = 2048, std::int64_t spare = 4) {
+  if (kind.name == "contiguous") return KvCache::contiguous(options);
+  if (kind.name == "window") return KvCache::window(options, kind.window_left, spare);
+  // Every sequence may leave its last page part empty.
+  const std::int64_t pages = pool_tokens / kind.page_size + 4 * options.batch;
+  return KvCache::paged(std::make_shared<PagePool>(options, kind.page_size, pages), options.batch);
+}
+
+inline Tensor random_tensor(DType dtype, const Dims& shape, std::uint64_t stream,
+                            double deviation = 1) {
+  Tensor tensor(dtype, shape);
+  fill_normal(tensor, 0, deviation, 77, stream);
+  return tensor;
+}
+
+inline double number_at(const ConstTensorView& view, std::int64_t i) {
+  return load_element(view.data(), view.dtype(), i);
+}
+
+/// The largest difference, as a share of the largest number of `truth`. Both dense. NaN where a
+/// number is one.
+inline double relative_difference(const ConstTensorView& got, const ConstTensorView& truth) {
+  double difference = 0;
+  double largest = 1e-30;
+  for (std::int64_t i = 0; i < truth.num_elements(); ++i) {
+    const double error = std::fabs(number_at(got, i) - number_at(truth, i));
+    if (std::isnan(error)) return error;
+    difference = std::max(difference, error);
+    largest = std::max(largest, std::fabs(number_at(truth, i)));
+  }
+  return difference / largest;
+}
+
+/// The slot of key j of a sequence, as KvSequenceView says.
+inline std::int64_t slot_in(const KvCacheView& view, const KvSequenceView& sequence,
+                            std::int64_t j) {
+  if (view.page_size != 0) {
+    return sequence.pages[j / view.page_size] * view.page_size + j % view.page_size;
+  }
+  if (view.ring_slots != 0) {
+    return sequence.first_slot + (sequence.ring_start + j) % view.ring_slots;
+  }
+  return sequence.first_slot + j;
+}
+
+/// All numbers of one sequence in order, key by key, scales applied: what attention would read.
+inline std::vector<double> content_of(const KvCache& cache, std::int64_t b) {
+  const KvCacheView view = cache.view();
+  const KvSequenceView& sequence = view.sequences[static_cast<std::size_t>(b)];
+  std::vector<double> numbers;
+  for (std::int64_t j = 0; j < sequence.length; ++j) {
+    const std::int64_t slot = slot_in(view, sequence, j);
+    for (std::int64_t head = 0; head < view.num_kv_heads; ++head) {
+      const auto add = [&](const void* data, std::int64_t start, std::int64_t dim,
+                           const float* scales) {
+        const double scale =
+            scales == nullptr
+                ? 1
+                : static_cast<double>(
+                      scales[slot * view.scale_slot_stride + head * view.scale_head_stride]);
+        for (std::int64_t i = 0; i < dim; ++i) {
+          numbers.push_back(load_element(data, view.dtype, start + i) * scale);
+        }
+      };
+      add(view.k, slot * view.k_slot_stride + head * view.k_head_stride, view.head_dim,
+          view.k_scales);
+      add(view.v, slot * view.v_slot_stride + head * view.v_head_stride, view.value_dim,
+          view.v_scales);
+    }
+  }
+  return numbers;
+}
+
+/// Everything that can be seen of a cache.
+struct CacheState {
+  std::vector<std::int64_t> lengths, held;
+  std::vector<std::vector<double>> content;
+  std::int64_t bytes_used = 0, bytes_reserved = 0, mha_bytes = 0;
+  bool operator==(const CacheState&) const = default;
+};
+
+inline CacheState state_of(const KvCache& cache) {
+  CacheState state;
+  for (std::int64_t b = 0; b < cache.batch(); ++b) {
+    state.lengths.push_back(cache.length(b));
+    state.held.push_back(cache.held(b));
+    state.content.push_back(content_of(cache, b));
+  }
+  state.bytes_used = cache.bytes_used();
+  state.bytes_reserved = cache.bytes_reserved();
+  state.mha_bytes = cache.mha_bytes();
+  return state;
+}
+
+/// Overwrites with NaN every slot that no sequence of these caches, which share their memory,
+/// holds.
+inline void poison_dead_slots(const std::vector<const KvCache*>& caches) {
+  const KvCacheView memory = caches.front()->view();
+  std::vector<bool> live(static_cast<std::size_t>(memory.num_slots), false);
+  for (const KvCache* cache : caches) {
+    const KvCacheView view = cache->view();
+    for (const KvSequenceView& sequence : view.sequences) {
+      for (std::int64_t j = 0; j < sequence.length; ++j) {
+        live[static_cast<std::size_t>(slot_in(view, sequence, j))] = true;
+      }
+    }
+  }
+  const bool scaled = memory.k_scales != nullptr;
+  for (std::int64_t slot = 0; slot < memory.num_slots; ++slot) {
+    if (live[static_cast<std::size_t>(slot)]) continue;
+    const auto poison = [&](const void* data, DType dtype, std::int64_t stride) {
+      for (std::int64_t i = 0; i < stride; ++i) {
+        store_element(const_cast<void*>(data), dtype, slot * stride + i, std::nan(""));
+      }
+    };
+    if (scaled) {
+      poison(memory.k_scales, DType::kF32, memory.scale_slot_stride);
+      poison(memory.v_scales, DType::kF32, memory.scale_slot_stride);
+    } else {
+      poison(memory.k, memory.dtype, memory.k_slot_stride);
+      poison(memory.v, memory.dtype, memory.v_slot_stride);
+    }
+  }
+}
+
+}  // namespace ladon::test
