@@ -1,9 +1,11 @@
 // Everything: includes the other headers and adds nothing.
 #pragma once
 
+#include "ladon/alibi.h"
 #include "ladon/attention.h"
 #include "ladon/attention_layer.h"
 #include "ladon/cache_memory.h"
+#include "ladon/checkpoint.h"
 #include "ladon/context.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"

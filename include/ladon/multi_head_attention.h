@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "ladon/attention_layer.h"
 #include "ladon/export.h"
@@ -32,6 +33,9 @@ struct MultiHeadAttentionOptions {
   double softcap = 0;                 // 0: off
   std::optional<std::int64_t> window_left{};
   std::optional<std::int64_t> window_right{};
+  /// ALiBi: -slope * distance joins each score; one slope for each query head (alibi_slopes() gives
+  /// the usual ones), or none at all. Options, not parameters: nothing trains them.
+  std::vector<double> alibi_slopes{};
   bool sinks = false;         // a learned sink for each query head
   double dropout = 0;         // of the weights, in training; in [0, 1)
   DType dtype = DType::kF32;  // of weights, inputs and outputs
@@ -55,6 +59,8 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
   MultiHeadAttention(MultiHeadAttention&&) noexcept;
   MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;
 
+  /// Zero weights, unit norms: for those who set them next. Spares the drawing.
+  static MultiHeadAttention zeros(const MultiHeadAttentionOptions& options);
   static MultiHeadAttention mha(std::int64_t embed_dim, std::int64_t num_heads,
                                 std::uint64_t seed = 0);
   static MultiHeadAttention mqa(std::int64_t embed_dim, std::int64_t num_heads,
@@ -92,6 +98,8 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
                           const SavedForward& saved) override;
 
  private:
+  MultiHeadAttention(const MultiHeadAttentionOptions& options, std::optional<std::uint64_t> seed);
+
   MultiHeadAttentionOptions options_;
   // Tells this layer's saved states from others'. Its address is the name; nothing is in it.
   std::shared_ptr<const char> identity_;

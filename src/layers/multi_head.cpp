@@ -26,6 +26,12 @@ void Pass::place(const TensorView& heads, std::string_view norm,
   if (options.rope.has_value()) rope(context_, heads, *options.rope, positions, heads);
 }
 
+ConstTensorView Pass::alibi_slopes() const {
+  const MultiHeadAttentionOptions& options = layer_.options();
+  if (options.alibi_slopes.empty()) return {};
+  return {options.alibi_slopes.data(), DType::kF64, {options.num_heads}};
+}
+
 AttentionOptions Pass::attention_options(std::optional<bool> causal) const {
   const MultiHeadAttentionOptions& options = layer_.options();
   AttentionOptions attention;
@@ -34,6 +40,7 @@ AttentionOptions Pass::attention_options(std::optional<bool> causal) const {
   attention.window_left = options.window_left;
   attention.window_right = options.window_right;
   attention.softcap = options.softcap;
+  attention.alibi_slopes = alibi_slopes();
   if (options.sinks) attention.sinks = weight("sinks");
   return attention;
 }

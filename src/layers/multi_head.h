@@ -13,6 +13,9 @@
 
 namespace ladon::multi_head {
 
+/// Checks a layer's options, and fills in the defaults. Throws Error.
+MultiHeadAttentionOptions complete_options(MultiHeadAttentionOptions options);
+
 /// What a call of forward_training() leaves for backward. The inputs are copies: the caller's may
 /// be gone by then.
 class Saved final : public SavedForward::Impl {
@@ -52,6 +55,8 @@ class Pass {
   void place(const TensorView& heads, std::string_view norm, const RopePositions& positions) const;
   /// What the layer's own options say; the call's are the caller's to add.
   AttentionOptions attention_options(std::optional<bool> causal) const;
+  /// The layer's own, in place; absent where it has none.
+  ConstTensorView alibi_slopes() const;
 
  private:
   const Context& context_;

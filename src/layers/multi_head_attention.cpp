@@ -9,6 +9,7 @@
 #include "core/checks.h"
 #include "core/fail.h"
 #include "ladon/random.h"
+#include "layers/multi_head.h"
 
 namespace ladon {
 namespace {
@@ -61,6 +62,14 @@ void check_numbers(const MultiHeadAttentionOptions& options) {
     fail(kOperation, "softcap",
          "got " + text_of(options.softcap) + ", expected a positive number, or 0 for none");
   }
+  if (!options.alibi_slopes.empty() &&
+      std::cmp_not_equal(options.alibi_slopes.size(), options.num_heads)) {
+    fail(kOperation, "alibi_slopes",
+         "got " + std::to_string(options.alibi_slopes.size()) +
+             " of them, expected one for each of " + std::to_string(options.num_heads) +
+             " heads, or none");
+  }
+  for (const double slope : options.alibi_slopes) check_finite(kOperation, "alibi_slopes", slope);
   check_not_negative("window_left", options.window_left.value_or(0));
   check_not_negative("window_right", options.window_right.value_or(0));
   if (options.qk_norm && !(options.qk_norm_epsilon > 0 && std::isfinite(options.qk_norm_epsilon))) {
@@ -73,8 +82,9 @@ void check_numbers(const MultiHeadAttentionOptions& options) {
   }
 }
 
-/// Checks, and fills in the defaults.
-MultiHeadAttentionOptions complete(MultiHeadAttentionOptions options) {
+}  // namespace
+
+MultiHeadAttentionOptions multi_head::complete_options(MultiHeadAttentionOptions options) {
   check_positive("embed_dim", options.embed_dim);
   check_positive("num_heads", options.num_heads);
   check_not_negative("num_kv_heads", options.num_kv_heads);
@@ -108,10 +118,16 @@ MultiHeadAttentionOptions complete(MultiHeadAttentionOptions options) {
   return options;
 }
 
-}  // namespace
-
 MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionOptions& options, std::uint64_t seed)
-    : options_(complete(options)), identity_(std::make_shared<const char>()) {
+    : MultiHeadAttention(options, std::optional(seed)) {}
+
+MultiHeadAttention MultiHeadAttention::zeros(const MultiHeadAttentionOptions& options) {
+  return {options, std::nullopt};
+}
+
+MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionOptions& options,
+                                       std::optional<std::uint64_t> seed)
+    : options_(multi_head::complete_options(options)), identity_(std::make_shared<const char>()) {
   const std::int64_t query_width = options_.num_heads * options_.head_dim;
   const std::int64_t kv_width = options_.num_kv_heads * options_.head_dim;
   const auto add = [&](std::string name, const Dims& shape) -> Parameter& {
@@ -124,7 +140,7 @@ MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionOptions& options,
                                   bool bias) {
     Parameter& weight = add(name + ".weight", {out, in});
     const double bound = std::sqrt(6.0 / (static_cast<double>(in) + static_cast<double>(out)));
-    fill_uniform(weight.value, -bound, bound, seed, stream++);
+    if (seed) fill_uniform(weight.value, -bound, bound, *seed, stream++);
     if (bias) add(name + ".bias", {out});
   };
   parameters_.reserve(11);

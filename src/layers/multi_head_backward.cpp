@@ -105,6 +105,8 @@ class BackwardPass {
 
   void attention_back(const Tensor& dattended) {
     AttentionOptions options = saved_.options;
+    // The layer's own once more: it may have moved since.
+    options.alibi_slopes = pass_.alibi_slopes();
     if (layer_.options().sinks) options.sinks = pass_.weight("sinks");
     Tensor dq = Tensor::uninitialized(layer_.dtype(), saved_.q.shape());
     Tensor dk = Tensor::uninitialized(layer_.dtype(), saved_.k.shape());

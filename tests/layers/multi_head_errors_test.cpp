@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ladon/alibi.h"
 #include "ladon/multi_head_attention.h"
 #include "layers/multi_head_error_support.h"
 #include "support/error_of.h"
@@ -98,6 +99,26 @@ TEST(MultiHeadErrors, HeadsThatDoNotDivide) {
   // With a head_dim it need not divide.
   Options given{.embed_dim = 24, .num_heads = 5, .head_dim = 3};
   EXPECT_EQ(MultiHeadAttention(given).parameter("q_proj.weight").value.shape(), (Dims{15, 24}));
+}
+
+TEST(MultiHeadErrors, Slopes) {
+  const auto slopes = [](std::vector<double> values) {
+    return [values](Options& options) { options.alibi_slopes = values; };
+  };
+  expect_refused(slopes({1, 2, 3}),
+                 "alibi_slopes: got 3 of them, expected one for each of 6 heads, or none");
+  expect_refused(slopes(std::vector<double>(7, 1)),
+                 "alibi_slopes: got 7 of them, expected one for each of 6 heads, or none");
+  expect_refused(slopes({1, 2, 3, 4, 5, kInfinity}),
+                 "alibi_slopes: got inf, expected a finite number");
+  expect_refused(slopes({kNaN, 2, 3, 4, 5, 6}), "alibi_slopes: got nan, expected a finite number");
+  for (const std::int64_t bad : {std::int64_t{0}, std::int64_t{-4}, kMin}) {
+    EXPECT_EQ(error_of([&] { alibi_slopes(bad); }),
+              "alibi_slopes: num_heads: got " + std::to_string(bad) + ", expected 1 or more");
+  }
+  EXPECT_EQ(error_of([] { alibi_slopes(kMax); }, ErrorCode::kOutOfMemory),
+            "alibi_slopes: num_heads: got " + std::to_string(kMax) +
+                ", expected a size that fits the memory");
 }
 
 TEST(MultiHeadErrors, RotaryDims) {

@@ -74,6 +74,7 @@ std::vector<LayerCase> every_case() {
     s.options.window_right = 2;
   });
   with("sinks", [](LayerCase& s) { s.options.sinks = true; });
+  with("ALiBi", [](LayerCase& s) { s.options.alibi_slopes = {0.5, 0.1, -0.2, 1}; });
   with("dropout", [](LayerCase& s) { s.options.dropout = 0.4; });
   with("lengths", [](LayerCase& s) { s.lengths = true; });
   with("mask and bias", [](LayerCase& s) { s.masked = true; });
@@ -89,6 +90,7 @@ std::vector<LayerCase> every_case() {
     s.options.softcap = 2;
     s.options.window_left = 3;
     s.options.sinks = true;
+    s.options.alibi_slopes = {0.3, 0.2, 0.1, 0};
     s.options.dropout = 0.2;
     s.query_len = s.kv_len = 6;
   });

@@ -1,0 +1,276 @@
+// The table, and what is particular to one family. Facts are from the published models' code and
+// files; docs/design.md says which of their accidents are not followed.
+#include "models/families.h"
+
+#include <array>
+#include <cmath>
+
+#include "core/checks.h"
+#include "ladon/alibi.h"
+
+namespace ladon::models {
+namespace {
+
+/// Models of the GPT-2 line can leave out the division by sqrt(head_dim).
+void read_attention_scale(ConfigFields& fields, FamilyOptions& options) {
+  if (!fields.flag("scale_attn_weights", true)) options.shared.scale = 1;
+}
+
+void read_gpt2(ConfigFields& fields, FamilyOptions& options) {
+  read_attention_scale(fields, options);
+  options.scale_by_layer = fields.flag("scale_attn_by_inverse_layer_idx", false);
+}
+
+void read_bigcode(ConfigFields& fields, FamilyOptions& options) {
+  read_attention_scale(fields, options);
+  // Newer files repeat what multi_query says.
+  const auto repeated = fields.optional_number("num_key_value_heads");
+  const auto expected = static_cast<double>(options.shared.num_kv_heads);
+  if (repeated && *repeated != expected) {
+    fields.refuse("num_key_value_heads", "got " + text_of(*repeated) + ", expected " +
+                                             text_of(expected) + " by multi_query");
+  }
+}
+
+void read_gemma2(ConfigFields& fields, FamilyOptions& options) {
+  const double scalar = fields.number("query_pre_attn_scalar");
+  if (!(scalar > 0)) {
+    fields.refuse("query_pre_attn_scalar",
+                  "got " + text_of(scalar) + ", expected a positive number");
+  }
+  options.shared.scale = 1 / std::sqrt(scalar);
+  if (!fields.has("attn_logit_softcapping")) {
+    fields.refuse("attn_logit_softcapping", "got none, expected a number, or null for none");
+  }
+  options.shared.softcap = fields.number("attn_logit_softcapping", 0);
+}
+
+void read_qwen3(ConfigFields& fields, FamilyOptions& options) {
+  options.shared.qk_norm_epsilon = fields.number("rms_norm_eps", 1e-6);
+}
+
+void read_bloom(ConfigFields&, FamilyOptions& options) {
+  options.shared.alibi_slopes = alibi_slopes(options.shared.num_heads);
+}
+
+void read_falcon(ConfigFields& fields, FamilyOptions& options) {
+  if (!fields.flag("alibi", false)) return;
+  // Falcon adds ALiBi before it divides by sqrt(head_dim), so that its slopes are divided too.
+  const double width = static_cast<double>(options.shared.embed_dim);
+  const double heads = static_cast<double>(options.shared.num_heads);
+  options.shared.alibi_slopes = alibi_slopes(options.shared.num_heads);
+  for (double& slope : options.shared.alibi_slopes) slope /= std::sqrt(std::floor(width / heads));
+  options.rope.clear();
+}
+
+void read_bert(ConfigFields& fields, FamilyOptions& options) {
+  const std::string positions =
+      fields.optional_text("position_embedding_type").value_or("absolute");
+  if (positions != "absolute") {
+    fields.refuse("position_embedding_type",
+                  "got \"" + positions + "\", expected absolute: Ladon does not honour others",
+                  ErrorCode::kUnsupported);
+  }
+  options.shared.causal = fields.flag("is_decoder", false);
+}
+
+constexpr std::array kFamilies = {
+    Family{.model_type = "bert",
+           .outer = "bert.",
+           .layer = "encoder.layer.%.attention.",
+           .query = "self.query",
+           .key = "self.key",
+           .value = "self.value",
+           .out = "output.dense",
+           .other_tensors = "output.LayerNorm.weight output.LayerNorm.bias "
+                            "output.LayerNorm.gamma output.LayerNorm.beta",
+           .dropout = "attention_probs_dropout_prob",
+           .qkv_bias = BiasRule::kAlways,
+           .out_bias = BiasRule::kAlways,
+           .causal = false,
+           .particular = read_bert,
+           .irrelevant = "pooler_num_attention_heads pooler_size_per_head"},
+    Family{.model_type = "bloom",
+           .outer = "transformer.",
+           .layer = "h.%.self_attention.",
+           .qkv = QkvStorage::kGrouped,
+           .fused = "query_key_value",
+           .out = "dense",
+           .hidden_size = "hidden_size n_embed",
+           .num_heads = "num_attention_heads n_head",
+           .num_layers = "num_hidden_layers n_layer",
+           .qkv_bias = BiasRule::kAlways,
+           .out_bias = BiasRule::kAlways,
+           .particular = read_bloom,
+           .must_be_off = "skip_bias_add_qkv",
+           .irrelevant = "attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
+                         "offset_alibi skip_bias_add is_decoder"},
+    Family{.model_type = "falcon",
+           .outer = "transformer.",
+           .layer = "h.%.self_attention.",
+           .qkv = QkvStorage::kGrouped,
+           .fused = "query_key_value",
+           .out = "dense",
+           .other_tensors = "rotary_emb.inv_freq maybe_rotary.inv_freq",
+           .hidden_size = "hidden_size n_embed",
+           .num_heads = "num_attention_heads n_head",
+           .num_layers = "num_hidden_layers n_layer",
+           .kv_heads = KvHeadsRule::kFalcon,
+           .bias = "bias",
+           .rope_base = 10000,
+           .particular = read_falcon,
+           // Published files name code of their own, which is the library's.
+           .irrelevant = "parallel_attn num_ln_in_parallel_attn auto_map is_decoder"},
+    Family{.model_type = "gemma2",
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .query = "q_proj",
+           .key = "k_proj",
+           .value = "v_proj",
+           .out = "o_proj",
+           .other_tensors = "rotary_emb.inv_freq",
+           .kv_heads = KvHeadsRule::kField,
+           .head_dim = "head_dim",
+           .head_dim_needed = true,
+           .bias = "attention_bias",
+           .rope_base = 10000,
+           .window = WindowRule::kByType,
+           .particular = read_gemma2,
+           .must_be_off = "use_bidirectional_attention",
+           .irrelevant = "final_logit_softcapping is_decoder"},
+    Family{.model_type = "gpt2",
+           .outer = "transformer.",
+           .layer = "h.%.attn.",
+           .qkv = QkvStorage::kConcatenated,
+           .fused = "c_attn",
+           .out = "c_proj",
+           .transposed = true,
+           .other_tensors = "bias masked_bias",  // the causal mask, kept as a tensor
+           .hidden_size = "hidden_size n_embd",
+           .num_heads = "num_attention_heads n_head",
+           .num_layers = "num_hidden_layers n_layer",
+           .dropout = "attn_pdrop",
+           .qkv_bias = BiasRule::kAlways,
+           .out_bias = BiasRule::kAlways,
+           .particular = read_gpt2,
+           .irrelevant = "reorder_and_upcast_attn n_positions is_decoder"},
+    Family{.model_type = "gpt_bigcode",
+           .outer = "transformer.",
+           .layer = "h.%.attn.",
+           .qkv = QkvStorage::kGrouped,
+           .fused = "c_attn",
+           .out = "c_proj",
+           .other_tensors = "bias masked_bias",
+           .hidden_size = "hidden_size n_embd",
+           .num_heads = "num_attention_heads n_head",
+           .num_layers = "num_hidden_layers n_layer",
+           .kv_heads = KvHeadsRule::kMultiQuery,
+           .dropout = "attn_pdrop",
+           .qkv_bias = BiasRule::kAlways,
+           .out_bias = BiasRule::kAlways,
+           .particular = read_bigcode,
+           .irrelevant = "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 n_positions "
+                         "pre_allocate_kv_cache pad_key_length is_decoder"},
+    Family{.model_type = "gpt_oss",
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .query = "q_proj",
+           .key = "k_proj",
+           .value = "v_proj",
+           .out = "o_proj",
+           .sinks = true,
+           .kv_heads = KvHeadsRule::kField,
+           .head_dim = "head_dim",
+           .head_dim_needed = true,
+           .bias = "attention_bias",
+           .bias_default = true,
+           .rope_base = 150000,
+           .rope_scaling_needed = true,
+           .window = WindowRule::kByType,
+           .irrelevant = "num_local_experts is_decoder"},
+    Family{.model_type = "llama",
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .query = "q_proj",
+           .key = "k_proj",
+           .value = "v_proj",
+           .out = "o_proj",
+           .other_tensors = "rotary_emb.inv_freq",
+           .kv_heads = KvHeadsRule::kOptionalField,
+           .head_dim = "head_dim",
+           .bias = "attention_bias",
+           .rope_base = 10000,
+           .must_be_off = "rope_interleaved qk_layer_norms",
+           .irrelevant = "mlp_bias is_decoder"},
+    Family{.model_type = "mistral",
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .query = "q_proj",
+           .key = "k_proj",
+           .value = "v_proj",
+           .out = "o_proj",
+           .other_tensors = "rotary_emb.inv_freq",
+           .kv_heads = KvHeadsRule::kField,
+           .head_dim = "head_dim",
+           .qkv_bias = BiasRule::kNever,
+           .out_bias = BiasRule::kNever,
+           .rope_base = 10000,
+           .window = WindowRule::kEveryLayer,
+           .must_be_off = "attention_bias",
+           .irrelevant = "mlp_bias is_decoder"},
+    Family{.model_type = "qwen2",
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .query = "q_proj",
+           .key = "k_proj",
+           .value = "v_proj",
+           .out = "o_proj",
+           .other_tensors = "rotary_emb.inv_freq",
+           .kv_heads = KvHeadsRule::kField,
+           .head_dim = "head_dim",
+           .qkv_bias = BiasRule::kAlways,
+           .out_bias = BiasRule::kNever,
+           .rope_base = 10000,
+           .window = WindowRule::kQwen,
+           .must_be_off = "use_mrope",
+           .irrelevant = "is_decoder"},
+    Family{.model_type = "qwen3",
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .query = "q_proj",
+           .key = "k_proj",
+           .value = "v_proj",
+           .out = "o_proj",
+           .qk_norm = true,
+           .other_tensors = "rotary_emb.inv_freq",
+           .kv_heads = KvHeadsRule::kField,
+           .head_dim = "head_dim",
+           .head_dim_needed = true,
+           .bias = "attention_bias",
+           .rope_base = 10000,
+           .window = WindowRule::kQwen,
+           .particular = read_qwen3,
+           .must_be_off = "use_mrope",
+           .irrelevant = "is_decoder"},
+};
+
+}  // namespace
+
+std::span<const Family> families() noexcept { return kFamilies; }
+
+const Family* find_family(std::string_view model_type) noexcept {
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return &family;
+  }
+  return nullptr;
+}
+
+std::string family_names() {
+  std::string names;
+  for (const Family& family : kFamilies) {
+    names.append(names.empty() ? "" : ", ").append(family.model_type);
+  }
+  return names;
+}
+
+}  // namespace ladon::models

@@ -1,0 +1,104 @@
+// The model families that Ladon reads, as a table: what their tensors are called, how they are
+// arranged, and what the fields of their configs mean. A new family is a row.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ladon/multi_head_attention.h"
+#include "models/config_fields.h"
+#include "models/rope_fields.h"
+
+namespace ladon::models {
+
+/// How the rows of the three input projections lie in the file.
+enum class QkvStorage : std::uint8_t {
+  kSeparate,      // three tensors
+  kConcatenated,  // one: all query heads, all key heads, all value heads
+  kGrouped,       // one: for each KV head its query heads, its key, its value
+};
+
+enum class BiasRule : std::uint8_t { kNever, kAlways, kByConfig };
+
+enum class KvHeadsRule : std::uint8_t {
+  kAllHeads,       // as many as query heads
+  kField,          // num_key_value_heads, which must be there
+  kOptionalField,  // the same, or as many as query heads
+  kMultiQuery,     // one, or as many as query heads where multi_query is false
+  kFalcon,         // num_kv_heads with new_decoder_architecture, else as kMultiQuery
+};
+
+enum class WindowRule : std::uint8_t {
+  kNone,
+  kEveryLayer,  // sliding_window, or null for none
+  kByType,      // sliding_window in layers that layer_types names; without it in every second layer
+  kQwen,        // with use_sliding_window, from max_window_layers on or by layer_types
+};
+
+/// What a config says of a model's attention, before it is spread over the layers.
+struct FamilyOptions {
+  MultiHeadAttentionOptions shared;
+  std::int64_t num_layers = 0;
+  std::int64_t window = 0;           // keys that a query sees in windowed layers; 0: no such layers
+  std::vector<std::string> types{};  // of each layer; empty: all alike
+  RopeOfType rope{};
+  bool scale_by_layer = false;  // divided by the layer's number, from 1
+};
+
+// In the order in which a row is read; a dozen rows may have gaps.
+// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
+struct Family {
+  std::string_view model_type;
+
+  // Tensors: <outer><layer>q_proj.weight, with % in `layer` for the layer's number. Files of a bare
+  // model leave `outer` out.
+  std::string_view outer;
+  std::string_view layer;
+  QkvStorage qkv = QkvStorage::kSeparate;
+  std::string_view query{}, key{}, value{};  // separate
+  std::string_view fused{};                  // concatenated or grouped
+  std::string_view out;
+  bool transposed = false;  // weights are [in, out]
+  bool qk_norm = false;     // q_norm.weight, k_norm.weight
+  bool sinks = false;       // sinks
+  /// Tensors under the layer's name that are no weights of attention.
+  std::string_view other_tensors{};
+
+  // Fields. Names that mean the same are listed together.
+  std::string_view hidden_size = "hidden_size";
+  std::string_view num_heads = "num_attention_heads";
+  std::string_view num_layers = "num_hidden_layers";
+  KvHeadsRule kv_heads = KvHeadsRule::kAllHeads;
+  std::string_view head_dim{};  // empty: always hidden_size / num_heads
+  bool head_dim_needed = false;
+  std::string_view dropout = "attention_dropout";
+  BiasRule qkv_bias = BiasRule::kByConfig;
+  BiasRule out_bias = BiasRule::kByConfig;
+  std::string_view bias{};  // the field, where a rule asks for one
+  bool bias_default = false;
+  bool causal = true;
+  double rope_base = 0;  // the default; 0: no rope
+  bool rope_scaling_needed = false;
+  WindowRule window = WindowRule::kNone;
+  /// What is particular to the family.
+  void (*particular)(ConfigFields& fields, FamilyOptions& options) = nullptr;
+  /// Fields that change attention and are not honoured: refused unless they are off.
+  std::string_view must_be_off{};
+  /// Fields that sound like attention and do not change it.
+  std::string_view irrelevant{};
+};
+
+std::span<const Family> families() noexcept;
+/// Null where there is none.
+const Family* find_family(std::string_view model_type) noexcept;
+/// "bert, bloom, ...".
+std::string family_names();
+
+/// Reads all of a config that the family knows; refuses what it does not.
+FamilyOptions read_family(const Family& family, const std::string& path, const ConfigValue& config,
+                          std::span<const std::string> ignored);
+
+}  // namespace ladon::models

@@ -1,0 +1,149 @@
+// load_attention() and attention_tensors(): the layers of the families' table.
+#include <string>
+#include <utility>
+
+#include "core/fail.h"
+#include "io/file.h"
+#include "ladon/checkpoint.h"
+#include "models/stored_tensors.h"
+
+namespace ladon {
+namespace {
+
+using models::BiasRule;
+using models::Family;
+using models::KvHeadsRule;
+
+constexpr std::string_view kLoad = "load_attention";
+constexpr std::string_view kSave = "attention_tensors";
+
+const Family& family_named(std::string_view operation, std::string_view name) {
+  const Family* const family = models::find_family(name);
+  if (family == nullptr) {
+    fail(ErrorCode::kUnsupported, operation, "family",
+         "got " + io::in_quotes(name) + ", expected one of " + models::family_names());
+  }
+  return *family;
+}
+
+/// "layers.%.self_attn." with the layer's number.
+std::string layer_prefix(const Family& family, std::int64_t layer_index) {
+  const std::size_t mark = family.layer.find('%');
+  return std::string(family.layer.substr(0, mark)) + std::to_string(layer_index) +
+         std::string(family.layer.substr(mark + 1));
+}
+
+/// The prefix that the files use: with the outer module's name or without.
+std::string find_prefix(const models::TensorSource& source, const Family& family,
+                        std::int64_t layer_index) {
+  const std::string bare = layer_prefix(family, layer_index);
+  const std::string whole = std::string(family.outer) + bare;
+  bool has_bare = false;
+  bool has_whole = false;
+  for (const std::string& name : source.names()) {
+    has_bare = has_bare || name.starts_with(bare);
+    has_whole = has_whole || name.starts_with(whole);
+  }
+  if (has_bare == has_whole) {
+    fail(ErrorCode::kIo, kLoad, source.path(),
+         std::string(has_bare ? "got tensors under both " : "got no tensor under ") +
+             io::in_quotes(whole) + (has_bare ? " and " : " or ") + io::in_quotes(bare) +
+             ", expected the layer's under one of them");
+  }
+  return has_whole ? whole : bare;
+}
+
+void check_bias(BiasRule rule, bool bias, std::string_view parameter, const Family& family) {
+  if (bias ? rule != BiasRule::kNever : rule != BiasRule::kAlways) return;
+  fail(kSave, "layer",
+       std::string(bias ? "got " : "got no ") + std::string(parameter) + ", expected " +
+           (bias ? "none" : "one") + " in family " + std::string(family.model_type));
+}
+
+/// Refuses a layer that the family has no place for.
+void check_can_hold(const Family& family, const MultiHeadAttentionOptions& options) {
+  const auto refuse = [&](const std::string& what) {
+    fail(kSave, "layer", what + " in family " + std::string(family.model_type));
+  };
+  check_bias(family.qkv_bias, options.query_bias, "q_proj.bias", family);
+  check_bias(family.qkv_bias, options.key_bias, "k_proj.bias", family);
+  check_bias(family.qkv_bias, options.value_bias, "v_proj.bias", family);
+  check_bias(family.out_bias, options.out_bias, "out_proj.bias", family);
+  const bool one_switch = family.qkv != models::QkvStorage::kSeparate || !family.bias.empty();
+  if (one_switch &&
+      (options.query_bias != options.key_bias || options.query_bias != options.value_bias)) {
+    refuse("got biases for some of q, k and v, expected all of them or none");
+  }
+  if (options.qk_norm != family.qk_norm) {
+    refuse(family.qk_norm ? "got no q/k norm, expected one" : "got a q/k norm, expected none");
+  }
+  if (options.sinks != family.sinks) {
+    refuse(family.sinks ? "got no sinks, expected them" : "got sinks, expected none");
+  }
+  if (options.key_dim != options.embed_dim || options.value_input_dim != options.embed_dim) {
+    refuse("got keys or values of another width than the queries, expected one width");
+  }
+  const std::int64_t width = options.num_heads * options.head_dim;
+  if (family.head_dim.empty() && width != options.embed_dim) {
+    refuse("got a head_dim of " + std::to_string(options.head_dim) +
+           ", expected embed_dim / num_heads");
+  }
+  const bool all = options.num_kv_heads == options.num_heads;
+  const bool one = options.num_kv_heads == 1;
+  if ((family.kv_heads == KvHeadsRule::kAllHeads && !all) ||
+      (family.kv_heads == KvHeadsRule::kMultiQuery && !all && !one)) {
+    refuse("got " + std::to_string(options.num_kv_heads) + " KV heads, expected " +
+           (family.kv_heads == KvHeadsRule::kAllHeads ? "" : "1 or ") +
+           std::to_string(options.num_heads));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<AttentionLayer> load_attention(const std::filesystem::path& folder,
+                                               std::int64_t layer_index,
+                                               const LoadOptions& options) {
+  const ModelDescription model = describe_model(folder, {.ignored_fields = options.ignored_fields});
+  return load_attention(ShardedSafetensors::open(folder), model, layer_index, options);
+}
+
+std::unique_ptr<AttentionLayer> load_attention(const ShardedSafetensors& weights,
+                                               const ModelDescription& model,
+                                               std::int64_t layer_index,
+                                               const LoadOptions& options) {
+  const Family& family = family_named(kLoad, model.family);
+  if (layer_index < 0 || std::cmp_greater_equal(layer_index, model.layers.size())) {
+    fail(kLoad, "layer_index",
+         "got " + std::to_string(layer_index) + ", expected 0 to " +
+             std::to_string(static_cast<std::int64_t>(model.layers.size()) - 1));
+  }
+  const auto& layer =
+      std::get<MultiHeadAttentionOptions>(model.layers[static_cast<std::size_t>(layer_index)]);
+  const models::TensorSource source(weights);
+  return models::load_layer(source,
+                            {.operation = kLoad,
+                             .prefix = find_prefix(source, family, layer_index),
+                             .other_tensors = family.other_tensors},
+                            models::stored_tensors(family, layer), layer, options.dtype);
+}
+
+std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
+  std::vector<SafetensorsItem> items;
+  items.reserve(tensors.size());
+  for (const NamedTensor& tensor : tensors) items.push_back({tensor.name, tensor.value});
+  return items;
+}
+
+std::vector<NamedTensor> attention_tensors(const AttentionLayer& layer, std::string_view family,
+                                           std::int64_t layer_index) {
+  const Family& row = family_named(kSave, family);
+  if (layer_index < 0) {
+    fail(kSave, "layer_index", "got " + std::to_string(layer_index) + ", expected 0 or more");
+  }
+  const MultiHeadAttention& multi_head = models::as_multi_head(kSave, layer);
+  check_can_hold(row, multi_head.options());
+  return models::save_layer(multi_head, std::string(row.outer) + layer_prefix(row, layer_index),
+                            models::stored_tensors(row, multi_head.options()));
+}
+
+}  // namespace ladon

@@ -1,0 +1,179 @@
+// How the columns of the families' table are read from a config.
+#include "models/families.h"
+
+#include <utility>
+
+namespace ladon::models {
+namespace {
+
+// Far above any model's, and so low that no product of three of them overflows.
+constexpr std::int64_t kMaxLayers = 4096;
+constexpr std::int64_t kMaxHeads = 4096;
+constexpr std::int64_t kMaxHeadDim = 65'536;
+constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
+
+/// Fields of every family that sound like attention and do not change it, or that are read without
+/// need.
+constexpr std::string_view kIrrelevant =
+    "model_type max_position_embeddings torch_dtype dtype output_attentions attn_implementation "
+    "_attn_implementation _attn_implementation_autoset _attn_implementation_internal "
+    "mask_token_id";
+
+/// Fields of every family that are refused unless they are off.
+constexpr std::string_view kMustBeOff =
+    "is_encoder_decoder add_cross_attention cross_attention_hidden_size pruned_heads";
+
+void read_sizes(const Family& family, ConfigFields& fields, FamilyOptions& options) {
+  MultiHeadAttentionOptions& shared = options.shared;
+  options.num_layers = fields.size(family.num_layers, kMaxLayers);
+  shared.embed_dim = fields.size(family.hidden_size, kMaxWidth);
+  shared.num_heads = fields.size(family.num_heads, kMaxHeads);
+  if (family.head_dim_needed) {
+    shared.head_dim = fields.size(family.head_dim, kMaxHeadDim);
+  } else if (!family.head_dim.empty()) {
+    shared.head_dim = fields.optional_size(family.head_dim, kMaxHeadDim).value_or(0);
+  }
+  shared.num_kv_heads = shared.num_heads;
+  switch (family.kv_heads) {
+    case KvHeadsRule::kAllHeads: break;
+    case KvHeadsRule::kField:
+      // Null stands for as many as query heads; a missing field for a number that only the
+      // family's code knows.
+      if (!fields.has("num_key_value_heads")) fields.size("num_key_value_heads", kMaxHeads);
+      [[fallthrough]];
+    case KvHeadsRule::kOptionalField:
+      shared.num_kv_heads =
+          fields.optional_size("num_key_value_heads", kMaxHeads).value_or(shared.num_heads);
+      break;
+    case KvHeadsRule::kFalcon: {
+      const auto given = fields.optional_size("num_kv_heads n_head_kv", kMaxHeads);
+      const bool multi_query = fields.flag("multi_query", true);
+      if (fields.flag("new_decoder_architecture", false)) {
+        shared.num_kv_heads = given.value_or(shared.num_heads);
+      } else if (multi_query) {
+        shared.num_kv_heads = 1;
+      }
+      break;
+    }
+    case KvHeadsRule::kMultiQuery:
+      if (fields.flag("multi_query", true)) shared.num_kv_heads = 1;
+      break;
+  }
+}
+
+void read_biases(const Family& family, ConfigFields& fields, MultiHeadAttentionOptions& shared) {
+  const bool by_config = !family.bias.empty() && fields.flag(family.bias, family.bias_default);
+  const auto rule = [&](BiasRule bias) {
+    return bias == BiasRule::kAlways || (bias == BiasRule::kByConfig && by_config);
+  };
+  shared.query_bias = shared.key_bias = shared.value_bias = rule(family.qkv_bias);
+  shared.out_bias = rule(family.out_bias);
+}
+
+/// layer_types, one for each layer; empty where the config has none.
+std::vector<std::string> read_layer_types(ConfigFields& fields, std::int64_t num_layers) {
+  constexpr std::string_view kExpected = "an array of full_attention and sliding_attention";
+  const ConfigValue* const list = fields.optional_value("layer_types");
+  if (list == nullptr) return {};
+  if (list->kind != ConfigValue::Kind::kArray) fields.refuse_kind("layer_types", *list, kExpected);
+  if (std::cmp_not_equal(list->items.size(), num_layers)) {
+    fields.refuse("layer_types", "got " + std::to_string(list->items.size()) +
+                                     " of them, expected one for each of " +
+                                     std::to_string(num_layers) + " layers");
+  }
+  std::vector<std::string> types;
+  for (const ConfigValue& item : list->items) {
+    if (item.kind != ConfigValue::Kind::kText ||
+        (item.text != "full_attention" && item.text != "sliding_attention")) {
+      fields.refuse(
+          "layer_types", "got " + item.to_string() + ", expected " + std::string(kExpected),
+          item.kind == ConfigValue::Kind::kText ? ErrorCode::kUnsupported : ErrorCode::kIo);
+    }
+    types.push_back(item.text);
+  }
+  return types;
+}
+
+void read_window(const Family& family, ConfigFields& fields, FamilyOptions& options) {
+  constexpr std::string_view kWindow = "sliding_window sliding_window_size";
+  const auto every = [&](auto&& is_sliding) {
+    std::vector<std::string> types;
+    for (std::int64_t layer = 0; layer < options.num_layers; ++layer) {
+      types.emplace_back(is_sliding(layer) ? "sliding_attention" : "full_attention");
+    }
+    return types;
+  };
+  switch (family.window) {
+    case WindowRule::kNone: return;
+    case WindowRule::kEveryLayer:
+      if (!fields.has("sliding_window")) {
+        fields.refuse("sliding_window", "got none, expected a whole number, or null for none");
+      }
+      options.window = fields.optional_size("sliding_window", kMaxWindow).value_or(0);
+      if (options.window > 0) options.types = every([](std::int64_t) { return true; });
+      return;
+    case WindowRule::kByType:
+      options.window = fields.size(kWindow, kMaxWindow);
+      options.types = read_layer_types(fields, options.num_layers);
+      if (options.types.empty()) {
+        options.types = every([](std::int64_t layer) { return layer % 2 == 0; });
+      }
+      return;
+    case WindowRule::kQwen: {
+      const bool used = fields.flag("use_sliding_window", false);
+      const auto window = fields.optional_size("sliding_window", kMaxWindow);
+      fields.pass_over("max_window_layers");
+      options.types = read_layer_types(fields, options.num_layers);
+      if (!used) {
+        for (const std::string& type : options.types) {
+          if (type != "full_attention") {
+            fields.refuse("layer_types", "got " + type + ", expected full_attention alone because" +
+                                             " use_sliding_window is not true");
+          }
+        }
+        return;
+      }
+      if (!window) fields.size("sliding_window", kMaxWindow);
+      options.window = *window;
+      if (options.types.empty()) {
+        const double from = fields.number("max_window_layers");
+        options.types = every([&](std::int64_t n) { return static_cast<double>(n) >= from; });
+      }
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+FamilyOptions read_family(const Family& family, const std::string& path, const ConfigValue& config,
+                          std::span<const std::string> ignored) {
+  ConfigFields fields(path, config);
+  FamilyOptions options;
+  read_sizes(family, fields, options);
+  read_biases(family, fields, options.shared);
+  options.shared.causal = family.causal;
+  options.shared.qk_norm = family.qk_norm;
+  options.shared.sinks = family.sinks;
+  options.shared.dropout = fields.number(family.dropout, 0);
+  read_window(family, fields, options);
+  if (family.rope_base > 0) {
+    if (family.rope_scaling_needed && fields.optional_value("rope_scaling") == nullptr &&
+        fields.optional_value("rope_parameters") == nullptr) {
+      fields.refuse("rope_parameters", "got none, expected it, or rope_scaling");
+    }
+    options.rope = read_rope(fields, path, family.rope_base, ignored);
+  }
+  if (family.particular != nullptr) family.particular(fields, options);
+  fields.require_off(kMustBeOff, ignored);
+  fields.require_off(family.must_be_off, ignored);
+  // A model that brings its own code may do anything with these fields.
+  if (!has_word(family.irrelevant, "auto_map")) fields.require_off("auto_map", ignored);
+  fields.pass_over(kIrrelevant);
+  fields.pass_over(family.irrelevant);
+  fields.finish(ignored, /*only_attention=*/true);
+  return options;
+}
+
+}  // namespace ladon::models

@@ -1,0 +1,237 @@
+#include "models/stored_tensors.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/fail.h"
+#include "io/file.h"
+
+namespace ladon::models {
+namespace {
+
+/// The parameter's shape, as MultiHeadAttention makes it.
+Dims parameter_shape(std::string_view parameter, const MultiHeadAttentionOptions& options) {
+  const std::int64_t query_width = options.num_heads * options.head_dim;
+  const std::int64_t kv_width = options.num_kv_heads * options.head_dim;
+  struct Projection {
+    std::string_view name;
+    std::int64_t out, in;
+  };
+  const std::array<Projection, 4> projections = {{{"q_proj.", query_width, options.embed_dim},
+                                                  {"k_proj.", kv_width, options.key_dim},
+                                                  {"v_proj.", kv_width, options.value_input_dim},
+                                                  {"out_proj.", options.embed_dim, query_width}}};
+  for (const auto& [name, out, in] : projections) {
+    if (!parameter.starts_with(name)) continue;
+    return parameter.ends_with(".weight") ? Dims{out, in} : Dims{out};
+  }
+  return parameter == "sinks" ? Dims{options.num_heads} : Dims{options.head_dim};
+}
+
+/// The places of the parameters in a stored tensor, in their order. A place has the shape that the
+/// dense parameter is to be seen in.
+template <class View>
+std::vector<View> places_of(const StoredTensor& tensor, const MultiHeadAttentionOptions& options,
+                            View stored) {
+  if (tensor.transposed && stored.rank() == 2) stored = stored.transpose(0, 1);
+  if (tensor.parameters.size() == 1) return {stored};
+  const std::int64_t query_width = options.num_heads * options.head_dim;
+  const std::int64_t kv_width = options.num_kv_heads * options.head_dim;
+  if (tensor.storage == QkvStorage::kConcatenated) {
+    return {stored.slice(0, 0, query_width), stored.slice(0, query_width, query_width + kv_width),
+            stored.slice(0, query_width + kv_width, query_width + 2 * kv_width)};
+  }
+  const std::int64_t group = options.num_heads / options.num_kv_heads;
+  const bool is_weight = stored.rank() == 2;
+  const View heads = stored.reshape(
+      is_weight ? Dims{options.num_kv_heads, group + 2, options.head_dim, stored.size(1)}
+                : Dims{options.num_kv_heads, group + 2, options.head_dim});
+  return {heads.slice(1, 0, group), heads.slice(1, group, group + 1),
+          heads.slice(1, group + 1, group + 2)};
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+bool same_shape(const std::vector<std::int64_t>& shape, const Dims& wanted) {
+  return std::equal(shape.begin(), shape.end(), wanted.begin(), wanted.end());
+}
+
+[[noreturn]] void refuse(const LayerNames& names, const std::string& path, std::string_view tensor,
+                         std::string_view what, ErrorCode code = ErrorCode::kIo) {
+  fail(code, names.operation, path + ": tensor " + io::in_quotes(tensor), what);
+}
+
+/// Refuses what stands under the layer's prefix and is not known.
+void check_no_other(const TensorSource& source, const LayerNames& names,
+                    const std::vector<StoredTensor>& tensors) {
+  for (const std::string& name : source.names()) {
+    if (!name.starts_with(names.prefix)) continue;
+    const std::string_view rest = std::string_view(name).substr(names.prefix.size());
+    if (has_word(names.other_tensors, rest)) continue;
+    const bool known = std::any_of(tensors.begin(), tensors.end(),
+                                   [&](const StoredTensor& each) { return each.name == rest; });
+    if (!known) {
+      refuse(names, source.path_of(name), name,
+             "got a tensor that is not expected, expected only the attention's own under " +
+                 io::in_quotes(names.prefix));
+    }
+  }
+}
+
+/// Checks every tensor and returns the dtype of the layer.
+DType check_tensors(const TensorSource& source, const LayerNames& names,
+                    const std::vector<StoredTensor>& tensors,
+                    const MultiHeadAttentionOptions& options, std::optional<DType> wanted) {
+  std::optional<DType> first;
+  for (const StoredTensor& tensor : tensors) {
+    const std::string name = names.prefix + tensor.name;
+    const Dims shape = stored_shape(tensor, options);
+    if (!source.has(name)) {
+      refuse(names, source.path(), name, "got none, expected one of shape " + shape.to_string());
+    }
+    const SafetensorsEntry& entry = source.entry(name);
+    if (!same_shape(entry.shape, shape)) {
+      refuse(names, source.path_of(name), name,
+             "got " + shape_text(entry.shape) + ", expected " + shape.to_string());
+    }
+    if (!entry.dtype || !is_float(*entry.dtype)) {
+      refuse(names, source.path_of(name), name,
+             "got dtype " + std::string(entry.dtype_name) + ", expected F64, F32, F16 or BF16");
+    }
+    if (!first) first = entry.dtype;
+    if (!wanted && *first != *entry.dtype) {
+      refuse(names, source.path_of(name), name,
+             "got dtype " + std::string(entry.dtype_name) + ", expected that of " +
+                 io::in_quotes(names.prefix + tensors.front().name) + ", which is " +
+                 name_of(*first) + " (or ask for a dtype)");
+    }
+  }
+  return wanted.value_or(first.value_or(DType::kF32));
+}
+
+}  // namespace
+
+std::vector<StoredTensor> stored_tensors(const Family& family,
+                                         const MultiHeadAttentionOptions& options) {
+  std::vector<StoredTensor> tensors;
+  const auto add = [&](std::string_view name, std::string_view parameter) {
+    tensors.push_back({.name = std::string(name),
+                       .parameters = {std::string(parameter)},
+                       .transposed = family.transposed});
+  };
+  const auto add_projection = [&](std::string_view name, std::string_view parameter, bool bias) {
+    add(std::string(name) + ".weight", std::string(parameter) + ".weight");
+    if (bias) add(std::string(name) + ".bias", std::string(parameter) + ".bias");
+  };
+  if (family.qkv == QkvStorage::kSeparate) {
+    add_projection(family.query, "q_proj", options.query_bias);
+    add_projection(family.key, "k_proj", options.key_bias);
+    add_projection(family.value, "v_proj", options.value_bias);
+  } else {
+    for (const std::string kind : {".weight", ".bias"}) {
+      if (kind == ".bias" && !options.query_bias) continue;
+      tensors.push_back({.name = std::string(family.fused) + kind,
+                         .parameters = {"q_proj" + kind, "k_proj" + kind, "v_proj" + kind},
+                         .storage = family.qkv,
+                         .transposed = family.transposed});
+    }
+  }
+  add_projection(family.out, "out_proj", options.out_bias);
+  if (options.qk_norm) {
+    add("q_norm.weight", "q_norm.weight");
+    add("k_norm.weight", "k_norm.weight");
+  }
+  if (options.sinks) add("sinks", "sinks");
+  return tensors;
+}
+
+std::vector<StoredTensor> torch_tensors(const MultiHeadAttentionOptions& options, bool separate) {
+  const auto fused = [](const std::string& name, const std::string& kind) {
+    return StoredTensor{.name = name,
+                        .parameters = {"q_proj" + kind, "k_proj" + kind, "v_proj" + kind},
+                        .storage = QkvStorage::kConcatenated};
+  };
+  std::vector<StoredTensor> tensors;
+  if (separate) {
+    for (const std::string name : {"q_proj", "k_proj", "v_proj"}) {
+      tensors.push_back({.name = name + "_weight", .parameters = {name + ".weight"}});
+    }
+  } else {
+    tensors.push_back(fused("in_proj_weight", ".weight"));
+  }
+  if (options.query_bias) tensors.push_back(fused("in_proj_bias", ".bias"));
+  tensors.push_back({.name = "out_proj.weight", .parameters = {"out_proj.weight"}});
+  if (options.out_bias)
+    tensors.push_back({.name = "out_proj.bias", .parameters = {"out_proj.bias"}});
+  return tensors;
+}
+
+Dims stored_shape(const StoredTensor& tensor, const MultiHeadAttentionOptions& options) {
+  Dims shape = parameter_shape(tensor.parameters.front(), options);
+  for (std::size_t i = 1; i < tensor.parameters.size(); ++i) {
+    shape[0] += parameter_shape(tensor.parameters[i], options)[0];
+  }
+  if (tensor.transposed && shape.rank() == 2) std::swap(shape[0], shape[1]);
+  return shape;
+}
+
+std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
+                                           const std::vector<StoredTensor>& tensors,
+                                           MultiHeadAttentionOptions options,
+                                           std::optional<DType> dtype) {
+  if (dtype && !is_float(*dtype)) {
+    fail(names.operation, "dtype",
+         std::string("got ") + name_of(*dtype) + ", expected f64, f32, f16 or bf16");
+  }
+  check_no_other(source, names, tensors);
+  options.dtype = check_tensors(source, names, tensors, options, dtype);
+  auto layer = std::make_unique<MultiHeadAttention>(MultiHeadAttention::zeros(options));
+  for (const StoredTensor& tensor : tensors) {
+    Tensor stored = source.load(names.prefix + tensor.name);
+    if (tensor.parameters.size() == 1 && !tensor.transposed && stored.dtype() == options.dtype) {
+      layer->parameter(tensor.parameters.front()).value = std::move(stored);
+      continue;
+    }
+    const auto places = places_of(tensor, options, ConstTensorView(stored));
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      Tensor& value = layer->parameter(tensor.parameters[i]).value;
+      copy(places[i], value.view().reshape(places[i].shape()));
+    }
+  }
+  layer->eval();
+  return layer;
+}
+
+std::vector<NamedTensor> save_layer(const MultiHeadAttention& layer, std::string_view prefix,
+                                    const std::vector<StoredTensor>& tensors) {
+  std::vector<NamedTensor> result;
+  for (const StoredTensor& tensor : tensors) {
+    NamedTensor& named = result.emplace_back();
+    named.name = std::string(prefix) + tensor.name;
+    named.value = Tensor::uninitialized(layer.dtype(), stored_shape(tensor, layer.options()));
+    const auto places = places_of(tensor, layer.options(), named.value.view());
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const Tensor& value = layer.parameter(tensor.parameters[i]).value;
+      copy(value.view().reshape(places[i].shape()), places[i]);
+    }
+  }
+  return result;
+}
+
+const MultiHeadAttention& as_multi_head(std::string_view operation, const AttentionLayer& layer) {
+  const auto* const multi_head = dynamic_cast<const MultiHeadAttention*>(&layer);
+  if (multi_head == nullptr) {
+    fail(operation, "layer",
+         "got a " + std::string(layer.type_name()) + ", expected a MultiHeadAttention");
+  }
+  return *multi_head;
+}
+
+}  // namespace ladon::models

@@ -1,0 +1,75 @@
+// The weights of a MultiHeadAttention as a file keeps them: which tensors, of which shapes, and
+// where in them each parameter lies. Loading and saving go by the same list.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ladon/checkpoint.h"
+#include "ladon/multi_head_attention.h"
+#include "ladon/safetensors.h"
+#include "models/families.h"
+
+namespace ladon::models {
+
+/// One tensor of a file, with the parameter it holds, or the three that are fused in it.
+struct StoredTensor {
+  std::string name;
+  std::vector<std::string> parameters;
+  QkvStorage storage = QkvStorage::kSeparate;
+  bool transposed = false;
+};
+
+/// All of them for a layer of the family, names without the layer's prefix.
+std::vector<StoredTensor> stored_tensors(const Family& family,
+                                         const MultiHeadAttentionOptions& options);
+/// The same for torch.nn.MultiheadAttention.
+std::vector<StoredTensor> torch_tensors(const MultiHeadAttentionOptions& options, bool separate);
+
+/// The shape in the file. The options must be complete.
+Dims stored_shape(const StoredTensor& tensor, const MultiHeadAttentionOptions& options);
+
+/// Where the tensors come from: a file or a folder of them.
+class TensorSource {
+ public:
+  explicit TensorSource(const SafetensorsFile& file) : file_(&file) {}
+  explicit TensorSource(const ShardedSafetensors& folder) : folder_(&folder) {}
+
+  std::vector<std::string> names() const;
+  bool has(std::string_view name) const;
+  const SafetensorsEntry& entry(std::string_view name) const;
+  Tensor load(std::string_view name) const;
+  /// The file or folder, and the file that holds a tensor, as messages show them.
+  std::string path() const;
+  std::string path_of(std::string_view name) const;
+
+ private:
+  const SafetensorsFile* file_ = nullptr;
+  const ShardedSafetensors* folder_ = nullptr;
+};
+
+/// How the tensors of one layer are called in a source.
+struct LayerNames {
+  std::string_view operation;  // begins the messages
+  std::string prefix;
+  std::string_view other_tensors{};  // under the prefix, and of no concern
+};
+
+/// A layer from its tensors; options as describe_model() gives them.
+std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
+                                           const std::vector<StoredTensor>& tensors,
+                                           MultiHeadAttentionOptions options,
+                                           std::optional<DType> dtype);
+
+/// The other way.
+std::vector<NamedTensor> save_layer(const MultiHeadAttention& layer, std::string_view prefix,
+                                    const std::vector<StoredTensor>& tensors);
+
+/// The layer as what it is; throws where it is of another kind.
+const MultiHeadAttention& as_multi_head(std::string_view operation, const AttentionLayer& layer);
+
+}  // namespace ladon::models

@@ -1,0 +1,162 @@
+"""Small models made and saved by Hugging Face's transformers, run there and by Ladon.
+
+Usage: compare_transformers.py RUN_LAYER. Exits with 77 where torch or transformers are missing.
+The inputs and outputs of every attention module are taken while the whole model runs.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+try:
+    import numpy as np
+    import torch
+    import transformers
+except ImportError as error:
+    print(f"skipped: no {error.name}")
+    sys.exit(77)
+
+TOLERANCE = 2e-5  # relative; both sides compute in f32
+LENGTH = 23
+LLAMA = dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=3,
+             intermediate_size=64, vocab_size=99, max_position_embeddings=128)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+        "beta_fast": 32.0, "beta_slow": 1.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+GPT = dict(n_embd=48, n_head=6, n_layer=2, vocab_size=99, n_positions=64)
+
+
+def cases():
+    """(name, config, where the attention modules are)."""
+    t = transformers
+    layers = lambda model: [layer.self_attn for layer in model.model.layers]
+    blocks = lambda model: [block.attn for block in model.transformer.h]
+    falcon = lambda model: [block.self_attention for block in model.transformer.h]
+    yield "llama", t.LlamaConfig(**LLAMA), layers
+    yield "llama, bias, head_dim", t.LlamaConfig(**LLAMA, attention_bias=True, head_dim=12), layers
+    yield "llama, linear", t.LlamaConfig(
+        **LLAMA, rope_scaling={"rope_type": "linear", "factor": 3.0}), layers
+    yield "llama, llama3", t.LlamaConfig(**LLAMA, rope_theta=500.0, rope_scaling=LLAMA3), layers
+    yield "llama, yarn", t.LlamaConfig(**LLAMA, rope_scaling=YARN), layers
+    yield "mistral", t.MistralConfig(**LLAMA, sliding_window=5, head_dim=12), layers
+    yield "mistral, no window", t.MistralConfig(**LLAMA, sliding_window=None), layers
+    yield "qwen2", t.Qwen2Config(**LLAMA), layers
+    yield "qwen2, window", t.Qwen2Config(
+        **LLAMA, use_sliding_window=True, sliding_window=5, max_window_layers=1), layers
+    yield "qwen3", t.Qwen3Config(**LLAMA, head_dim=16, rms_norm_eps=1e-3), layers
+    yield "gemma2", t.Gemma2Config(**LLAMA, head_dim=16, sliding_window=5, query_pre_attn_scalar=7,
+                                   attn_logit_softcapping=1.5), layers
+    yield "gpt_oss", t.GptOssConfig(**LLAMA, head_dim=16, sliding_window=5, num_local_experts=2,
+                                    num_experts_per_tok=1,
+                                    rope_scaling=YARN | {"truncate": False}), layers
+    small = dict(hidden_size=48, num_attention_heads=6, num_hidden_layers=2, vocab_size=99)
+    yield "falcon, multi-query", t.FalconConfig(**small, multi_query=True, alibi=False), falcon
+    yield "falcon, grouped", t.FalconConfig(
+        **small, new_decoder_architecture=True, num_kv_heads=2, bias=True, alibi=False), falcon
+    yield "falcon, heads", t.FalconConfig(**small, multi_query=False, alibi=False), falcon
+    # ALiBi in Falcon's code is rounded to bfloat16: 4 heads have slopes that it can hold. Its
+    # "eager" attention adds it twice (once by the mask), the default one once.
+    few = small | dict(num_attention_heads=4)
+    yield "falcon, alibi", t.FalconConfig(**few, multi_query=False, alibi=True, bias=True), falcon
+    yield "gpt2", t.GPT2Config(**GPT), blocks
+    yield "gpt2, by layer", t.GPT2Config(**GPT, scale_attn_by_inverse_layer_idx=True), blocks
+    yield "gpt2, unscaled", t.GPT2Config(**GPT, scale_attn_weights=False), blocks
+    yield "gpt_bigcode, multi-query", t.GPTBigCodeConfig(**GPT), blocks
+    yield "gpt_bigcode, heads", t.GPTBigCodeConfig(**GPT, multi_query=False), blocks
+    yield "bloom", t.BloomConfig(hidden_size=48, n_head=6, n_layer=2, vocab_size=99), falcon
+    bert = dict(hidden_size=48, num_attention_heads=6, num_hidden_layers=2, intermediate_size=64,
+                vocab_size=99)
+    encoder = lambda model: [layer.attention for layer in model.bert.encoder.layer]
+    yield "bert", t.BertConfig(**bert), encoder
+    yield "bert, decoder", t.BertConfig(**bert, is_decoder=True), encoder
+
+
+def model_of(config):
+    kinds = {"bert": "BertLMHeadModel" if getattr(config, "is_decoder", False)
+             else "BertForMaskedLM"}
+    causal = getattr(transformers, kinds[config.model_type]) if config.model_type in kinds else (
+        transformers.AutoModelForCausalLM)
+    config._attn_implementation = "sdpa" if getattr(config, "alibi", False) else "eager"
+    torch.manual_seed(1)
+    make = causal.from_config if hasattr(causal, "from_config") else causal
+    model = make(config).eval()
+    # Fresh models have tiny weights, zero biases and unit norms: nothing would show.
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.1 if parameter.dim() == 1 else 0.0,
+                              0.5 if parameter.dim() == 1 else 1.4 / parameter.shape[-1] ** 0.5)
+    return model
+
+
+def record(model, modules):
+    """The input and the output of each attention module."""
+    inputs, outputs = {}, {}
+
+    def hook(index):
+        def keep(module, args, kwargs, output):
+            inputs[index] = args[0] if args else kwargs["hidden_states"]
+            first = output[0] if isinstance(output, tuple) else output
+            # Bloom's module adds the residual, which it gets as its second argument.
+            outputs[index] = first - args[1] if type(module).__name__ == "BloomAttention" else first
+        return keep
+
+    for index, module in enumerate(modules):
+        module.register_forward_hook(hook(index), with_kwargs=True)
+    with torch.no_grad():
+        if type(modules[0]).__name__ == "BertAttention":
+            # Its output is normed and has the residual in it; the projection alone has not.
+            projected = {}
+            for index, module in enumerate(modules):
+                module.output.dense.register_forward_hook(
+                    lambda m, a, output, i=index: projected.__setitem__(i, output))
+            model(torch.arange(LENGTH)[None] % 97 + 1)
+            outputs.update(projected)
+        else:
+            model(torch.arange(LENGTH)[None] % 97 + 1)
+    return inputs, outputs
+
+
+def compare(name, run_layer, folder, which, given, expected):
+    np.save(folder / "in.npy", given.numpy())
+    done = subprocess.run([run_layer, folder, which, folder / "in.npy", folder / "out.npy"],
+                          capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(f"FAILED  {name}: {done.stderr.strip()}")
+        return False
+    off = np.abs(np.load(folder / "out.npy") - expected.numpy()).max()
+    scale = np.abs(expected.numpy()).max()
+    good = bool(off <= TOLERANCE * scale)
+    print(f"{'ok' if good else 'FAILED':7} {name}: {off / scale:.1e} of {scale:.2f}")
+    return good
+
+
+def main():
+    run_layer = sys.argv[1]
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}")
+    good = True
+    for name, config, modules_of in cases():
+        model = model_of(config)
+        with tempfile.TemporaryDirectory() as temp:
+            folder = Path(temp)
+            model.save_pretrained(folder, safe_serialization=True)
+            inputs, outputs = record(model, modules_of(model))
+            for layer in inputs:
+                good &= compare(f"{name}, layer {layer}", run_layer, folder, str(layer),
+                                inputs[layer], outputs[layer])
+    from safetensors.torch import save_file
+    for bias in (True, False):
+        torch.manual_seed(2)
+        module = torch.nn.MultiheadAttention(48, 6, bias=bias, batch_first=True).eval()
+        x = torch.randn(2, LENGTH, 48)
+        with tempfile.TemporaryDirectory() as temp:
+            save_file(module.state_dict(), Path(temp) / "model.safetensors")
+            with torch.no_grad():
+                expected = module(x, x, x, need_weights=False)[0]
+            good &= compare(f"torch, bias={bias}", run_layer, Path(temp), "torch:6", x, expected)
+    sys.exit(0 if good else 1)
+
+
+main()

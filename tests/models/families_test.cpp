@@ -1,0 +1,333 @@
+// Layers out of every family's folder against plain attention, in f64 and f32; the same layers
+// spoilt one setting at a time; and the way back into the family's names.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/io_support.h"
+#include "ladon/checkpoint.h"
+#include "ladon/random.h"
+#include "models/model_folder.h"
+
+namespace ladon::test {
+namespace {
+
+constexpr int kBatch = 2;
+constexpr int kLength = 11;
+
+const Context& context() {
+  static const Context kContext(ContextOptions{.num_threads = 1});
+  return kContext;
+}
+
+/// Ways to run a layer over a whole input; all must give the same.
+struct WayToRun {
+  std::string name;
+  std::function<Tensor(const AttentionLayer& layer, const Tensor& x)> call;
+};
+
+std::vector<WayToRun> runs() {
+  return {{"whole", [](const AttentionLayer& layer, const Tensor& x) {
+             return layer.forward(context(), x.view());
+           }}};
+}
+
+Tensor input_of(const FamilyCase& setup) {
+  Tensor x = TensorMaker(5).make({kBatch, kLength, setup.embed_dim}, 1);
+  return x;
+}
+
+/// The expected output, [batch, length, embed_dim] in a row.
+std::vector<double> plain_output(const FamilyCase& setup, int layer, const Tensor& x) {
+  const PlainAttention plain = setup.plain(setup.tensors, layer);
+  std::vector<double> out;
+  const double* next = x.data_as<double>();
+  for (int sequence = 0; sequence < kBatch; ++sequence) {
+    Rows rows;
+    for (int token = 0; token < kLength; ++token, next += setup.embed_dim) {
+      rows.emplace_back(next, next + setup.embed_dim);
+    }
+    for (const auto& row : plain.run(rows)) out.insert(out.end(), row.begin(), row.end());
+  }
+  return out;
+}
+
+struct Difference {
+  double largest = 0;  // of the differences
+  double scale = 0;    // the largest expected number
+};
+
+Difference difference(const Tensor& out, const std::vector<double>& expected) {
+  const Tensor wide = Tensor::copy_of(out, DType::kF64);
+  Difference result;
+  EXPECT_EQ(static_cast<std::size_t>(wide.num_elements()), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double off = std::abs(wide.data_as<double>()[i] - expected[i]);
+    result.largest = std::isnan(off) ? off : std::max(result.largest, off);
+    result.scale = std::max(result.scale, std::abs(expected[i]));
+  }
+  return result;
+}
+
+class Families : public testing::TestWithParam<std::string> {
+ protected:
+  FamilyCase setup_ = family_case(GetParam());
+  TempFolder temp_;
+};
+
+TEST_P(Families, AgreeWithPlainAttention) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    write_model(temp_.path(), setup_, dtype);
+    const Tensor x = input_of(setup_);
+    const Tensor converted = Tensor::copy_of(x, dtype);
+    for (int index = 0; index < setup_.num_layers; ++index) {
+      const auto layer = load_attention(temp_.path(), index);
+      EXPECT_EQ(layer->dtype(), dtype);
+      EXPECT_FALSE(layer->is_training());
+      const std::vector<double> expected = plain_output(setup_, index, x);
+      for (const WayToRun& run : runs()) {
+        SCOPED_TRACE(run.name + ", layer " + std::to_string(index) + ", " + name_of(dtype));
+        const Difference off = difference(run.call(*layer, converted), expected);
+        EXPECT_GT(off.scale, 0.1);
+        EXPECT_LE(off.largest, dtype == DType::kF64 ? 1e-10 : 1e-5 * off.scale);
+      }
+    }
+  }
+}
+
+TEST_P(Families, InShardsAndInOtherDTypes) {
+  write_model(temp_.path(), setup_, DType::kF64, /*sharded=*/true);
+  const Tensor x = input_of(setup_);
+  const int last = setup_.num_layers - 1;
+  const std::vector<double> expected = plain_output(setup_, last, x);
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    const auto layer = load_attention(temp_.path(), last, {.dtype = dtype});
+    EXPECT_EQ(layer->dtype(), dtype);
+    const Tensor converted = Tensor::copy_of(x, dtype);
+    const Tensor out = layer->forward(context(), converted.view());
+    const Difference off = difference(out, expected);
+    // Weights, inputs and results are rounded, and errors add up over a few dozen products.
+    EXPECT_LE(off.largest, 100 * epsilon_of(dtype) * off.scale) << name_of(dtype);
+  }
+}
+
+TEST_P(Families, ComeBackUnderTheirNames) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    write_model(temp_.path(), setup_, dtype);
+    for (int index = 0; index < setup_.num_layers; ++index) {
+      const auto layer = load_attention(temp_.path(), index);
+      const std::vector<NamedTensor> saved = attention_tensors(*layer, setup_.family, index);
+      const auto names = layer_names(setup_, index);
+      ASSERT_EQ(saved.size(), names.size());
+      for (const auto& [in_file, expected_name] : names) {
+        const auto found = std::find_if(
+            saved.begin(), saved.end(),
+            [&, name = expected_name](const NamedTensor& each) { return each.name == name; });
+        ASSERT_NE(found, saved.end()) << expected_name;
+        const Tensor& original = setup_.tensors.at(in_file);
+        EXPECT_EQ(found->value.shape(), original.shape()) << in_file;
+        EXPECT_EQ(bytes_of(found->value), bytes_of(Tensor::copy_of(original, dtype))) << in_file;
+      }
+      // Elsewhere: a folder with that layer alone.
+      const TempFolder other;
+      write_bytes(other / "config.json", setup_.config);
+      write_safetensors(other / "model.safetensors", items_of(saved));
+      const auto again = load_attention(other.path(), index);
+      for (const Parameter& parameter : layer->named_parameters()) {
+        EXPECT_EQ(bytes_of(parameter.value), bytes_of(again->parameter(parameter.name).value))
+            << parameter.name;
+      }
+    }
+  }
+}
+
+// ---- spoilt layers ---------------------------------------------------------------------------
+
+using Options = MultiHeadAttentionOptions;
+
+/// A layer with these options and the weights of another.
+MultiHeadAttention remade(const MultiHeadAttention& layer, const Options& options) {
+  MultiHeadAttention fresh(options);
+  for (Parameter& parameter : fresh.named_parameters()) {
+    parameter.value = Tensor::copy_of(layer.parameter(parameter.name).value);
+  }
+  fresh.eval();
+  return fresh;
+}
+
+/// Rows of two heads exchanged, in a projection's weight and bias.
+void swap_heads(MultiHeadAttention& layer, const std::string& projection, std::int64_t a,
+                std::int64_t b) {
+  for (const std::string kind : {".weight", ".bias"}) {
+    if (!layer.has_parameter(projection + kind)) continue;
+    Tensor& value = layer.parameter(projection + kind).value;
+    const std::int64_t d = layer.head_dim();
+    const Tensor kept = Tensor::copy_of(value.view().slice(0, a * d, (a + 1) * d));
+    copy(Tensor::copy_of(value.view().slice(0, b * d, (b + 1) * d)),
+         value.view().slice(0, a * d, (a + 1) * d));
+    copy(kept, value.view().slice(0, b * d, (b + 1) * d));
+  }
+}
+
+/// Changes a layer as a mistake in loading would; false where there is nothing to change.
+struct Mutation {
+  std::string name;
+  std::function<bool(MultiHeadAttention& layer)> spoil;
+};
+
+Mutation of_options(const std::string& name, const std::function<bool(Options&)>& change) {
+  return {name, [=](MultiHeadAttention& layer) {
+            Options options = layer.options();
+            if (!change(options)) return false;
+            layer = remade(layer, options);
+            return true;
+          }};
+}
+
+Mutation of_weights(const std::string& parameter) {
+  return {"no " + parameter, [=](MultiHeadAttention& layer) {
+            if (!layer.has_parameter(parameter)) return false;
+            Tensor& value = layer.parameter(parameter).value;
+            value = Tensor(value.dtype(), value.shape());
+            return true;
+          }};
+}
+
+std::vector<Mutation> mutations() {
+  return {
+      of_options("interleaved rope",
+                 [](Options& o) {
+                   if (o.rope) o.rope->layout = RopeLayout::kInterleaved;
+                   return o.rope.has_value();
+                 }),
+      of_options("another base",
+                 [](Options& o) {
+                   if (o.rope) o.rope->base *= 3;
+                   return o.rope.has_value();
+                 }),
+      of_options("no scaling of rope",
+                 [](Options& o) {
+                   const bool scaled = o.rope && o.rope->scaling.kind != RopeScaling::kNone;
+                   if (scaled) o.rope->scaling = {};
+                   return scaled;
+                 }),
+      of_options("truncated YaRN",
+                 [](Options& o) {
+                   const bool exact = o.rope && o.rope->scaling.kind == RopeScaling::kYarn &&
+                                      !o.rope->scaling.truncate;
+                   if (exact) o.rope->scaling.truncate = true;
+                   return exact;
+                 }),
+      of_options("no rope",
+                 [](Options& o) { return std::exchange(o.rope, std::nullopt).has_value(); }),
+      of_options("no norm", [](Options& o) { return std::exchange(o.qk_norm, false); }),
+      of_options("another epsilon",
+                 [](Options& o) {
+                   o.qk_norm_epsilon = 1e-6;
+                   return o.qk_norm;
+                 }),
+      of_options("another scale",
+                 [](Options& o) {
+                   o.scale = 1.3 * o.scale.value_or(1 / std::sqrt(double(o.head_dim)));
+                   return true;
+                 }),
+      of_options("the usual scale",
+                 [](Options& o) {
+                   const double usual = 1 / std::sqrt(double(o.head_dim));
+                   return std::exchange(o.scale, std::nullopt).value_or(usual) != usual;
+                 }),
+      of_options("no window",
+                 [](Options& o) { return std::exchange(o.window_left, std::nullopt).has_value(); }),
+      of_options("a window one wider",
+                 [](Options& o) {
+                   if (o.window_left) ++*o.window_left;
+                   return o.window_left.has_value();
+                 }),
+      of_options("no softcap", [](Options& o) { return std::exchange(o.softcap, 0) != 0; }),
+      of_options("slopes in another order",
+                 [](Options& o) {
+                   std::reverse(o.alibi_slopes.begin(), o.alibi_slopes.end());
+                   return !o.alibi_slopes.empty();
+                 }),
+      of_options("slopes of another size",
+                 [](Options& o) {
+                   for (double& slope : o.alibi_slopes) slope *= 2;
+                   return !o.alibi_slopes.empty();
+                 }),
+      of_options("no sinks", [](Options& o) { return std::exchange(o.sinks, false); }),
+      of_options("other causality",
+                 [](Options& o) {
+                   o.causal = !o.causal;
+                   return true;
+                 }),
+      {"query heads in another order",
+       [](MultiHeadAttention& layer) {
+         swap_heads(layer, "q_proj", 0, layer.num_heads() - 1);
+         return true;
+       }},
+      {"key heads in another order",
+       [](MultiHeadAttention& layer) {
+         if (layer.num_kv_heads() == 1) return false;
+         swap_heads(layer, "k_proj", 0, layer.num_kv_heads() - 1);
+         return true;
+       }},
+      {"value heads in another order",
+       [](MultiHeadAttention& layer) {
+         if (layer.num_kv_heads() == 1) return false;
+         swap_heads(layer, "v_proj", 0, layer.num_kv_heads() - 1);
+         return true;
+       }},
+      {"keys for values",
+       [](MultiHeadAttention& layer) {
+         std::swap(layer.parameter("k_proj.weight").value, layer.parameter("v_proj.weight").value);
+         return true;
+       }},
+      of_weights("q_proj.bias"),
+      of_weights("v_proj.bias"),
+      of_weights("out_proj.bias"),
+  };
+}
+
+TEST_P(Families, SpoiltLayersDoNotAgree) {
+  write_model(temp_.path(), setup_, DType::kF64);
+  const Tensor x = input_of(setup_);
+  int spoilt = 0;
+  for (int index = 0; index < setup_.num_layers; ++index) {
+    const auto loaded = load_attention(temp_.path(), index);
+    const std::vector<double> expected = plain_output(setup_, index, x);
+    for (const Mutation& mutation : mutations()) {
+      MultiHeadAttention layer = dynamic_cast<const MultiHeadAttention&>(*loaded);
+      if (!mutation.spoil(layer)) continue;
+      ++spoilt;
+      const Difference off = difference(layer.forward(context(), x.view()), expected);
+      EXPECT_GT(off.largest, 1e-3 * off.scale)
+          << mutation.name << ", layer " << index << ": the tolerance is 1e-10";
+    }
+  }
+  EXPECT_GT(spoilt, 5 * setup_.num_layers);
+}
+
+std::vector<std::string> case_names() {
+  std::vector<std::string> names;
+  for (const FamilyCase& setup : family_cases()) names.push_back(setup.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(, Families, testing::ValuesIn(case_names()),
+                         [](const auto& param) { return param.param; });
+
+TEST(FamilyCases, CoverEveryFamily) {
+  for (const std::string& family : model_families()) {
+    bool covered = false;
+    for (const FamilyCase& setup : family_cases()) covered = covered || setup.family == family;
+    EXPECT_TRUE(covered) << family;
+  }
+}
+
+}  // namespace
+}  // namespace ladon::test

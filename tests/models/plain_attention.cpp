@@ -1,0 +1,161 @@
+#include "models/plain_attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ladon::test {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+using Head = std::vector<double>;
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+void normalise(Head& head, const std::vector<double>& weight, double epsilon) {
+  double squares = 0;
+  for (const double number : head) squares += number * number;
+  const double length = std::sqrt(squares / static_cast<double>(head.size()) + epsilon);
+  for (std::size_t i = 0; i < head.size(); ++i) head[i] = head[i] / length * weight[i];
+}
+
+void turn(Head& head, int position, const std::vector<double>& turns, double magnitude) {
+  const std::size_t half = head.size() / 2;
+  for (std::size_t n = 0; n < half; ++n) {
+    const double angle = position * turns[n];
+    const double left = head[n];
+    const double right = head[n + half];
+    head[n] = magnitude * (left * std::cos(angle) - right * std::sin(angle));
+    head[n + half] = magnitude * (right * std::cos(angle) + left * std::sin(angle));
+  }
+}
+
+/// All heads of all tokens: [token][head].
+std::vector<std::vector<Head>> project(const Rows& x, int heads, int head_dim,
+                                       const HeadNumber& number) {
+  std::vector<std::vector<Head>> result;
+  for (const auto& token : x) {
+    auto& row = result.emplace_back();
+    for (int head = 0; head < heads; ++head) {
+      auto& numbers = row.emplace_back();
+      for (int place = 0; place < head_dim; ++place) {
+        numbers.push_back(number(token, head, place));
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+Rows PlainAttention::run(const Rows& query_input, const Rows& key_input,
+                         const Rows& value_input) const {
+  auto queries = project(query_input, num_heads, head_dim, query);
+  auto keys = project(key_input, num_kv_heads, head_dim, key);
+  const auto values = project(value_input, num_kv_heads, head_dim, value);
+  const auto prepare = [&](std::vector<std::vector<Head>>& tokens, const Head& norm) {
+    for (std::size_t position = 0; position < tokens.size(); ++position) {
+      for (Head& head : tokens[position]) {
+        if (!norm.empty()) normalise(head, norm, norm_epsilon);
+        if (!turns.empty()) turn(head, static_cast<int>(position), turns, turn_magnitude);
+      }
+    }
+  };
+  prepare(queries, query_norm);
+  prepare(keys, key_norm);
+
+  Rows result;
+  for (int i = 0; i < static_cast<int>(queries.size()); ++i) {
+    Head together;
+    for (int head = 0; head < num_heads; ++head) {
+      const int kv_head = head * num_kv_heads / num_heads;
+      std::vector<double> weights;
+      double total = sinks.empty() ? 0 : std::exp(sinks[at(head)]);
+      for (int j = 0; j < static_cast<int>(keys.size()); ++j) {
+        double score = 0;
+        for (int place = 0; place < head_dim; ++place) {
+          score += queries[at(i)][at(head)][at(place)] * keys[at(j)][at(kv_head)][at(place)];
+        }
+        score *= scale;
+        if (softcap > 0) score = softcap * std::tanh(score / softcap);
+        if (!slopes.empty()) score += slopes[at(head)] * (j - i);
+        const bool seen = (!causal || j <= i) && (window == 0 || i - j < window);
+        weights.push_back(seen ? std::exp(score) : 0);
+        total += weights.back();
+      }
+      for (int place = 0; place < head_dim; ++place) {
+        double sum = 0;
+        for (int j = 0; j < static_cast<int>(keys.size()); ++j) {
+          sum += weights[at(j)] / total * values[at(j)][at(kv_head)][at(place)];
+        }
+        together.push_back(sum);
+      }
+    }
+    auto& row = result.emplace_back();
+    for (int feature = 0; feature < out_width; ++feature) row.push_back(out(together, feature));
+  }
+  return result;
+}
+
+std::vector<double> plain_turns(int head_dim, double theta) {
+  std::vector<double> turns;
+  for (int n = 0; n < head_dim; n += 2) turns.push_back(1 / std::pow(theta, n / double(head_dim)));
+  return turns;
+}
+
+std::vector<double> linear_turns(int head_dim, double theta, double factor) {
+  std::vector<double> turns = plain_turns(head_dim, theta);
+  for (double& each : turns) each /= factor;
+  return turns;
+}
+
+std::vector<double> llama3_turns(int head_dim, double theta, const Llama3Turns& scaling) {
+  std::vector<double> turns = plain_turns(head_dim, theta);
+  for (double& each : turns) {
+    // How often this pair goes round within the context that the model was trained on.
+    const double rounds = scaling.context * each / (2 * kPi);
+    if (rounds > scaling.high) continue;
+    const double smooth = std::max(0.0, (rounds - scaling.low) / (scaling.high - scaling.low));
+    each = smooth * each + (1 - smooth) * each / scaling.factor;
+  }
+  return turns;
+}
+
+std::vector<double> yarn_turns(int head_dim, double theta, const YarnTurns& scaling) {
+  const auto pair_of_rounds = [&](double rounds) {
+    return head_dim * std::log(scaling.context / (rounds * 2 * kPi)) / (2 * std::log(theta));
+  };
+  double from = pair_of_rounds(scaling.fast);
+  double to = pair_of_rounds(scaling.slow);
+  if (scaling.truncate) {
+    from = std::floor(from);
+    to = std::ceil(to);
+  }
+  from = std::max(from, 0.0);
+  to = std::min(to, head_dim - 1.0);
+  std::vector<double> turns = plain_turns(head_dim, theta);
+  for (std::size_t n = 0; n < turns.size(); ++n) {
+    const double place = (static_cast<double>(n) - from) / (to - from);
+    const double stretched = std::min(1.0, std::max(0.0, place));
+    turns[n] = turns[n] / scaling.factor * stretched + turns[n] * (1 - stretched);
+  }
+  return turns;
+}
+
+std::vector<double> plain_slopes(int num_heads) {
+  const auto of_power = [](int heads) {
+    std::vector<double> slopes;
+    const double start = std::pow(2.0, -std::pow(2.0, -(std::log2(heads) - 3)));
+    for (int i = 0; i < heads; ++i) slopes.push_back(start * std::pow(start, i));
+    return slopes;
+  };
+  int power = 1;
+  while (power * 2 <= num_heads) power *= 2;
+  std::vector<double> slopes = of_power(power);
+  const std::vector<double> finer = of_power(2 * power);
+  for (int i = 0; static_cast<int>(slopes.size()) < num_heads; i += 2)
+    slopes.push_back(finer[at(i)]);
+  return slopes;
+}
+
+}  // namespace ladon::test

@@ -1,0 +1,58 @@
+// Attention in plain double loops, written from the models' public descriptions. It shares no code
+// with the library: own projections, own rope, own norm, own ALiBi, own softmax.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+namespace ladon::test {
+
+/// Numbers by token and feature.
+using Rows = std::vector<std::vector<double>>;
+
+/// One number of a projection: (the token's input, head, place in the head).
+using HeadNumber = std::function<double(const std::vector<double>& x, int head, int place)>;
+
+struct PlainAttention {
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  HeadNumber query, key, value;
+  /// One number of the output from all heads' results, head after head.
+  std::function<double(const std::vector<double>& heads, int feature)> out;
+  int out_width = 0;
+
+  bool causal = true;
+  int window = 0;  // how many keys a query sees, its own the last; 0: all
+  double scale = 1;
+  double softcap = 0;
+  /// How far pair n (of the numbers n and n + head_dim / 2) turns from one position to the next.
+  std::vector<double> turns{};
+  double turn_magnitude = 1;
+  std::vector<double> query_norm{}, key_norm{};
+  double norm_epsilon = 0;
+  std::vector<double> slopes{};
+  std::vector<double> sinks{};
+
+  Rows run(const Rows& x) const { return run(x, x, x); }
+  Rows run(const Rows& query_input, const Rows& key_input, const Rows& value_input) const;
+};
+
+/// Turns of rope as each kind of scaling defines them.
+std::vector<double> plain_turns(int head_dim, double theta);
+std::vector<double> linear_turns(int head_dim, double theta, double factor);
+struct Llama3Turns {
+  double factor, low, high, context;
+};
+std::vector<double> llama3_turns(int head_dim, double theta, const Llama3Turns& scaling);
+struct YarnTurns {
+  double factor, context;
+  bool truncate = true;
+  double fast = 32, slow = 1;
+};
+std::vector<double> yarn_turns(int head_dim, double theta, const YarnTurns& scaling);
+
+/// ALiBi's slopes, from the two lists that its paper interleaves.
+std::vector<double> plain_slopes(int num_heads);
+
+}  // namespace ladon::test

@@ -1,0 +1,192 @@
+// The attention fields of configs as they were published, and what they come to: nothing in them
+// may be refused or misread. Fields that have no bearing on attention are kept where a name is
+// misleading.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "io/io_support.h"
+#include "ladon/alibi.h"
+#include "ladon/checkpoint.h"
+
+namespace ladon::test {
+namespace {
+
+class PublishedConfigs : public testing::Test {
+ protected:
+  const ModelDescription& describe(const std::string& config) {
+    write_bytes(temp_ / "config.json", config);
+    model_ = describe_model(temp_.path());
+    return model_;
+  }
+  const MultiHeadAttentionOptions& layer(std::size_t index) const {
+    return std::get<MultiHeadAttentionOptions>(model_.layers.at(index));
+  }
+  /// "layers embed heads kv head_dim".
+  std::string sizes() const {
+    return std::to_string(model_.num_layers) + " " + std::to_string(model_.embed_dim) + " " +
+           std::to_string(model_.num_heads) + " " + std::to_string(model_.num_kv_heads) + " " +
+           std::to_string(model_.head_dim);
+  }
+
+  TempFolder temp_;
+  ModelDescription model_;
+};
+
+TEST_F(PublishedConfigs, Llama) {
+  describe(R"({"architectures":["LlamaForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
+    "bos_token_id":128000,"eos_token_id":128001,"hidden_act":"silu","hidden_size":4096,
+    "initializer_range":0.02,"intermediate_size":14336,"max_position_embeddings":131072,
+    "mlp_bias":false,"model_type":"llama","num_attention_heads":32,"num_hidden_layers":32,
+    "num_key_value_heads":8,"pretraining_tp":1,"rms_norm_eps":1e-05,"rope_scaling":{"factor":8.0,
+    "low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192,
+    "rope_type":"llama3"},"rope_theta":500000.0,"tie_word_embeddings":false,
+    "torch_dtype":"bfloat16","transformers_version":"4.43.0.dev0","use_cache":true,
+    "vocab_size":128256})");
+  EXPECT_EQ(sizes(), "32 4096 32 8 128");
+  EXPECT_EQ(layer(31).rope->base, 500000);
+  EXPECT_EQ(layer(31).rope->scaling.kind, RopeScaling::kLlama3);
+  EXPECT_EQ(layer(31).rope->scaling.original_context, 8192);
+  EXPECT_FALSE(layer(0).query_bias);
+}
+
+TEST_F(PublishedConfigs, Mistral) {
+  describe(R"({"architectures":["MistralForCausalLM"],"bos_token_id":1,"eos_token_id":2,
+    "hidden_act":"silu","hidden_size":4096,"initializer_range":0.02,"intermediate_size":14336,
+    "max_position_embeddings":32768,"model_type":"mistral","num_attention_heads":32,
+    "num_hidden_layers":32,"num_key_value_heads":8,"rms_norm_eps":1e-05,"rope_theta":10000.0,
+    "sliding_window":4096,"tie_word_embeddings":false,"torch_dtype":"bfloat16",
+    "transformers_version":"4.34.0.dev0","use_cache":true,"vocab_size":32000})");
+  EXPECT_EQ(sizes(), "32 4096 32 8 128");
+  EXPECT_EQ(layer(7).window_left, 4095);
+}
+
+TEST_F(PublishedConfigs, Qwen) {
+  describe(R"({"architectures":["Qwen2ForCausalLM"],"attention_dropout":0.0,"hidden_size":3584,
+    "intermediate_size":18944,"max_position_embeddings":32768,"max_window_layers":28,
+    "model_type":"qwen2","num_attention_heads":28,"num_hidden_layers":28,"num_key_value_heads":4,
+    "rms_norm_eps":1e-06,"rope_theta":1000000.0,"sliding_window":131072,
+    "tie_word_embeddings":false,"torch_dtype":"bfloat16","use_sliding_window":false})");
+  EXPECT_EQ(sizes(), "28 3584 28 4 128");
+  EXPECT_TRUE(layer(27).query_bias && layer(27).key_bias && layer(27).value_bias);
+  EXPECT_FALSE(layer(27).out_bias);
+  EXPECT_FALSE(layer(27).window_left.has_value());
+
+  describe(R"({"architectures":["Qwen3ForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"head_dim":128,"hidden_act":"silu","hidden_size":1024,
+    "max_position_embeddings":40960,"max_window_layers":28,"model_type":"qwen3",
+    "num_attention_heads":16,"num_hidden_layers":28,"num_key_value_heads":8,"rms_norm_eps":1e-06,
+    "rope_scaling":null,"rope_theta":1000000,"sliding_window":null,"torch_dtype":"bfloat16",
+    "use_sliding_window":false,"vocab_size":151936})");
+  EXPECT_EQ(sizes(), "28 1024 16 8 128");
+  EXPECT_TRUE(layer(0).qk_norm);
+  EXPECT_EQ(layer(0).qk_norm_epsilon, 1e-6);
+  const double base = layer(0).rope->base;
+
+  // The same model, written by newer code.
+  std::string types;
+  for (int i = 0; i < 28; ++i) types += i == 0 ? "\"full_attention\"" : ",\"full_attention\"";
+  describe(R"({"architectures":["Qwen3ForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"dtype":"bfloat16","head_dim":128,"hidden_size":1024,
+    "layer_types":[)" +
+           types + R"(],"max_position_embeddings":40960,"max_window_layers":28,
+    "model_type":"qwen3","num_attention_heads":16,"num_hidden_layers":28,"num_key_value_heads":8,
+    "pad_token_id":null,"rms_norm_eps":1e-06,"rope_parameters":{"rope_theta":1000000,
+    "rope_type":"default"},"sliding_window":null,"use_sliding_window":false})");
+  EXPECT_EQ(sizes(), "28 1024 16 8 128");
+  EXPECT_EQ(layer(27).rope->base, base);
+  EXPECT_EQ(model_.dtype, DType::kBF16);
+}
+
+TEST_F(PublishedConfigs, Gemma2) {
+  describe(R"({"_name_or_path":"google/gemma-2-9b","architectures":["Gemma2ForCausalLM"],
+    "attention_bias":false,"attention_dropout":0.0,"attn_logit_softcapping":50.0,
+    "cache_implementation":"hybrid","final_logit_softcapping":30.0,"head_dim":256,
+    "hidden_act":"gelu_pytorch_tanh","hidden_activation":"gelu_pytorch_tanh","hidden_size":3584,
+    "max_position_embeddings":8192,"model_type":"gemma2","num_attention_heads":16,
+    "num_hidden_layers":42,"num_key_value_heads":8,"query_pre_attn_scalar":256,
+    "rms_norm_eps":1e-06,"rope_theta":10000.0,"sliding_window":4096,"sliding_window_size":4096,
+    "torch_dtype":"bfloat16","use_cache":true,"vocab_size":256000})");
+  EXPECT_EQ(sizes(), "42 3584 16 8 256");
+  EXPECT_EQ(layer(0).softcap, 50);
+  EXPECT_EQ(layer(0).scale, 1.0 / 16);
+  EXPECT_EQ(layer(0).window_left, 4095);
+  EXPECT_FALSE(layer(1).window_left.has_value());
+}
+
+TEST_F(PublishedConfigs, GptOss) {
+  std::string types;
+  for (int i = 0; i < 18; ++i) {
+    types += std::string(i == 0 ? "" : ",") + "\"sliding_attention\",\"full_attention\"";
+  }
+  describe(R"({"architectures":["GptOssForCausalLM"],"attention_bias":true,
+    "attention_dropout":0.0,"experts_per_token":4,"head_dim":64,"hidden_act":"silu",
+    "hidden_size":2880,"initial_context_length":4096,"intermediate_size":2880,"layer_types":[)" +
+           types + R"(],"max_position_embeddings":131072,"model_type":"gpt_oss",
+    "num_attention_heads":64,"num_experts_per_tok":4,"num_hidden_layers":36,
+    "num_key_value_heads":8,"num_local_experts":128,"output_router_logits":false,
+    "quantization_config":{"modules_to_not_convert":["model.layers.*.self_attn"],
+    "quant_method":"mxfp4"},"rms_norm_eps":1e-05,"rope_scaling":{"beta_fast":32.0,"beta_slow":1.0,
+    "factor":32.0,"original_max_position_embeddings":4096,"rope_type":"yarn","truncate":false},
+    "rope_theta":150000,"router_aux_loss_coef":0.9,"sliding_window":128,"swiglu_limit":7.0})");
+  EXPECT_EQ(sizes(), "36 2880 64 8 64");
+  EXPECT_TRUE(layer(35).sinks && layer(35).out_bias);
+  EXPECT_EQ(layer(34).window_left, 127);
+  EXPECT_FALSE(layer(35).window_left.has_value());
+  EXPECT_FALSE(layer(35).rope->scaling.truncate);
+}
+
+TEST_F(PublishedConfigs, Falcon) {
+  describe(R"({"architectures":["FalconForCausalLM"],"attention_dropout":0.0,"auto_map":{
+    "AutoConfig":"configuration_falcon.FalconConfig"},"bias":false,"hidden_dropout":0.0,
+    "hidden_size":8192,"layer_norm_epsilon":1e-05,"model_type":"falcon","multi_query":true,
+    "new_decoder_architecture":true,"num_attention_heads":128,"num_hidden_layers":60,
+    "num_kv_heads":8,"parallel_attn":true,"torch_dtype":"bfloat16","vocab_size":65024})");
+  EXPECT_EQ(sizes(), "60 8192 128 8 64");
+  describe(R"({"model_type":"falcon","hidden_size":2048,"num_hidden_layers":24,
+    "num_attention_heads":32,"multi_query":false,"new_decoder_architecture":false,
+    "parallel_attn":false,"alibi":true,"bias":true,"layer_norm_epsilon":1e-5})");
+  EXPECT_EQ(sizes(), "24 2048 32 32 64");
+  EXPECT_DOUBLE_EQ(layer(0).alibi_slopes[31], alibi_slopes(32)[31] / 8);
+}
+
+TEST_F(PublishedConfigs, GptsBloomAndBert) {
+  describe(R"({"activation_function":"gelu_new","architectures":["GPT2LMHeadModel"],
+    "attn_pdrop":0.1,"embd_pdrop":0.1,"layer_norm_epsilon":1e-05,"model_type":"gpt2","n_ctx":1024,
+    "n_embd":768,"n_head":12,"n_layer":12,"n_positions":1024,"resid_pdrop":0.1,
+    "summary_first_dropout":0.1,"summary_type":"cls_index","task_specific_params":{
+    "text-generation":{"do_sample":true,"max_length":50}},"vocab_size":50257})");
+  EXPECT_EQ(sizes(), "12 768 12 12 64");
+  EXPECT_TRUE(layer(0).causal && layer(0).out_bias);
+
+  describe(R"({"architectures":["GPTBigCodeForCausalLM"],"attention_softmax_in_fp32":true,
+    "attn_pdrop":0.1,"inference_runner":0,"max_batch_size":null,"model_type":"gpt_bigcode",
+    "multi_query":true,"n_embd":6144,"n_head":48,"n_inner":24576,"n_layer":40,"n_positions":8192,
+    "pad_key_length":true,"pre_allocate_kv_cache":false,"scale_attention_softmax_in_fp32":true,
+    "scale_attn_weights":true,"validate_runner_input":true,"vocab_size":49152})");
+  EXPECT_EQ(sizes(), "40 6144 48 1 128");
+
+  describe(R"({"_name_or_path":"bigscience/bloom-560m","attention_dropout":0.0,
+    "apply_residual_connection_post_layernorm":false,"attention_softmax_in_fp32":true,
+    "bias_dropout_fusion":true,"hidden_dropout":0.0,"hidden_size":1024,
+    "masked_softmax_fusion":true,"model_type":"bloom","n_head":16,"n_inner":null,"n_layer":24,
+    "offset_alibi":100,"pretraining_tp":1,"skip_bias_add":true,"skip_bias_add_qkv":false,
+    "slow_but_exact":false,"unk_token_id":0,"vocab_size":250880})");
+  EXPECT_EQ(sizes(), "24 1024 16 16 64");
+  EXPECT_EQ(layer(0).alibi_slopes, alibi_slopes(16));
+
+  describe(R"({"architectures":["BertForMaskedLM"],"attention_probs_dropout_prob":0.1,
+    "classifier_dropout":null,"directionality":"bidi","gradient_checkpointing":false,
+    "hidden_act":"gelu","hidden_dropout_prob":0.1,"hidden_size":768,"layer_norm_eps":1e-12,
+    "max_position_embeddings":300,"model_type":"bert","num_attention_heads":12,
+    "num_hidden_layers":12,"pooler_fc_size":768,"pooler_num_attention_heads":12,
+    "pooler_num_fc_layers":3,"pooler_size_per_head":128,"pooler_type":"first_token_transform",
+    "position_embedding_type":"absolute","type_vocab_size":2,"use_cache":true})");
+  EXPECT_EQ(sizes(), "12 768 12 12 64");
+  EXPECT_FALSE(layer(0).causal);
+  EXPECT_EQ(layer(0).dropout, 0.1);
+}
+
+}  // namespace
+}  // namespace ladon::test
