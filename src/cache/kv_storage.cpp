@@ -30,7 +30,7 @@ void copy_rows(const Tensor& from, std::int64_t from_row, Tensor& to, std::int64
 }
 
 // What a float scale can reach; f64 goes further.
-constexpr double kMostScaled = 127.0 * double{std::numeric_limits<float>::max()};
+constexpr double kMostScaled = 127.0 * static_cast<double>(std::numeric_limits<float>::max());
 
 /// One head of one token to i8: the largest number becomes +-127. A row with a NaN or an infinity
 /// reads back as NaN, so that it is not lost.
@@ -53,7 +53,8 @@ void quantize_row(const ConstTensorView& row, std::int8_t* to, float* scale) {
   }
   // Rounded to float first, because readers multiply by the float; a subnormal would lose digits.
   const double step = largest / 127;
-  *scale = step < double{std::numeric_limits<float>::min()} ? 0.0F : static_cast<float>(step);
+  *scale = step < static_cast<double>(std::numeric_limits<float>::min()) ? 0.0F
+                                                                         : static_cast<float>(step);
   for (std::int64_t i = 0; i < dim; ++i) {
     const double units = *scale == 0 ? 0 : std::nearbyint(number(i) / static_cast<double>(*scale));
     to[i] = static_cast<std::int8_t>(std::clamp(units, -127.0, 127.0));

@@ -91,7 +91,8 @@ inline std::vector<double> content_of(const KvCache& cache, std::int64_t b) {
         const double scale =
             scales == nullptr
                 ? 1
-                : double{scales[slot * view.scale_slot_stride + head * view.scale_head_stride]};
+                : static_cast<double>(
+                      scales[slot * view.scale_slot_stride + head * view.scale_head_stride]);
         for (std::int64_t i = 0; i < dim; ++i) {
           numbers.push_back(load_element(data, view.dtype, start + i) * scale);
         }
