@@ -142,8 +142,12 @@ class Paged final : public KvCache::Impl {
   void own(std::vector<Table>&& tables, std::span<const std::int64_t> lengths) noexcept {
     {
       const auto held = pages().lock();
-      for (const Table& table : tables) {
-        for (const std::int32_t page : table) pages().add_owner(page);
+      for (std::size_t b = 0; b < tables.size(); ++b) {
+        std::int64_t left = lengths[b];
+        for (const std::int32_t page : tables[b]) {
+          pages().add_owner(page, std::min(left, pool_->page_size()));
+          left -= pool_->page_size();
+        }
       }
     }
     tables_ = std::move(tables);
