@@ -80,7 +80,8 @@ class Writer {
 class Reader {
  public:
   Reader(std::string_view operation, const std::filesystem::path& path)
-      : file_(operation, path), buffer_(kBufferBytes) {}
+      : file_(operation, path),
+        buffer_(static_cast<std::size_t>(std::min<std::uint64_t>(file_.size(), kBufferBytes))) {}
 
   const io::InputFile& file() const noexcept { return file_; }
   std::uint64_t left() const noexcept { return file_.size() - position_; }
@@ -96,6 +97,26 @@ class Reader {
     return number;
   }
   std::uint64_t sum() const noexcept { return sum_.value(); }
+
+  /// Throws unless the file's last word is the checksum of all before it, wherever the reader
+  /// stands. Reads it all: what is damaged is refused before anything is given up for it.
+  void check_sum() {
+    const std::uint64_t end = file_.size() - sizeof(std::uint64_t);
+    io::Crc64 sum;
+    begin_ = end_ = 0;  // the buffer is used for this
+    for (std::uint64_t at = 0; at < end;) {
+      const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(end - at, kBufferBytes));
+      file_.read_at(at, buffer_.data(), count);
+      sum.add(buffer_.data(), count);
+      at += count;
+    }
+    std::uint64_t written = 0;
+    file_.read_at(end, &written, sizeof written);
+    if (written != sum.value()) refuse_sum();
+  }
+  [[noreturn]] void refuse_sum() const {
+    file_.refuse("got bytes that do not fit their checksum, expected an undamaged file");
+  }
 
  private:
   void copy_out(std::byte* to, std::size_t num_bytes) {
@@ -238,6 +259,8 @@ std::unique_ptr<KvCache::Impl> load_cache(const KvCache::Impl& like,
                                           const std::filesystem::path& path) {
   Reader reader("KvCache::load", path);
   const Header header = read_header(reader, like.options());
+  // Before room is made: a pool gives up kept prefixes for it, which would not come back.
+  reader.check_sum();
   std::unique_ptr<KvCache::Impl> cache = like.empty_at(header.first, header.lengths);
   if (cache == nullptr) {
     reader.file().refuse("got sequences whose first tokens were dropped, expected all that a " +
@@ -253,9 +276,7 @@ std::unique_ptr<KvCache::Impl> load_cache(const KvCache::Impl& like,
                    [&](void* data, std::size_t num_bytes) { reader.take(data, num_bytes); });
     }
     const std::uint64_t sum = reader.sum();
-    if (reader.take<std::uint64_t>() != sum) {
-      reader.file().refuse("got bytes that do not fit their checksum, expected an undamaged file");
-    }
+    if (reader.take<std::uint64_t>() != sum) reader.refuse_sum();  // has changed meanwhile
   } catch (...) {
     cache->abandon();
     throw;

@@ -40,7 +40,9 @@ class Contiguous final : public KvCache::Impl {
 
   Contiguous(const Contiguous& other) : Impl(other), fixed_(other.fixed_), block_(other.block_) {
     const std::lock_guard lock(block_->mutex);
-    for (SharedRoom& room : block_->rooms) ++room.owners;
+    for (std::size_t b = 0; b < block_->rooms.size(); ++b) {
+      block_->rooms[b].add_owner(lengths_[b]);
+    }
   }
 
   ~Contiguous() override { leave(*block_); }

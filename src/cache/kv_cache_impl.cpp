@@ -158,6 +158,7 @@ void KvCache::Impl::begin(std::string_view operation, const ConstTensorView& k,
     make_room(counts_);
   } catch (...) {
     std::fill(counts_.begin(), counts_.end(), 0);
+    refresh();  // a page table may have moved to a larger place before there were too few pages
     throw;
   }
   busy_ = true;

@@ -46,8 +46,10 @@ std::int32_t PagePool::Impl::take(std::int64_t filled) noexcept {
   return number;
 }
 
-void PagePool::Impl::add_owner(std::int32_t number) noexcept {
-  if (page(number).room.owners++ == 0) unlink_kept(number);
+void PagePool::Impl::add_owner(std::int32_t number, std::int64_t used) noexcept {
+  if (page(number).room.owners == 0) unlink_kept(number);
+  drop_behind(number, used);
+  ++page(number).room.owners;
 }
 
 void PagePool::Impl::release(std::int32_t number) noexcept {
@@ -121,7 +123,7 @@ void PagePool::Impl::adopt(std::span<const std::int64_t> tokens,
   for (std::size_t i = 0; (i + 1) * size <= tokens.size(); ++i) {
     parent = index_.find(parent, tokens.subspan(i * size, size));
     if (parent == kNone) return;
-    add_owner(parent);
+    add_owner(parent, page_size_);
     table.push_back(parent);
     tokens_found_ += page_size_;
   }

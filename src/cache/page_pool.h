@@ -33,7 +33,8 @@ class PagePool::Impl {
   }
   /// A page for one owner, whose first `filled` slots are claimed. There must be one available.
   std::int32_t take(std::int64_t filled) noexcept;
-  void add_owner(std::int32_t page) noexcept;
+  /// For an owner that holds `used` slots of it.
+  void add_owner(std::int32_t page, std::int64_t used) noexcept;
   void release(std::int32_t page) noexcept;
   /// As SharedRoom's; published pages are never written again.
   bool claim(std::int32_t page, std::int64_t begin, std::int64_t end) noexcept;

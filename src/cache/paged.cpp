@@ -67,7 +67,12 @@ class Paged final : public KvCache::Impl {
   }
 
   void reserve(std::int64_t length) override {
-    for (Table& table : tables_) table.reserve(pages_for(length));
+    try {
+      for (Table& table : tables_) table.reserve(useful(pages_for(length)));
+    } catch (...) {
+      refresh();  // some tables have moved
+      throw;
+    }
     refresh();
   }
 
@@ -106,7 +111,7 @@ class Paged final : public KvCache::Impl {
            "got one of " + std::to_string(length(sequence)) + " tokens, expected an empty one");
     }
     Table& table = tables_[index(sequence)];
-    table.reserve(token_ids.size() / static_cast<std::size_t>(pool_->page_size()));
+    table.reserve(useful(token_ids.size() / static_cast<std::size_t>(pool_->page_size())));
     {
       const auto held = pages().lock();
       pages().adopt(token_ids, table);
@@ -127,13 +132,22 @@ class Paged final : public KvCache::Impl {
   std::size_t pages_for(std::int64_t tokens) const noexcept {
     return index(ceil_div(tokens, pool_->page_size()));
   }
+  /// A sequence never has more pages than there are: no more room than that in its table, or a
+  /// length that no pool can hold would end as a lack of memory.
+  std::size_t useful(std::size_t pages) const noexcept {
+    return std::min(pages, index(pool_->num_pages()));
+  }
 
   /// Takes over tables whose pages others hold.
   void own(std::vector<Table>&& tables, std::span<const std::int64_t> lengths) noexcept {
     {
       const auto held = pages().lock();
-      for (const Table& table : tables) {
-        for (const std::int32_t page : table) pages().add_owner(page);
+      for (std::size_t b = 0; b < tables.size(); ++b) {
+        std::int64_t left = lengths[b];
+        for (const std::int32_t page : tables[b]) {
+          pages().add_owner(page, std::min(left, pool_->page_size()));
+          left -= pool_->page_size();
+        }
       }
     }
     tables_ = std::move(tables);
@@ -172,7 +186,7 @@ class Paged final : public KvCache::Impl {
   void make_room(std::span<const std::int64_t> counts) override {
     for (std::size_t b = 0; b < counts.size(); ++b) {
       const std::size_t wanted = pages_for(lengths_[b] + counts[b]);
-      if (wanted > tables_[b].capacity()) tables_[b].reserve(2 * wanted);
+      if (wanted > tables_[b].capacity()) tables_[b].reserve(useful(2 * wanted));
     }
     const std::int64_t size = pool_->page_size();
     auto held = pages().lock();

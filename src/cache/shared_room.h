@@ -13,6 +13,13 @@ struct SharedRoom {
   std::int32_t owners = 0;
   std::int64_t filled = 0;  // slots that some owner has claimed
 
+  /// One more owner, of the `length` tokens that one who is there holds. Where that is the only
+  /// one, what forks that are gone have written behind is room again: or each later fork would
+  /// copy.
+  void add_owner(std::int64_t length) noexcept {
+    drop_behind(length);
+    ++owners;
+  }
   /// Claims slots [begin, end) for an owner whose tokens end at `begin`. False: copy first.
   bool claim(std::int64_t begin, std::int64_t end) noexcept {
     if (owners > 1 && filled != begin) return false;

@@ -1,9 +1,7 @@
 // Writing is all or nothing: whatever fails, an older file is as it was and nothing else remains.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <csignal>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -12,33 +10,12 @@
 #include "ladon/npy.h"
 #include "ladon/safetensors.h"
 #include "support/error_of.h"
+#include "support/full_disk.h"
 
 namespace ladon {
 namespace {
 
 using namespace test;
-
-/// Files of this process can grow to `bytes`, as on a disk that is nearly full.
-class FullDisk {
- public:
-  explicit FullDisk(rlim_t bytes) {
-    // Without this, the signal that comes with the failure would end the program.
-    handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{bytes, before_.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FullDisk() {
-    setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-  FullDisk(const FullDisk&) = delete;
-  FullDisk& operator=(const FullDisk&) = delete;
-
- private:
-  rlimit before_{};
-  void (*handler_)(int) = nullptr;
-};
 
 class Atomic : public testing::TestWithParam<bool> {
  protected:
