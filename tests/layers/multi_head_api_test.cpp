@@ -57,6 +57,17 @@ TEST(MultiHeadApi, DefaultsAreFilledIn) {
   EXPECT_EQ(cross.options().value_input_dim, 10);  // the key's, where it is not given
 }
 
+TEST(MultiHeadApi, ZerosDrawNothing) {
+  const MultiHeadAttention layer = MultiHeadAttention::zeros(
+      {.embed_dim = 8, .num_heads = 2, .out_bias = true, .qk_norm = true, .sinks = true});
+  EXPECT_EQ(layer.named_parameters().size(), 8U);
+  EXPECT_TRUE(layer.is_training());
+  for (const Parameter& parameter : layer.named_parameters()) {
+    const double expected = parameter.name.find("norm") == std::string::npos ? 0 : 1;
+    for (const double value : values_of(parameter.value)) EXPECT_EQ(value, expected);
+  }
+}
+
 TEST(MultiHeadApi, WhatIsGivenIsKept) {
   const MultiHeadAttention layer({.embed_dim = 10,
                                   .num_heads = 6,

@@ -1,16 +1,18 @@
-// Layers out of every family's folder against plain attention, in f64 and f32; the same layers
-// spoilt one setting at a time; and the way back into the family's names.
+// Layers out of every family's folder against plain attention, whole and cached, in f64 and f32;
+// the same layers spoilt one setting at a time; and the way back into the family's names.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "io/io_support.h"
 #include "ladon/checkpoint.h"
+#include "ladon/paged_kv_cache.h"
 #include "ladon/random.h"
 #include "models/model_folder.h"
 
@@ -31,10 +33,46 @@ struct WayToRun {
   std::function<Tensor(const AttentionLayer& layer, const Tensor& x)> call;
 };
 
-std::vector<WayToRun> runs() {
-  return {{"whole", [](const AttentionLayer& layer, const Tensor& x) {
-             return layer.forward(context(), x.view());
-           }}};
+/// In chunks of these sizes, again and again, over a cache.
+Tensor in_chunks(const AttentionLayer& layer, const Tensor& x, KvCache cache,
+                 const std::vector<std::int64_t>& sizes) {
+  Tensor out(x.dtype(), x.shape());
+  std::int64_t done = 0;
+  for (std::size_t turn = 0; done < x.size(1); ++turn) {
+    const std::int64_t end = std::min(x.size(1), done + sizes[turn % sizes.size()]);
+    layer.forward(context(), x.view().slice(1, done, end), cache, {},
+                  out.view().slice(1, done, end));
+    done = end;
+  }
+  return out;
+}
+
+/// Those that the layer allows: only a causal one can be run in chunks.
+std::vector<WayToRun> runs(const AttentionLayer& loaded) {
+  std::vector<WayToRun> ways = {{"whole", [](const AttentionLayer& layer, const Tensor& x) {
+                                   return layer.forward(context(), x.view());
+                                 }}};
+  const auto& options = dynamic_cast<const MultiHeadAttention&>(loaded).options();
+  if (!options.causal) return ways;
+  const auto contiguous = [](const std::vector<std::int64_t>& sizes) {
+    return [=](const AttentionLayer& layer, const Tensor& x) {
+      return in_chunks(layer, x, KvCache::contiguous(layer.cache_options(kBatch)), sizes);
+    };
+  };
+  ways.push_back({"token by token", contiguous({1})});
+  ways.push_back({"a prompt and tokens", contiguous({6, 1, 1, 1, 1, 1})});
+  ways.push_back({"chunks", contiguous({3, 1, 4})});
+  ways.push_back({"pages", [](const AttentionLayer& layer, const Tensor& x) {
+                    const auto pool = std::make_shared<PagePool>(layer.cache_options(), 4, 16);
+                    return in_chunks(layer, x, KvCache::paged(pool, kBatch), {5, 1});
+                  }});
+  if (options.window_left) {
+    ways.push_back(
+        {"a ring", [left = *options.window_left](const auto& layer, const Tensor& x) {
+           return in_chunks(layer, x, KvCache::window(layer.cache_options(kBatch), left), {2, 1});
+         }});
+  }
+  return ways;
 }
 
 Tensor input_of(const FamilyCase& setup) {
@@ -90,7 +128,7 @@ TEST_P(Families, AgreeWithPlainAttention) {
       EXPECT_EQ(layer->dtype(), dtype);
       EXPECT_FALSE(layer->is_training());
       const std::vector<double> expected = plain_output(setup_, index, x);
-      for (const WayToRun& run : runs()) {
+      for (const WayToRun& run : runs(*layer)) {
         SCOPED_TRACE(run.name + ", layer " + std::to_string(index) + ", " + name_of(dtype));
         const Difference off = difference(run.call(*layer, converted), expected);
         EXPECT_GT(off.scale, 0.1);
