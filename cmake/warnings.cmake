@@ -5,6 +5,10 @@ function(ladon_target_flags target)
   target_compile_options(${target} PRIVATE
     -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion
     -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align -Wold-style-cast -Wformat=2 -Wundef)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # False alarms of GCC 12 in its own std::string: "text" + std::to_string(n) (GCC bug 105651).
+    target_compile_options(${target} PRIVATE -Wno-restrict)
+  endif()
   if(LADON_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
