@@ -13,11 +13,11 @@ constexpr std::int64_t kMaxHeadDim = 65'536;
 constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
 
-/// Fields of every family that sound like attention and do not change it, or that are read without
-/// need.
+/// Fields of every family that sound like attention and do not change it.
 constexpr std::string_view kIrrelevant =
     "model_type max_position_embeddings torch_dtype dtype output_attentions attn_implementation "
     "_attn_implementation _attn_implementation_autoset _attn_implementation_internal "
+    "use_flash_attn use_flash_attention _flash_attn_2_enabled keys_to_ignore_at_inference "
     "mask_token_id";
 
 /// Fields of every family that are refused unless they are off.
