@@ -138,7 +138,8 @@ class LADON_API KvCache {
 };
 
 /// An append in two steps: when it is made the tokens are written and attention can read them
-/// through view(); with commit() they become part of the cache. Without it the cache is as it was.
+/// through view(); with commit() they become part of the cache. Without it the cache is as it was
+/// (published pages that nobody held, and that had to make room, stay forgotten).
 /// The cache must outlive it, and refuses other changes meanwhile.
 class LADON_API KvAppend {
  public:

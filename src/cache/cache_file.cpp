@@ -1,5 +1,6 @@
 #include "cache/cache_file.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr std::string_view kMagic = "LADONKVC";
 constexpr std::uint32_t kVersion = 1;
+constexpr std::string_view kLoad = "KvCache::load";
 constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 
 constexpr std::array<std::pair<DType, std::uint32_t>, 5> kDTypeCodes = {
@@ -257,7 +259,7 @@ void save_cache(const KvCache::Impl& cache, const std::filesystem::path& path) {
 
 std::unique_ptr<KvCache::Impl> load_cache(const KvCache::Impl& like,
                                           const std::filesystem::path& path) {
-  Reader reader("KvCache::load", path);
+  Reader reader(kLoad, path);
   const Header header = read_header(reader, like.options());
   // Before room is made: a pool gives up kept prefixes for it, which would not come back.
   reader.check_sum();
@@ -268,7 +270,7 @@ std::unique_ptr<KvCache::Impl> load_cache(const KvCache::Impl& like,
   }
   std::vector<std::int64_t> counts = header.lengths;
   for (std::size_t b = 0; b < counts.size(); ++b) counts[b] -= header.first[b];
-  cache->begin_raw(counts);
+  cache->begin_raw(kLoad, counts);
   try {
     for (std::int64_t b = 0; b < like.options().batch; ++b) {
       const auto i = static_cast<std::size_t>(b);

@@ -78,7 +78,7 @@ class Contiguous final : public KvCache::Impl {
 
   void reserve(std::int64_t length) override {
     if (length <= block_->capacity) return;
-    if (fixed_) refuse("KvCache::reserve", "length", length);
+    if (fixed_) refuse("KvCache::reserve", length);
     replace_block(length);
     keep_room();
     refresh();
@@ -95,9 +95,8 @@ class Contiguous final : public KvCache::Impl {
     for (SharedRoom& room : block.rooms) --room.owners;
   }
 
-  [[noreturn]] void refuse(std::string_view operation, std::string_view argument,
-                           std::int64_t wanted) const {
-    fail(operation, argument,
+  [[noreturn]] void refuse(std::string_view operation, std::int64_t wanted) const {
+    fail(operation, "length",
          "got a sequence of " + std::to_string(wanted) +
              " tokens, expected at most the cache's capacity of " +
              std::to_string(block_->capacity));
@@ -132,13 +131,13 @@ class Contiguous final : public KvCache::Impl {
     }
   }
 
-  void make_room(std::span<const std::int64_t> counts) override {
+  void make_room(std::string_view operation, std::span<const std::int64_t> counts) override {
     std::int64_t longest = 0;
     for (std::size_t b = 0; b < counts.size(); ++b) {
       longest = std::max(longest, lengths_[b] + counts[b]);
     }
     if (longest > block_->capacity) {
-      if (fixed_) refuse("KvCache::append", "k", longest);
+      if (fixed_) refuse(operation, longest);
       replace_block(static_cast<std::int64_t>(
           std::bit_ceil(static_cast<std::uint64_t>(std::max(longest, kFirstCapacity)))));
     }

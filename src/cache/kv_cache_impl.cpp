@@ -155,7 +155,7 @@ void KvCache::Impl::begin(std::string_view operation, const ConstTensorView& k,
   check_idle(operation);
   try {
     set_counts(operation, k, v, new_lengths);
-    make_room(counts_);
+    make_room(operation, counts_);
   } catch (...) {
     std::fill(counts_.begin(), counts_.end(), 0);
     refresh();  // a page table may have moved to a larger place before there were too few pages
@@ -171,10 +171,10 @@ void KvCache::Impl::begin(std::string_view operation, const ConstTensorView& k,
   refresh();
 }
 
-void KvCache::Impl::begin_raw(std::span<const std::int64_t> counts) {
+void KvCache::Impl::begin_raw(std::string_view operation, std::span<const std::int64_t> counts) {
   std::copy(counts.begin(), counts.end(), counts_.begin());
   try {
-    make_room(counts_);
+    make_room(operation, counts_);
   } catch (...) {
     std::fill(counts_.begin(), counts_.end(), 0);
     throw;

@@ -48,7 +48,7 @@ class KvCache::Impl {
   virtual std::unique_ptr<Impl> empty_at(std::span<const std::int64_t> first,
                                          std::span<const std::int64_t> lengths) const = 0;
   /// Room for tokens that someone else writes into storage(); commit() or abandon() must follow.
-  void begin_raw(std::span<const std::int64_t> counts);
+  void begin_raw(std::string_view operation, std::span<const std::int64_t> counts);
   virtual KvStorage& storage() noexcept = 0;
   const KvStorage& storage() const noexcept { return const_cast<Impl*>(this)->storage(); }
   /// Where token number `token` of a sequence lies: one that is held, or that there is room for.
@@ -67,7 +67,7 @@ class KvCache::Impl {
   Impl(const Impl&) = default;
 
   /// Finds room for counts[b] more tokens of each sequence, or throws and has changed nothing.
-  virtual void make_room(std::span<const std::int64_t> counts) = 0;
+  virtual void make_room(std::string_view operation, std::span<const std::int64_t> counts) = 0;
   /// The room is taken for good: lengths_ count the new tokens.
   virtual void keep_room() noexcept {}
   /// The room is not wanted.

@@ -183,7 +183,7 @@ class Paged final : public KvCache::Impl {
     return wanted;
   }
 
-  void make_room(std::span<const std::int64_t> counts) override {
+  void make_room(std::string_view operation, std::span<const std::int64_t> counts) override {
     for (std::size_t b = 0; b < counts.size(); ++b) {
       const std::size_t wanted = pages_for(lengths_[b] + counts[b]);
       if (wanted > tables_[b].capacity()) tables_[b].reserve(useful(2 * wanted));
@@ -196,7 +196,7 @@ class Paged final : public KvCache::Impl {
       for (Tail& tail : tails_) tail.replaced = kNone;  // nothing was replaced yet
       give_back_locked();
       held.unlock();
-      fail(ErrorCode::kOutOfMemory, "KvCache::append", "pool",
+      fail(ErrorCode::kOutOfMemory, operation, "pool",
            "got " + std::to_string(available) + " free pages of " +
                std::to_string(pool_->num_pages()) + ", expected " + std::to_string(wanted));
     }

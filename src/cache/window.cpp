@@ -82,7 +82,7 @@ class Window final : public KvCache::Impl {
 
   bool staged() const noexcept { return staging_stride_ != 0; }
 
-  void make_room(std::span<const std::int64_t> counts) override {
+  void make_room(std::string_view, std::span<const std::int64_t> counts) override {
     // One token goes where nothing is held: the ring has a slot more than past_.
     if (std::all_of(counts.begin(), counts.end(), [](std::int64_t n) { return n <= 1; })) return;
     std::int64_t stride = 0;

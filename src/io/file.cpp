@@ -159,9 +159,10 @@ void AtomicFile::commit() {
   const int descriptor = descriptor_;
   descriptor_ = -1;
   if (::close(descriptor) != 0) refuse_errno("bring it to the disk");
+  const std::filesystem::path folder = target_.parent_path();  // after the rename nothing may fail
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) refuse_errno("rename it into place");
   temporary_.clear();
-  sync_folder(target_.parent_path());
+  sync_folder(folder);
 }
 
 }  // namespace ladon::io

@@ -123,9 +123,10 @@ TEST(CacheErrors, NoRoom) {
   std::vector<KvCache> caches = filled_caches();
   const Tensor k = random_tensor(DType::kF32, {2, 4, 2, 4}, 1);
   const CacheState contiguous = state_of(caches[0]);
-  EXPECT_EQ(error_of([&] { caches[0].append(k, k); }),
-            "KvCache::append: k: got a sequence of 9 tokens, expected at most the cache's capacity "
-            "of 8");
+  EXPECT_EQ(
+      error_of([&] { caches[0].append(k, k); }),
+      "KvCache::append: length: got a sequence of 9 tokens, expected at most the cache's capacity "
+      "of 8");
   EXPECT_EQ(state_of(caches[0]), contiguous);
   EXPECT_EQ(error_of([&] { caches[0].reserve(9); }),
             "KvCache::reserve: length: got a sequence of 9 tokens, expected at most the cache's "

@@ -72,9 +72,9 @@ TEST_F(CacheHeaders, SayWhatIsWrong) {
   EXPECT_EQ(refusal(other.bytes(), ErrorCode::kUnsupported), "got version 2, expected 1");
   other = sound_;
   other.dtype = 4;
-  EXPECT_EQ(refusal(other.bytes()), "got dtype bf16, expected the cache's f32");
+  EXPECT_EQ(refusal(other.bytes()), "got dtype bf16, expected the cache's dtype f32");
   other.dtype = 0;
-  EXPECT_EQ(refusal(other.bytes()), "got an unknown dtype, expected the cache's f32");
+  EXPECT_EQ(refusal(other.bytes()), "got an unknown dtype, expected the cache's dtype f32");
   const char* const names[] = {"batch", "num_kv_heads", "head_dim", "value_dim"};
   for (std::size_t i = 0; i < 4; ++i) {
     for (const std::int64_t value : {std::int64_t{0}, std::int64_t{7}, std::int64_t{-1},
