@@ -43,14 +43,15 @@ auto parsed(const std::string& option, const Parse& parse) {
   }
 }
 
-void add_count(CLI::App* app, const std::string& name, std::int64_t& value, std::int64_t least,
-               std::int64_t most, const std::string& help) {
-  app->add_option_function<std::string>(
-         name,
-         [=, &value](const std::string& text) {
-           value = parsed(name, [&] { return parse_count(text, least, most); });
-         },
-         help)
+CLI::Option* add_count(CLI::App* app, const std::string& name, std::int64_t& value,
+                       std::int64_t least, std::int64_t most, const std::string& help) {
+  return app
+      ->add_option_function<std::string>(
+          name,
+          [=, &value](const std::string& text) {
+            value = parsed(name, [&] { return parse_count(text, least, most); });
+          },
+          help)
       ->type_name("N")
       ->default_str(std::to_string(value));
 }
@@ -153,6 +154,42 @@ Work plan(CLI::App& app) {
   return [options] { return run_plan(*options); };
 }
 
+Work run(CLI::App& app) {
+  const std::vector<DType> floats{DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+  std::vector<DType> cache_types = floats;
+  cache_types.push_back(DType::kI8);
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "run", "An attention layer of a model folder over a .npy file, whole or cached");
+  sub->add_option("--model", options->model, "A folder with config.json and safetensors")
+      ->type_name("FOLDER")
+      ->required();
+  add_count(sub, "--layer", options->layer, 0, kMostTokens, "Which layer, from 0");
+  sub->add_option("--input", options->input, "An array [seq, embed] or [batch, seq, embed]")
+      ->type_name("FILE.npy")
+      ->required();
+  sub->add_option("--output", options->output, "Where the result goes: the input's shape and dtype")
+      ->type_name("FILE.npy")
+      ->required();
+  auto* cached = sub->add_flag("--cached", options->cached, "Over a KV cache, chunk by chunk");
+  add_count(sub, "--chunk", options->chunk, 1, kMostTokens, "Tokens of a cached call")
+      ->needs(cached);
+  add_dtype(sub, "--dtype", floats, "Of the layer [the input's]",
+            [options](DType dtype) { options->dtype = dtype; });
+  add_dtype(sub, "--cache-dtype", cache_types, "Of the cache [the layer's]",
+            [options](DType dtype) { options->cache_dtype = dtype; })
+      ->needs(cached);
+  auto* weights = sub->add_option("--weights", options->weights,
+                                  "Draw the attention weights, a panel for each head")
+                      ->type_name("FILE.svg|png");
+  add_count(sub, "--sequence", options->sequence, 0, kMostTokens, "Of the batch, to be drawn")
+      ->needs(weights);
+  add_ignored(sub, options->ignored_fields);
+  add_machinery(sub, options->machinery);
+  add_json(sub, options->json);
+  return [options] { return run_layer(*options); };
+}
+
 Work check(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* sub = app.add_subcommand(
@@ -209,7 +246,7 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
   app.get_formatter()->column_width(28);
 
   const std::vector<std::pair<std::string, Work>> works{
-      {"plan", plan(app)}, {"check", check(app)}, {"info", info(app)}};
+      {"plan", plan(app)}, {"run", run(app)}, {"check", check(app)}, {"info", info(app)}};
 
   const auto is_known = [&](const std::string& name) {
     return std::any_of(works.begin(), works.end(),
