@@ -206,6 +206,19 @@ Work check(CLI::App& app) {
   return [options] { return run_check(*options); };
 }
 
+Work bench(CLI::App& app) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "bench", "The benchmark: attention beside this machine's own limits (minutes)");
+  sub->add_flag("--quick", options->quick, "Fewer repetitions");
+  sub->add_option("--filter", options->filter,
+                  "Only cases whose \"KERNELS CASE\" holds this, such as \"avx2 f32 forward\"")
+      ->type_name("TEXT");
+  add_machinery(sub, options->machinery, "all that can run");
+  add_json(sub, options->json);
+  return [options] { return run_bench(*options); };
+}
+
 /// CLI11's messages may have several lines; ours have one.
 std::string one_line(std::string text) {
   for (char& letter : text) {
@@ -245,8 +258,11 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
   app.require_subcommand(0, 1);
   app.get_formatter()->column_width(28);
 
-  const std::vector<std::pair<std::string, Work>> works{
-      {"plan", plan(app)}, {"run", run(app)}, {"check", check(app)}, {"info", info(app)}};
+  const std::vector<std::pair<std::string, Work>> works{{"plan", plan(app)},
+                                                        {"run", run(app)},
+                                                        {"bench", bench(app)},
+                                                        {"check", check(app)},
+                                                        {"info", info(app)}};
 
   const auto is_known = [&](const std::string& name) {
     return std::any_of(works.begin(), works.end(),

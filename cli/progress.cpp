@@ -16,7 +16,9 @@ double seconds() {
 
 Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
 
-Progress::~Progress() {
+Progress::~Progress() { clear(); }
+
+void Progress::clear() {
   if (terminal_) std::fputs("\r\033[K", stderr);
 }
 

@@ -15,6 +15,8 @@ class Progress {
 
   /// "decoding, GQA" and so on. Shown at most ten times a second unless `now`.
   void show(const std::string& text, bool now = true);
+  /// Wipes the line out, so that something else can be printed.
+  void clear();
 
  private:
   bool terminal_ = false;
