@@ -12,6 +12,7 @@
 #include "failure.h"
 #include "ladon/isa.h"
 #include "ladon/version.h"
+#include "layer_size.h"
 #include "units.h"
 
 namespace ladon::cli {
@@ -125,6 +126,31 @@ Work info(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("info", "Version, CPU, kernels: which, which not, and why");
   add_json(sub, options->json);
   return [options] { return run_info(*options); };
+}
+
+Work compare(CLI::App& app) {
+  auto options = std::make_shared<CompareOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "compare", "MHA, GQA, MQA and MLA layers of one size: speed, memory, errors (a minute)");
+  std::string sizes;
+  for (const LayerSize& size : layer_sizes()) {
+    sizes += (sizes.empty() ? "" : ", ") + std::string(size.name);
+  }
+  sub->add_option("--size", options->size, "The layers' size: " + sizes)
+      ->type_name("NAME")
+      ->capture_default_str();
+  add_dtype(sub, "--dtype", {DType::kF64, DType::kF32, DType::kF16, DType::kBF16},
+            "Of weights and caches", [options](DType dtype) { options->dtype = dtype; })
+      ->default_str(name_of(options->dtype));
+  add_count(sub, "--prompt", options->prompt, 1, kMostTokens, "Tokens of a prefill");
+  add_count(sub, "--context", options->context, 1, kMostTokens,
+            "Tokens in the cache while decoding");
+  add_count(sub, "--batch", options->batch, 1, kMostTokens, "Sequences at once");
+  sub->add_flag("--quick", options->quick, "Fewer repetitions");
+  sub->add_option("--plot", options->plot, "Draw the result")->type_name("FILE.svg|png");
+  add_machinery(sub, options->machinery);
+  add_json(sub, options->json);
+  return [options] { return run_compare(*options); };
 }
 
 Work plan(CLI::App& app) {
@@ -258,11 +284,9 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
   app.require_subcommand(0, 1);
   app.get_formatter()->column_width(28);
 
-  const std::vector<std::pair<std::string, Work>> works{{"plan", plan(app)},
-                                                        {"run", run(app)},
-                                                        {"bench", bench(app)},
-                                                        {"check", check(app)},
-                                                        {"info", info(app)}};
+  const std::vector<std::pair<std::string, Work>> works{
+      {"compare", compare(app)}, {"plan", plan(app)},   {"run", run(app)},
+      {"bench", bench(app)},     {"check", check(app)}, {"info", info(app)}};
 
   const auto is_known = [&](const std::string& name) {
     return std::any_of(works.begin(), works.end(),
