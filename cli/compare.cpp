@@ -13,6 +13,7 @@
 #include "plot/canvas.h"
 #include "plot/compare_chart.h"
 #include "progress.h"
+#include "signals.h"
 #include "text_table.h"
 #include "units.h"
 
@@ -134,23 +135,24 @@ void draw(const Comparison& comparison) {
                                          {.title = "Four ways to attend, " + layer_line(comparison),
                                           .machine = machine_line(comparison),
                                           .work = work_line(comparison.options)});
-  write_file("compare: --plot", comparison.options.plot, canvas->bytes());
+  const std::string picture = canvas->bytes();
+  const HeldSignals held;
+  OutputFile("compare: --plot", comparison.options.plot, picture).commit();
 }
 
 }  // namespace
 
 int run_compare(const CompareOptions& options) {
   const LayerSize& size = layer_size(options.size);
-  if (options.machinery.isa == Isa::kReference) {
-    throw UsageError("compare: --isa: the reference is what the others are compared with");
-  }
   if (!options.plot.empty()) {
     check_picture_path("compare: --plot", options.plot);
     check_writable("compare: --plot", options.plot);
   }
   require_memory("compare: this", memory_to_measure(size, options));
-
   const Context context(options.machinery.context_options());
+  if (context.isa() == Isa::kReference) {
+    throw UsageError("compare: --isa: the reference is what the others are compared with");
+  }
   Comparison comparison{options, size, context.num_threads(), context.isa()};
   {
     Progress progress;

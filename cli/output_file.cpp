@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <string>
 #include <system_error>
 
@@ -39,28 +38,31 @@ void check_writable(std::string_view option, const fs::path& path) {
   if (fs::is_directory(path, error)) refuse(option, path, EISDIR);
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (!fs::is_directory(folder, error)) refuse(option, path, error ? error.value() : ENOTDIR);
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) refuse(option, path, errno);
+  // Only trying tells: permissions, read-only and virtual file systems all look alike from outside.
+  const HeldSignals held;
+  OutputFile(option, path, {});
 }
 
-void write_file(std::string_view option, const fs::path& path, std::string_view content) {
-  const HeldSignals held;
-  fs::path temporary = path;
-  temporary += ".tmp" + std::to_string(::getpid());
-  const int descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor < 0) refuse(option, path, errno);
-  bool good = write_all(descriptor, content);
-  int error = errno;
-  if (::close(descriptor) != 0 && good) {
-    good = false;
-    error = errno;
-  }
-  if (good && ::rename(temporary.c_str(), path.c_str()) != 0) {
-    good = false;
-    error = errno;
-  }
-  if (good) return;
-  ::unlink(temporary.c_str());
-  refuse(option, path, error);
+OutputFile::OutputFile(std::string_view option, const fs::path& path, std::string_view content)
+    : option_(option), path_(path), temporary_(path) {
+  temporary_ += ".tmp" + std::to_string(::getpid());
+  const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor < 0) refuse(option_, path_, errno);
+  const bool written = write_all(descriptor, content);
+  int error = written ? 0 : errno;
+  if (::close(descriptor) != 0 && error == 0) error = errno;
+  if (error == 0) return;
+  ::unlink(temporary_.c_str());
+  refuse(option_, path_, error);
+}
+
+OutputFile::~OutputFile() {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void OutputFile::commit() {
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) refuse(option_, path_, errno);
+  temporary_.clear();
 }
 
 }  // namespace ladon::cli

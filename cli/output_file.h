@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 namespace ladon::cli {
@@ -10,9 +11,23 @@ namespace ladon::cli {
 /// writable. `option` begins the message: "--plot".
 void check_writable(std::string_view option, const std::filesystem::path& path);
 
-/// Writes beside `path` and renames, so that a failure leaves an older file as it was and nothing
-/// of the new one. Throws Failure.
-void write_file(std::string_view option, const std::filesystem::path& path,
-                std::string_view content);
+/// A file that lies beside its place until commit() gives it its name. Hold HeldSignals while one
+/// lives. What is not committed is removed, and an older file of that name is as it was.
+class OutputFile {
+ public:
+  /// Writes everything. Throws Failure; `option` begins the message.
+  OutputFile(std::string_view option, const std::filesystem::path& path, std::string_view content);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  /// Throws Failure.
+  void commit();
+
+ private:
+  std::string option_;
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+};
 
 }  // namespace ladon::cli

@@ -73,6 +73,7 @@ std::string window_text(const ModelShape& model) {
 }
 
 void print_model(const ModelShape& model, const PlanOptions& options) {
+  const std::vector<PlanRow> rows = plan_rows(model, options);  // may throw: before the first line
   std::printf("%s: %lld layers, %lld heads of %lld%s\n", model.title.c_str(),
               static_cast<long long>(model.num_layers()), static_cast<long long>(model.num_heads),
               static_cast<long long>(model.head_dim), window_text(model).c_str());
@@ -106,8 +107,6 @@ void print_model(const ModelShape& model, const PlanOptions& options) {
 
 /// Every preset as it is.
 void print_overview(const PlanOptions& options) {
-  std::printf("KV caches at %s, without the weights. One of them in detail: --model NAME\n\n",
-              request_text(options).c_str());
   std::vector<Column> columns{{"model", Align::kLeft}, {"layers"}, {"heads"}, {"cache"},
                               {"bytes/token"},         {"total"}};
   if (options.memory) {
@@ -131,6 +130,8 @@ void print_overview(const PlanOptions& options) {
       table.add(cells);
     }
   }
+  std::printf("KV caches at %s, without the weights. One of them in detail: --model NAME\n\n",
+              request_text(options).c_str());
   std::fputs(table.text().c_str(), stdout);
 }
 

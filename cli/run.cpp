@@ -1,8 +1,10 @@
 // ladon run: an attention layer of a model folder over an input file.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -226,9 +228,12 @@ int run_layer(const RunOptions& options) {
   }
   const Tensor output = Tensor::copy_of(result.out.view().reshape(input.shape()), input.dtype());
   {
+    // Both or none: what is likely to fail is done before the first of them gets its name.
     const HeldSignals held;
-    if (!picture.empty()) write_file("run: --weights", options.weights, picture);
+    std::optional<OutputFile> drawn;
+    if (!picture.empty()) drawn.emplace("run: --weights", options.weights, picture);
     write_npy(options.output, output);
+    if (drawn) drawn->commit();
   }
   const Report report{options,
                       model,

@@ -93,8 +93,9 @@ std::string format_bytes(std::int64_t bytes) {
     value /= 1024;
     ++power;
   }
-  const bool whole = value == std::floor(value);
-  return fixed(value, whole ? 0 : 2) + " " + kNames[power];
+  std::string text = fixed(value, 2);
+  if (text.ends_with(".00")) text.resize(text.size() - 3);
+  return text + " " + kNames[power];
 }
 
 std::string format_count(std::int64_t count) {

@@ -15,7 +15,7 @@ std::int64_t parse_count(std::string_view text, std::int64_t least, std::int64_t
 /// its powers of 1000, or B, which may be left out. At least 1. Throws UsageError.
 std::int64_t parse_bytes(std::string_view text);
 
-/// "512 B", "1.5 KiB", "34.31 GiB": four digits, or all of a small number.
+/// "512 B", "1.50 KiB", "34.31 GiB".
 std::string format_bytes(std::int64_t bytes);
 /// "1,048,576".
 std::string format_count(std::int64_t count);

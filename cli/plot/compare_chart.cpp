@@ -42,9 +42,9 @@ double tick_step(double most) {
   return power * (leading >= 5 ? 5 : leading >= 2 ? 2 : 1);
 }
 
-std::string tick_text(double value) {
-  if (value >= 1) return format_count(std::llround(value));
-  return value == 0 ? "0" : format_rate(value);
+/// Whole numbers as such.
+std::string number_text(double value) {
+  return value == std::floor(value) ? format_count(std::llround(value)) : format_rate(value);
 }
 
 void draw_panel(Canvas& canvas, const Panel& panel, double left,
@@ -63,7 +63,7 @@ void draw_panel(Canvas& canvas, const Panel& panel, double left,
   for (double value = 0; value <= top_value; value += step) {
     const double y = bottom - height_of(value);
     canvas.line({left, y}, {left + kPanelWidth, y}, value == 0 ? kGrey : kPaleGrey);
-    canvas.text({left - 6, y + 4}, tick_text(value),
+    canvas.text({left - 6, y + 4}, number_text(value),
                 {.size = 10, .anchor = Anchor::kEnd, .color = kGrey});
   }
   const double slot = kPanelWidth / static_cast<double>(panel.bars.size());
@@ -80,7 +80,7 @@ void draw_panel(Canvas& canvas, const Panel& panel, double left,
       // The number stands above the bar, or above the ceiling where there is no room between.
       if (label - y < 18) label = y;
     }
-    canvas.text({x + width / 2, label - 5}, format_rate(bar.value),
+    canvas.text({x + width / 2, label - 5}, number_text(bar.value),
                 {.size = 10.5, .anchor = Anchor::kMiddle});
     canvas.text({x + width / 2, bottom + 16}, rows[i].variant.kind,
                 {.size = 12, .anchor = Anchor::kMiddle});
