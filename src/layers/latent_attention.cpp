@@ -37,7 +37,8 @@ LatentAttentionOptions complete(LatentAttentionOptions options) {
   if (options.value_dim == 0) options.value_dim = options.nope_dim;
   if (!options.scale.has_value()) {
     const auto head_dim = static_cast<double>(options.nope_dim + options.rope_dim);
-    options.scale = yarn_scale(options.rope.scaling) / std::sqrt(head_dim);
+    const double yarn = options.rope_dim == 0 ? 1 : yarn_scale(options.rope.scaling);
+    options.scale = yarn / std::sqrt(head_dim);
   }
   return options;
 }
@@ -93,7 +94,8 @@ void LatentAttentionOptions::validate() const {
 LatentAttention::LatentAttention(const LatentAttentionOptions& options, std::uint64_t seed)
     : options_(complete(options)), identity_(std::make_shared<const char>()) {
   const auto add = [&](std::string name, const Dims& shape) -> Parameter& {
-    return parameters_.emplace_back(Parameter::zeros(std::move(name), options_.dtype, shape));
+    return parameters_.emplace_back(
+        Parameter::zeros_without_gradient(std::move(name), options_.dtype, shape));
   };
   // A stream for each projection, whether it is there or not.
   const auto add_projection = [&](const std::string& name, std::int64_t out, std::int64_t in,
