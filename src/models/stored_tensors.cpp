@@ -282,6 +282,7 @@ std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const Lay
 std::vector<NamedTensor> save_layer(const LatentAttention& layer, std::string_view prefix,
                                     const std::vector<StoredTensor>& tensors) {
   std::vector<NamedTensor> result;
+  result.reserve(tensors.size());
   for (const StoredTensor& tensor : tensors) {
     result.push_back({.name = std::string(prefix) + tensor.name,
                       .value = Tensor::copy_of(layer.parameter(tensor.name).value)});
