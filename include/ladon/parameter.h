@@ -23,6 +23,8 @@ struct LADON_API Parameter {
   static Parameter zeros_without_gradient(std::string name, DType dtype, const Dims& shape);
   /// Makes a zero gradient where there is none.
   void make_gradient();
+  /// Clears the gradient, where there is one.
+  void zero_gradient() noexcept;
   /// A deep copy.
   Parameter copy() const;
   std::int64_t num_elements() const noexcept { return value.num_elements(); }

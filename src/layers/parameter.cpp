@@ -1,5 +1,7 @@
 #include "ladon/parameter.h"
 
+#include <cstddef>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -29,6 +31,12 @@ Parameter Parameter::zeros(std::string name, DType dtype, const Dims& shape) {
 void Parameter::make_gradient() {
   if (!gradient.view().absent()) return;
   gradient = Tensor(value.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, value.shape());
+}
+
+void Parameter::zero_gradient() noexcept {
+  if (gradient.data() == nullptr) return;  // absent, or without elements
+  std::memset(gradient.data(), 0,
+              static_cast<std::size_t>(gradient.num_elements()) * size_of(gradient.dtype()));
 }
 
 Parameter Parameter::copy() const {
