@@ -81,11 +81,6 @@ bool is_numpy(nb::handle object) {
                                 PyObject_CheckBuffer(object.ptr()) != 0 ||
                                 PyCapsule_CheckExact(object.ptr()) != 0;
   if (!looks_like_array) throw_type_error(where, object, "an array");
-  if (nb::hasattr(object, "requires_grad") && nb::cast<bool>(object.attr("requires_grad"))) {
-    throw_value_error(where,
-                      "got a tensor that requires a gradient, expected one that does not: "
-                      "ladon.torch has functions that autograd knows, or use .detach()");
-  }
   if (writing && Array::input(object, where).view().rank() >= 0) {
     throw_value_error(where, "got a read-only array, expected one that can be written to");
   }
@@ -119,6 +114,20 @@ Framework framework_of(nb::handle array) {
   if (tensor.is_none()) return Framework::kNumpy;  // it is being imported
   return nb::isinstance(array, tensor) ? Framework::kTorch : Framework::kNumpy;
 }
+
+namespace {
+
+/// What autograd should know of and would not: the gradient would silently be lost.
+void refuse_gradient(const Where& where, nb::handle tensor) {
+  if (framework_of(tensor) != Framework::kTorch) return;
+  if (!nb::cast<bool>(tensor.attr("requires_grad"))) return;
+  if (!nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) return;
+  throw_value_error(where,
+                    "got a tensor that requires a gradient, expected none: use ladon.torch, which "
+                    "autograd knows, torch.no_grad() or .detach()");
+}
+
+}  // namespace
 
 template <class Memory>
 bool Array::import_memory(nb::handle source, const Where& where, std::optional<DType> dtype) {
@@ -157,6 +166,7 @@ bool Array::import_memory(nb::handle source, const Where& where, std::optional<D
 template <class Memory>
 void Array::take(nb::handle object, const Where& where) {
   object_ = nb::borrow(object);
+  refuse_gradient(where, object);
   if (import_memory<Memory>(object, where, {})) return;
   // NumPy hands bfloat16, which ml_dtypes brings, to nobody. The same memory as integers is fine.
   if (is_numpy(object) && dclass_of(object) == "bfloat16") {
