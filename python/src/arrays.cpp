@@ -1,5 +1,6 @@
 #include "arrays.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -145,9 +146,10 @@ bool Array::import_memory(nb::handle source, const Where& where, std::optional<D
   }
   const Dims shape(std::span(memory.shape_ptr(), rank));
   Dims strides(std::span(memory.stride_ptr(), rank));
-  // Strides of single elements are never used, and libraries leave anything there.
+  // Strides that no element is reached by can be anything; NumPy's are 0 in empty arrays.
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) strides = row_major_strides(shape);
   for (int dim = 0; dim < shape.rank(); ++dim) {
-    if (shape[dim] <= 1) strides[dim] = 1;
+    if (shape[dim] == 1) strides[dim] = 1;
   }
   auto* const data = const_cast<void*>(static_cast<const void*>(memory.data()));
   if (reinterpret_cast<std::uintptr_t>(data) % size_of(*dtype) != 0) {
@@ -214,6 +216,12 @@ nb::object share_array(const TensorView& view, nb::handle owner, Framework frame
   const auto rank = static_cast<std::size_t>(view.rank());
   const std::int64_t* const strides = view.strides().begin();
   if (framework == Framework::kTorch) {
+    try {
+      nb::module_::import_("torch.utils.dlpack");
+    } catch (const nb::python_error&) {
+      throw Error(ErrorCode::kUnsupported,
+                  "ladon: torch tensors need PyTorch, which cannot be imported: pip install torch");
+    }
     const nb::ndarray<nb::pytorch> array(data, rank, shape.data(), owner, strides, dtype,
                                          nb::device::cpu::value);
     return nb::cast(array, nb::rv_policy::reference);

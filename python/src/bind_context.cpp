@@ -89,6 +89,18 @@ nb::list slopes(nb::handle num_heads) {
   return result;
 }
 
+/// What the library would see of an array: for the tests of what is shared.
+nb::object describe_array(nb::handle object) {
+  const Array array = Array::input(object, {"_describe_array", "array"});
+  const ConstTensorView view = array.view();
+  nb::list shape;
+  nb::list strides;
+  for (const std::int64_t size : view.shape()) shape.append(size);
+  for (const std::int64_t stride : view.strides()) strides.append(stride);
+  return nb::make_tuple(reinterpret_cast<std::uintptr_t>(view.data()), name_of(view.dtype()),
+                        nb::tuple(shape), nb::tuple(strides));
+}
+
 }  // namespace
 
 void bind_context(nb::module_& module) {
@@ -121,6 +133,7 @@ void bind_context(nb::module_& module) {
   module.def("alibi_slopes", &slopes, nb::arg("num_heads"),
              nb::sig("def alibi_slopes(num_heads: int) -> list[float]"),
              "The slopes that ALiBi models are trained with.");
+  module.def("_describe_array", &describe_array, nb::arg("array").none());
 }
 
 }  // namespace ladon::python
