@@ -213,13 +213,13 @@ class Module(nn.Module):
         parameters = [parameter for _, parameter in self._named()]
         tensors = [x, key, value, *parameters]
         needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-        plain = any(options.get(name) for name in ("cache", "return_weights"))
-        drops = self.training and self.layer.options["dropout"] > 0
-        if plain or not (needs or drops):
-            self._take_parameters()
-            return self.layer.forward(_dense(x), _dense(key), _dense(value), **options)
+        plain = options.get("cache") is not None or options.get("return_weights")
+        drops = self.training and self.layer.options["dropout"] > 0 and options.get("cache") is None
         if drops:
             options.setdefault("dropout_seed", _draw_seed())
+        if plain or not needs:
+            self._take_parameters()
+            return self.layer.forward(_dense(x), _dense(key), _dense(value), **options)
         return _LayerCall.apply(self, options, x, key, value, *parameters)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "Module":

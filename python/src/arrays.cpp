@@ -60,15 +60,13 @@ std::string message(const Where& where, std::string_view text) {
   return result.append(text);
 }
 
-std::string class_of(nb::handle object) {
-  return nb::cast<std::string>(nb::str(object.type().attr("__name__")));
-}
+std::string class_of(nb::handle object) { return readable(object.type().attr("__name__")); }
 
 /// The name of an array's dtype as its library spells it; empty where it has none.
 std::string dclass_of(nb::handle array) {
   if (!nb::hasattr(array, "dtype")) return {};
   const nb::object dtype = array.attr("dtype");
-  return nb::cast<std::string>(nb::str(nb::hasattr(dtype, "name") ? dtype.attr("name") : dtype));
+  return readable(nb::hasattr(dtype, "name") ? dtype.attr("name") : dtype);
 }
 
 bool is_numpy(nb::handle object) {
@@ -92,6 +90,14 @@ bool is_numpy(nb::handle object) {
 }
 
 }  // namespace
+
+std::string readable(nb::handle object) {
+  const nb::str text(object);
+  const nb::object bytes =
+      nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+}
 
 void throw_type_error(const Where& where, nb::handle got, std::string_view expected) {
   const std::string text =
@@ -283,13 +289,13 @@ std::vector<std::int64_t> to_integers(nb::handle object, const Where& where) {
 DType to_dtype(nb::handle object, const Where& where) {
   std::string name;
   if (nb::isinstance<nb::str>(object)) {
-    name = nb::cast<std::string>(object);
+    name = readable(object);
   } else if (nb::hasattr(object, "name")) {  // numpy.dtype
-    name = nb::cast<std::string>(nb::str(object.attr("name")));
+    name = readable(object.attr("name"));
   } else if (nb::hasattr(object, "__name__")) {  // numpy.float32
-    name = nb::cast<std::string>(nb::str(object.attr("__name__")));
+    name = readable(object.attr("__name__"));
   } else {  // torch.float32
-    name = nb::cast<std::string>(nb::str(object));
+    name = readable(object);
     if (!name.starts_with("torch.")) throw_type_error(where, object, "a dtype");
     name.erase(0, name.find('.') + 1);
   }
@@ -303,7 +309,7 @@ DType to_dtype(nb::handle object, const Where& where) {
 
 Framework to_framework(nb::handle object, const Where& where) {
   if (!nb::isinstance<nb::str>(object)) throw_type_error(where, object, "'numpy' or 'torch'");
-  const auto name = nb::cast<std::string>(object);
+  const auto name = readable(object);
   if (name == "numpy") return Framework::kNumpy;
   if (name == "torch") return Framework::kTorch;
   throw_value_error(where, "got '" + name + "', expected 'numpy' or 'torch'");

@@ -26,6 +26,9 @@ struct Where {
   std::string_view argument;
 };
 
+/// str(object), and a name for what is no Unicode in it: fit for a message whatever it holds.
+std::string readable(nb::handle object);
+
 /// TypeError: "attention: q: got str, expected an array".
 [[noreturn]] void throw_type_error(const Where& where, nb::handle got, std::string_view expected);
 /// Error (kInvalidArgument) in the library's own form.

@@ -241,7 +241,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
            nb::sig(("def forward_training(" + inputs + ", *, " + uncached +
                     ", context: Context | None = None) -> tuple[Any, SavedForward]")
                        .c_str()),
-           "forward() that also returns what backward() needs. Dropout acts in training mode.")
+           "forward() that also returns what backward() needs.")
       .def("backward", &backward, nb::arg("grad_out").none(), nb::arg("saved").none(),
            nb::arg("kwargs"),
            nb::sig("def backward(self, grad_out: Array, saved: SavedForward, *, context: Context | "
@@ -274,7 +274,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
       .def(
           "train",
           [](Layer& self, bool training) { changing(self, [&] { self.layer->train(training); }); },
-          nb::arg("training") = true, "Training mode: dropout acts in forward_training().")
+          nb::arg("training") = true, "Training mode, in which layers are made: dropout acts.")
       .def(
           "eval", [](Layer& self) { changing(self, [&] { self.layer->eval(); }); },
           "The opposite of train().")
