@@ -56,6 +56,11 @@ nb::object copy_layer(const Wrapper& self, Inner& (*inner)(const Wrapper&)) {
 nb::object copy_multi_head(const MultiHeadLayer& self) { return copy_layer(self, &multi_head); }
 nb::object copy_latent(const LatentLayer& self) { return copy_layer(self, &latent); }
 
+nb::object form_of(const LatentLayer& self) {
+  const nb::dict options = options_dict(reading(self, [&] { return latent(self).options(); }));
+  return nb::borrow(options["form"]);
+}
+
 void set_form(LatentLayer& self, nb::handle form) {
   nb::dict dict;
   dict["form"] = form;
@@ -151,12 +156,7 @@ form: "expanded" makes keys and values of every token, "absorbed" attends to the
             return options_dict(reading(self, [&] { return latent(self).options(); }));
           },
           "With every default filled in.")
-      .def_prop_rw(
-          "form",
-          [](const LatentLayer& self) {
-            return options_dict(reading(self, [&] { return latent(self).options(); }))["form"];
-          },
-          &set_form, "\"auto\", \"expanded\" or \"absorbed\".")
+      .def_prop_rw("form", &form_of, &set_form, "\"auto\", \"expanded\" or \"absorbed\".")
       .def("form_for", &form_for, nb::arg("query_len"), nb::arg("kv_len"),
            nb::sig("def form_for(self, query_len: int, kv_len: int) -> str"),
            "The form that query_len new tokens of a sequence of kv_len take.")

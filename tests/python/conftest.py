@@ -31,3 +31,10 @@ def expected_outputs():
     if not program:
         pytest.skip("LADON_EXPECTED_OUTPUTS does not name the C++ program")
     return program
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for each reason to skip, as ./dev test collects them."""
+    reasons = {report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())}
+    for reason in sorted(reasons):
+        terminalreporter.write_line(f"skipped: Python: {reason.removeprefix('Skipped: ')}")
