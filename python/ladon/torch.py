@@ -115,8 +115,7 @@ def _draw_seed() -> int:
 def _mask_options(mask: Optional[Tensor]) -> Dict[str, Any]:
     if mask is None:
         return {}
-    mask = _dense(mask) if mask.dtype == torch.bool else mask
-    return {"mask" if mask.dtype == torch.bool else "bias": mask}
+    return {"mask": _dense(mask)} if mask.dtype == torch.bool else {"bias": mask}
 
 
 def scaled_dot_product_attention(
@@ -184,7 +183,6 @@ class Module(nn.Module):
         super().__init__()
         self.layer = layer
         self._gradient_lock = threading.Lock()
-        self._names = {}
         for name, value in layer.parameters("torch").items():
             # torch does not allow dots in the names of parameters: q_proj.weight is a module's.
             owner: nn.Module = self

@@ -163,8 +163,10 @@ void bind_pool(nb::module_& module) {
            "All memory is taken here. batch is not read: it is among layer.cache_options().")
       .def_prop_ro("page_size", &PagePool::page_size)
       .def_prop_ro("num_pages", &PagePool::num_pages)
-      .def_prop_ro("options", [](const PagePool& self) { return options_dict(self.options()); })
-      .def("statistics", &pool_statistics,
+      .def_prop_ro(
+          "options", [](const PagePool& self) { return options_dict(self.options()); },
+          nb::sig("def options(self) -> dict[str, Any]"))
+      .def("statistics", &pool_statistics, nb::sig("def statistics(self) -> dict[str, int]"),
            "Pages (free, kept, used, shared, published), bytes, and how prefixes were found.")
       .def("forget_prefixes", &PagePool::forget_prefixes, nb::call_guard<nb::gil_scoped_release>(),
            "Frees the published pages nobody holds.");
@@ -268,10 +270,12 @@ void bind_caches(nb::module_& module) {
            nb::sig("def held(self, sequence: int = 0) -> int"),
            "Keys of it that can be read: all of them, but for a window.")
       .def_prop_ro("kind", [](const Cache& self) { return std::string(self.cache.kind()); })
-      .def_prop_ro("options",
-                   [](const Cache& self) {
-                     return options_dict(reading(self, [&] { return self.cache.options(); }));
-                   })
+      .def_prop_ro(
+          "options",
+          [](const Cache& self) {
+            return options_dict(reading(self, [&] { return self.cache.options(); }));
+          },
+          nb::sig("def options(self) -> dict[str, Any]"))
       .def_prop_ro("batch", number(&KvCache::batch))
       .def_prop_ro("window_left", number(&KvCache::window_left))
       .def_prop_ro("elements_used", number(&KvCache::elements_used))

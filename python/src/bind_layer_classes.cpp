@@ -35,29 +35,12 @@ void make_latent(LatentLayer* self, const nb::kwargs& kwargs) {
   new (self) LatentLayer(std::move(layer));
 }
 
-MultiHeadAttention& multi_head(const MultiHeadLayer& self) {
-  return dynamic_cast<MultiHeadAttention&>(*self.layer);
-}
-
 LatentAttention& latent(const LatentLayer& self) {
   return dynamic_cast<LatentAttention&>(*self.layer);
 }
 
-template <class Wrapper, class Inner>
-nb::object copy_layer(const Wrapper& self, Inner& (*inner)(const Wrapper&)) {
-  auto copy = reading(self, [&] {
-    auto made = std::make_unique<Inner>(inner(self));
-    made->train(self.layer->is_training());
-    return made;
-  });
-  return nb::cast(new Wrapper(std::move(copy)), nb::rv_policy::take_ownership);
-}
-
-nb::object copy_multi_head(const MultiHeadLayer& self) { return copy_layer(self, &multi_head); }
-nb::object copy_latent(const LatentLayer& self) { return copy_layer(self, &latent); }
-
 nb::object form_of(const LatentLayer& self) {
-  const nb::dict options = options_dict(reading(self, [&] { return latent(self).options(); }));
+  const nb::dict options = layer_options(self);
   return nb::borrow(options["form"]);
 }
 
@@ -102,7 +85,31 @@ nb::object expand(const LatentLayer& self, nb::handle latents_object, const nb::
                         to_array(std::move(values), latents.framework()));
 }
 
+/// Calls work with the layer as what it is.
+template <class Work>
+auto with_kind(const AttentionLayer& layer, Work&& work) {
+  if (const auto* latent = dynamic_cast<const LatentAttention*>(&layer)) return work(*latent);
+  return work(dynamic_cast<const MultiHeadAttention&>(layer));
+}
+
 }  // namespace
+
+nb::dict layer_options(const Layer& self) {
+  // A form may be set meanwhile, so the options are copied under the lock, and read without.
+  return with_kind(*self.layer, [&](const auto& layer) {
+    return options_dict(reading(self, [&] { return layer.options(); }));
+  });
+}
+
+nb::object copy_layer(const Layer& self) {
+  auto copy = reading(self, [&] {
+    return with_kind(*self.layer, [](const auto& layer) -> std::unique_ptr<AttentionLayer> {
+      return std::make_unique<std::decay_t<decltype(layer)>>(layer);
+    });
+  });
+  copy->train(self.layer->is_training());
+  return wrap_layer(std::move(copy));
+}
 
 void bind_layer_classes(nb::module_& module) {
   nb::class_<MultiHeadLayer, Layer>(
@@ -122,18 +129,7 @@ void bind_layer_classes(nb::module_& module) {
 
 num_kv_heads: 0 is num_heads (MHA), 1 is MQA, between is GQA. rope: a dict as rope() takes it; {} for
 its defaults. Parameters: q_proj.weight, k_proj.weight, v_proj.weight, out_proj.weight, *.bias,
-q_norm.weight, k_norm.weight, sinks.)")
-      .def_prop_ro(
-          "options",
-          [](const MultiHeadLayer& self) { return options_dict(multi_head(self).options()); },
-          "With every default filled in: MultiHeadAttention(**layer.options) is such a "
-          "layer again.")
-      .def("copy", &copy_multi_head, nb::sig("def copy(self) -> MultiHeadAttention"),
-           "A layer of its own with the same weights and gradients.")
-      .def(
-          "__deepcopy__",
-          [](const MultiHeadLayer& self, nb::handle /*memo*/) { return copy_multi_head(self); },
-          nb::sig("def __deepcopy__(self, memo: Any) -> MultiHeadAttention"));
+q_norm.weight, k_norm.weight, sinks.)");
   nb::class_<LatentLayer, Layer>(module, "LatentAttention",
                                  "Multi-head latent attention (MLA), as in DeepSeek-V2 and V3. The "
                                  "cache holds one short latent "
@@ -150,13 +146,9 @@ q_norm.weight, k_norm.weight, sinks.)")
 
 form: "expanded" makes keys and values of every token, "absorbed" attends to the latents as they are,
 "auto" takes what costs less for a sequence's lengths. Parameters have DeepSeek's names.)")
-      .def_prop_ro(
-          "options",
-          [](const LatentLayer& self) {
-            return options_dict(reading(self, [&] { return latent(self).options(); }));
-          },
-          "With every default filled in.")
-      .def_prop_rw("form", &form_of, &set_form, "\"auto\", \"expanded\" or \"absorbed\".")
+      .def_prop_rw("form", &form_of, &set_form, nb::for_getter(nb::sig("def form(self) -> str")),
+                   nb::for_setter(nb::sig("def form(self, form: str, /) -> None")),
+                   "\"auto\", \"expanded\" or \"absorbed\".")
       .def("form_for", &form_for, nb::arg("query_len"), nb::arg("kv_len"),
            nb::sig("def form_for(self, query_len: int, kv_len: int) -> str"),
            "The form that query_len new tokens of a sequence of kv_len take.")
@@ -170,13 +162,7 @@ form: "expanded" makes keys and values of every token, "absorbed" attends to the
       .def("expand", &expand, nb::arg("latents").none(), nb::arg("kwargs"),
            nb::sig("def expand(self, latents: Array, *, context: Context | None = None) -> "
                    "tuple[Any, Any]"),
-           "Latents to keys [batch, seq, num_heads, head_dim] and values [..., value_dim].")
-      .def("copy", &copy_latent, nb::sig("def copy(self) -> LatentAttention"),
-           "A layer of its own with the same weights and gradients.")
-      .def(
-          "__deepcopy__",
-          [](const LatentLayer& self, nb::handle /*memo*/) { return copy_latent(self); },
-          nb::sig("def __deepcopy__(self, memo: Any) -> LatentAttention"));
+           "Latents to keys [batch, seq, num_heads, head_dim] and values [..., value_dim].");
 }
 
 }  // namespace ladon::python

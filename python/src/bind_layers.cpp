@@ -283,6 +283,13 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
            nb::sig("def cache_options(self, batch: int = 1, dtype: DTypeLike | None = None) -> "
                    "dict[str, Any]"),
            "What a cache for this layer holds: KvCache.contiguous(**layer.cache_options()).")
+      .def_prop_ro("options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
+                   "With every default filled in: type(layer)(**layer.options) is such a layer.")
+      .def("copy", &copy_layer, nb::sig("def copy(self) -> Self"),
+           "A layer of its own with the same weights and gradients.")
+      .def(
+          "__deepcopy__", [](const Layer& self, nb::handle /*memo*/) { return copy_layer(self); },
+          nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> Self"))
       .def_prop_ro("training", [](const Layer& self) { return self.layer->is_training(); })
       .def_prop_ro("embed_dim", [](const Layer& self) { return self.layer->embed_dim(); })
       .def_prop_ro("num_heads", [](const Layer& self) { return self.layer->num_heads(); })

@@ -58,6 +58,10 @@ decltype(auto) changing(Object& object, Work&& work) {
 
 /// A new Python object of the layer's own class.
 nb::object wrap_layer(std::unique_ptr<AttentionLayer>&& layer);
+/// With every default filled in.
+nb::dict layer_options(const Layer& self);
+/// A layer of its own with the same weights, gradients and mode.
+nb::object copy_layer(const Layer& self);
 
 /// The object in the argument. Throws TypeError.
 template <class Object>
