@@ -153,22 +153,23 @@ def scaled_dot_product_attention(
 class _LayerCall(Function):
     @staticmethod
     def forward(ctx, module, options, x, key, value, *parameters):  # type: ignore[no-untyped-def, override]
-        module._take_parameters()
-        ctx.module = module
-        ctx.layer = module.layer
-        ctx.given = (key is not None, value is not None)
+        ctx.lock = module._gradient_lock
+        ctx.layer = module._layer_now()
+        ctx.names = [name for name, _ in module.named_parameters()]
         out, ctx.saved = ctx.layer.forward_training(_dense(x), _dense(key), _dense(value), **options)
+        # Backward reads the weights; torch then sees whether they were changed in between.
+        ctx.save_for_backward(*parameters)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):  # type: ignore[no-untyped-def, override]
-        layer = ctx.layer
-        with ctx.module._gradient_lock:
-            layer.zero_grad()
-            dx, dkey, dvalue = layer.backward(_dense(dout), ctx.saved)
-            named = layer.gradients("torch")
-            gradients = [named[name].to(parameter.dtype, copy=True) for name, parameter in ctx.module._named()]
+        parameters = ctx.saved_tensors
+        with ctx.lock:
+            ctx.layer.zero_grad()
+            dx, dkey, dvalue = ctx.layer.backward(_dense(dout), ctx.saved)
+            named = ctx.layer.gradients("torch")
+            gradients = [named[n].to(p.dtype, copy=True) for n, p in zip(ctx.names, parameters)]
         return (None, None, dx, dkey, dvalue, *gradients)
 
 
@@ -176,7 +177,8 @@ class Module(nn.Module):
     """A Ladon layer as a torch module.
 
     Its parameters are the layer's own memory: optimisers and load_state_dict() write straight into it. Where
-    torch gives a parameter other memory (deepcopy, .to()), the next call copies the values over.
+    torch puts other memory in a parameter's place (functional_call, swapped parameters), calls work on a copy
+    of the layer with these values. The dtype is the layer's: choose it when making it.
     """
 
     def __init__(self, layer: _ladon.AttentionLayer) -> None:
@@ -193,22 +195,23 @@ class Module(nn.Module):
                 owner = getattr(owner, part)
             owner.register_parameter(last, nn.Parameter(value))
 
-    def _named(self) -> Any:
-        return self.named_parameters()
-
-    def _take_parameters(self) -> None:
-        """Copies over what no longer shares memory with the layer."""
+    def _layer_now(self) -> _ladon.AttentionLayer:
+        """The layer with the values that the parameters have now."""
         own = self.layer.parameters("torch")
-        for name, parameter in self._named():
-            if parameter.data_ptr() != own[name].data_ptr():
-                self.layer.set_parameter(name, parameter.detach())
+        other = [(n, p) for n, p in self.named_parameters() if p.data_ptr() != own[n].data_ptr()]
+        if not other:
+            return self.layer
+        layer = self.layer.copy()
+        for name, parameter in other:
+            layer.set_parameter(name, parameter.detach())
+        return layer
 
     def forward(
         self, x: Tensor, key: Optional[Tensor] = None, value: Optional[Tensor] = None, **options: Any
     ) -> Any:
         """As AttentionLayer.forward(). With a cache, or without gradients, nothing is kept for backward."""
         self.layer.train(self.training)
-        parameters = [parameter for _, parameter in self._named()]
+        parameters = [parameter for _, parameter in self.named_parameters()]
         tensors = [x, key, value, *parameters]
         needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
         plain = options.get("cache") is not None or options.get("return_weights")
@@ -216,16 +219,14 @@ class Module(nn.Module):
         if drops:
             options.setdefault("dropout_seed", _draw_seed())
         if plain or not needs:
-            self._take_parameters()
-            return self.layer.forward(_dense(x), _dense(key), _dense(value), **options)
+            return self._layer_now().forward(_dense(x), _dense(key), _dense(value), **options)
         return _LayerCall.apply(self, options, x, key, value, *parameters)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "Module":
-        self._take_parameters()
-        copy = Module(self.layer.copy())
+        copy = Module(self._layer_now().copy())
         copy.__class__ = self.__class__
         copy.train(self.training)
-        for (_, old), (_, new) in zip(self._named(), copy._named()):
+        for (_, old), (_, new) in zip(self.named_parameters(), copy.named_parameters()):
             new.requires_grad_(old.requires_grad)
         memo[id(self)] = copy
         return copy
