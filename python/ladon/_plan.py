@@ -6,6 +6,8 @@ from typing import Any, Dict, List, Optional, Union
 from ._ladon import compare_cache_memory, describe_model
 from ._types import DTypeLike
 
+_SIZES = ("num_layers", "num_heads", "num_kv_heads", "head_dim")
+
 
 def plan(
     model: Optional[Union[str, "os.PathLike[str]"]] = None,
@@ -25,6 +27,10 @@ def plan(
     if model is not None:
         description = describe_model(model)
         dtype = dtype or description["dtype"]
-        for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim"):
+        latent = "kv_rank" in description["layers"][0]
+        for name in ("num_layers", "num_heads", "head_dim") if latent else _SIZES:
             sizes.setdefault(name, description[name])
+        if latent:
+            for name in ("kv_rank", "rope_dim", "value_dim"):
+                sizes.setdefault(name, description["layers"][0][name])
     return compare_cache_memory(length=length, batch=batch, dtype=dtype or "bf16", **sizes)
