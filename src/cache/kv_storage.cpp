@@ -159,7 +159,8 @@ KvCacheOptions checked_options(std::string_view operation, KvCacheOptions option
   constexpr std::int64_t kMost = std::int64_t{1} << 24;
   for (const auto& [name, value] :
        {std::pair{"num_kv_heads", options.num_kv_heads}, std::pair{"head_dim", options.head_dim},
-        std::pair{"value_dim", options.value_dim}, std::pair{"num_heads", options.num_heads}}) {
+        std::pair{"value_dim", options.value_dim}, std::pair{"num_heads", options.num_heads},
+        std::pair{"mha_dim", options.mha_dim}}) {
     if (value < 1 || value > kMost) {
       fail(operation, name,
            "got " + std::to_string(value) + ", expected 1 to " + std::to_string(kMost));

@@ -28,6 +28,8 @@ TEST(CacheErrors, Options) {
             "KvCache::contiguous: value_dim: got -3, expected 1 to 16777216");
   EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .num_heads = 3}),
             "KvCache::contiguous: num_heads: got 3, expected a multiple of num_kv_heads = 2");
+  EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .mha_dim = -5}),
+            "KvCache::contiguous: mha_dim: got -5, expected 1 to 16777216");
   EXPECT_EQ(message({.batch = -1, .num_kv_heads = 2, .head_dim = 4}),
             "KvCache::contiguous: batch: got -1, expected 0 to 2147483648");
   EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .dtype = DType::kI32}),
@@ -256,6 +258,45 @@ TEST(CacheErrors, LayerAndCacheMustFit) {
   const Tensor mask(DType::kBool, {1, 1, 3, 9});
   error_of([&] { layer.forward(context, x, cache, {.mask = mask}); });
   EXPECT_EQ(state_of(cache), empty);
+}
+
+TEST(CacheErrors, EmptyCachesOfEveryStorageCanBeAttendedTo) {
+  const Context context;
+  for (const DType storage : kStorages) {
+    const KvCacheOptions options{.num_kv_heads = 2, .head_dim = 4, .dtype = storage};
+    for (KvCache* cache :
+         {new KvCache(KvCache::contiguous(options)),
+          new KvCache(KvCache::paged(std::make_shared<PagePool>(options, 4, 0)))}) {
+      const std::unique_ptr<KvCache> owner(cache);
+      const Tensor q = random_tensor(DType::kF32, {1, 1, 4, 4}, 1);
+      Tensor out = random_tensor(DType::kF32, {1, 1, 4, 4}, 2);
+      attention(context, q, cache->view(), {}, out);
+      for (std::int64_t i = 0; i < 16; ++i) EXPECT_EQ(number_at(out, i), 0);
+    }
+  }
+}
+
+TEST(CacheErrors, ABadMaskCostsAPoolNothing) {
+  const Context context;
+  const MultiHeadAttention layer(
+      {.embed_dim = 8, .num_heads = 4, .num_kv_heads = 2, .head_dim = 4, .causal = true});
+  const auto pool = std::make_shared<PagePool>(layer.cache_options(), 2, 3);
+  {
+    KvCache gone = KvCache::paged(pool);
+    const Tensor k(DType::kF32, {1, 4, 2, 4});
+    gone.append(k, k);
+    gone.publish_prefix(0, std::vector<std::int64_t>{1, 2, 3, 4});
+  }
+  EXPECT_EQ(pool->statistics().kept_pages, 2);
+  KvCache cache = KvCache::paged(pool);
+  const Tensor x = random_tensor(DType::kF32, {1, 5, 8}, 1);
+  const Tensor mask(DType::kBool, {1, 1, 5, 9});
+  EXPECT_EQ(
+      error_of([&] { layer.forward(context, x, cache, {.mask = mask}); }),
+      "MultiHeadAttention::forward: mask: got [1, 1, 5, 9], expected [1, 4, 5, 5] or 1 in any "
+      "place");
+  EXPECT_EQ(pool->statistics().kept_pages, 2);
+  EXPECT_EQ(pool->statistics().evictions, 0);
 }
 
 }  // namespace

@@ -1,0 +1,93 @@
+"""Ladon: attention for MHA, GQA, MQA and MLA, with gradients, caches and layers.
+
+    import numpy as np
+    import ladon
+
+    q = np.random.randn(2, 256, 8, 64).astype(np.float32)  # batch, tokens, heads, head_dim
+    k = np.random.randn(2, 256, 2, 64).astype(np.float32)  # two KV heads for eight query heads
+    v = np.random.randn(2, 256, 2, 64).astype(np.float32)
+    out = ladon.attention(q, k, v, causal=True)
+
+Arrays are read where they lie: NumPy's, PyTorch's, and all others that speak DLPack or the buffer
+protocol. Results are torch tensors for torch inputs and NumPy arrays otherwise.
+
+ladon.torch has what autograd needs, and modules; ladon.onnx is a backend for ONNX's operators.
+"""
+
+from ._errors import Error, FileError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from ._ladon import (
+    AdamW,
+    AttentionLayer,
+    Context,
+    KvCache,
+    LatentAttention,
+    MultiHeadAttention,
+    PagePool,
+    SavedForward,
+    Sgd,
+    alibi_slopes,
+    attention,
+    attention_backward,
+    attention_tensors,
+    attention_weights,
+    clip_gradients,
+    compare_cache_memory,
+    describe_model,
+    list_isas,
+    load_attention,
+    load_safetensors,
+    load_torch_attention,
+    make_rope_table,
+    merge_attention,
+    model_families,
+    rope,
+    rope_backward,
+    save_safetensors,
+    torch_attention_tensors,
+    version,
+)
+from ._plan import plan
+from ._types import AttentionGradients, RopeOptions, RopeScaling
+
+__version__ = version()
+
+__all__ = [
+    "AdamW",
+    "AttentionGradients",
+    "AttentionLayer",
+    "Context",
+    "Error",
+    "FileError",
+    "InvalidArgumentError",
+    "KvCache",
+    "LatentAttention",
+    "MultiHeadAttention",
+    "OutOfMemoryError",
+    "PagePool",
+    "RopeOptions",
+    "RopeScaling",
+    "SavedForward",
+    "Sgd",
+    "UnsupportedError",
+    "alibi_slopes",
+    "attention",
+    "attention_backward",
+    "attention_tensors",
+    "attention_weights",
+    "clip_gradients",
+    "compare_cache_memory",
+    "describe_model",
+    "list_isas",
+    "load_attention",
+    "load_safetensors",
+    "load_torch_attention",
+    "make_rope_table",
+    "merge_attention",
+    "model_families",
+    "plan",
+    "rope",
+    "rope_backward",
+    "save_safetensors",
+    "torch_attention_tensors",
+    "version",
+]

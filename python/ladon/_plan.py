@@ -1,0 +1,36 @@
+"""plan(): what a model's caches need, before anything is bought."""
+
+import os
+from typing import Any, Dict, List, Optional, Union
+
+from ._ladon import compare_cache_memory, describe_model
+from ._types import DTypeLike
+
+_SIZES = ("num_layers", "num_heads", "num_kv_heads", "head_dim")
+
+
+def plan(
+    model: Optional[Union[str, "os.PathLike[str]"]] = None,
+    *,
+    length: int,
+    batch: int = 1,
+    dtype: Optional[DTypeLike] = None,
+    **sizes: Any,
+) -> List[Dict[str, Any]]:
+    """Cache memory of MHA, GQA, MQA and MLA for one model, side by side.
+
+    model: a folder with a config.json; or give num_heads, head_dim, num_layers, num_kv_heads (GQA),
+    kv_rank and rope_dim (MLA) yourself. length: tokens of each sequence. dtype: of the cache; the
+    model's own where it says one, else bf16. Each row has kind, elements, bytes and reduction (the
+    share that it saves against MHA).
+    """
+    if model is not None:
+        description = describe_model(model)
+        dtype = dtype or description["dtype"]
+        latent = "kv_rank" in description["layers"][0]
+        for name in ("num_layers", "num_heads", "head_dim") if latent else _SIZES:
+            sizes.setdefault(name, description[name])
+        if latent:
+            for name in ("kv_rank", "rope_dim", "value_dim"):
+                sizes.setdefault(name, description["layers"][0][name])
+    return compare_cache_memory(length=length, batch=batch, dtype=dtype or "bf16", **sizes)

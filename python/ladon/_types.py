@@ -1,0 +1,44 @@
+"""Types that the signatures name."""
+
+from typing import Any, NamedTuple, Optional, Sequence, TypedDict, Union
+
+# A NumPy array, a torch tensor, or any other object with __dlpack__ or the buffer protocol.
+Array = Any
+# "f32", "bf16", numpy.float32, ml_dtypes.bfloat16, torch.float16, ...
+DTypeLike = Any
+IntegersLike = Union[Sequence[int], Array]
+
+
+class AttentionGradients(NamedTuple):
+    """What attention_backward() returns; None for what was not wanted or has no input."""
+
+    dq: Optional[Any] = None
+    dk: Optional[Any] = None
+    dv: Optional[Any] = None
+    dbias: Optional[Any] = None
+    dsinks: Optional[Any] = None
+
+
+class RopeScaling(TypedDict, total=False):
+    """How rope's frequencies are stretched; kind is "none", "linear", "llama3" or "yarn"."""
+
+    kind: str
+    factor: float
+    original_context: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    attention_factor: Optional[float]
+    mscale: float
+    mscale_all_dim: float
+
+
+class RopeOptions(TypedDict, total=False):
+    """Rope of a layer; layout is "half_split" or "interleaved"."""
+
+    layout: str
+    rotary_dim: int
+    base: float
+    scaling: Optional[RopeScaling]

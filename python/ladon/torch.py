@@ -1,0 +1,324 @@
+"""Ladon for PyTorch: functions that autograd knows, and modules.
+
+    import torch
+    import ladon.torch
+
+    out = ladon.torch.attention(q, k, v, causal=True)  # [batch, seq, heads, dim], with gradients
+    out = ladon.torch.scaled_dot_product_attention(q, k, v, is_causal=True)  # as torch's own
+    layer = ladon.torch.MultiHeadAttention(embed_dim=512, num_heads=8, num_kv_heads=2, rope={})
+    layer = ladon.torch.MultiheadAttention(512, 8, batch_first=True)  # for torch.nn.MultiheadAttention
+
+Tensors on the CPU, f64, f32, f16 or bf16. What Ladon needs with a last stride of 1 and has not is copied.
+"""
+
+import threading
+from typing import Any, Dict, Optional, Tuple
+
+import ladon as _ladon
+
+try:
+    import torch
+    from torch import Tensor, nn
+    from torch.autograd import Function
+    from torch.autograd.function import once_differentiable
+except ImportError as missing:
+    raise ImportError(
+        f"ladon.torch needs PyTorch, which cannot be imported here ({missing}): pip install torch"
+    ) from missing
+
+__all__ = [
+    "LatentAttention",
+    "Module",
+    "MultiHeadAttention",
+    "MultiheadAttention",
+    "attention",
+    "rope",
+    "scaled_dot_product_attention",
+]
+
+
+def _dense(tensor: Optional[Tensor]) -> Optional[Tensor]:
+    """Detached, and with a last stride of 1: gradients of sums come with strides of 0."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return tensor if tensor.shape[-1:].numel() <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+class _Attention(Function):
+    @staticmethod
+    def forward(ctx, q, k, v, bias, sinks, options):  # type: ignore[no-untyped-def, override]
+        q, k, v, bias, sinks = (_dense(tensor) for tensor in (q, k, v, bias, sinks))
+        out, lse = _ladon.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True, **options)
+        ctx.save_for_backward(q, k, v, bias, sinks, out, lse)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, dlse):  # type: ignore[no-untyped-def, override]
+        q, k, v, bias, sinks, out, lse = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return (None,) * 6
+        dout = torch.zeros_like(out) if dout is None else _dense(dout)
+        names = ("dq", "dk", "dv", "dbias", "dsinks")
+        wanted = [name for name, needed in zip(names, ctx.needs_input_grad) if needed]
+        gradients = _ladon.attention_backward(
+            q, k, v, out, lse, dout, dlse=_dense(dlse), bias=bias, sinks=sinks, wanted=wanted, **ctx.options
+        )
+        return (*gradients, None)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Optional[Tensor] = None,
+    sinks: Optional[Tensor] = None,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """ladon.attention() with gradients for q, k, v, bias, sinks and, where it is returned, lse.
+
+    All of ladon.attention()'s options but `out`. Dropout draws by dropout_seed alone: give another for
+    every step. Gradients of gradients are not there.
+    """
+    options.pop("out", None)
+    out, lse = _Attention.apply(q, k, v, bias, sinks, options)
+    return (out, lse) if return_lse else out
+
+
+class _Rope(Function):
+    @staticmethod
+    def forward(ctx, x, options):  # type: ignore[no-untyped-def, override]
+        ctx.options = options
+        return _ladon.rope(_dense(x), **options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):  # type: ignore[no-untyped-def, override]
+        return _ladon.rope_backward(_dense(dout), **ctx.options), None
+
+
+def rope(x: Tensor, **options: Any) -> Tensor:
+    """ladon.rope() with a gradient for x; all of its options but `out`."""
+    options.pop("out", None)
+    return _Rope.apply(x, options)
+
+
+def _draw_seed() -> int:
+    return int(torch.randint(0, 2**62, ()).item())
+
+
+def _mask_options(mask: Optional[Tensor]) -> Dict[str, Any]:
+    if mask is None:
+        return {}
+    return {"mask": _dense(mask)} if mask.dtype == torch.bool else {"bias": mask}
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """For torch.nn.functional.scaled_dot_product_attention: [..., heads, length, dim], causal from the top
+    left. A row that may see nothing gives 0."""
+    if query.dim() < 3:
+        raise ValueError("scaled_dot_product_attention: query: expected at least 3 dimensions")
+    if not enable_gqa and query.shape[-3] != key.shape[-3]:
+        raise ValueError("scaled_dot_product_attention: key: other heads than query's need enable_gqa=True")
+    leading = query.shape[:-3]
+
+    def ours(tensor: Tensor) -> Tensor:
+        return tensor.expand(*leading, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:]).transpose(1, 2)
+
+    if attn_mask is not None and attn_mask.dim() > 3 and attn_mask.dim() != 4:
+        attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
+    options = _mask_options(attn_mask)
+    if dropout_p > 0:
+        options.update(dropout=dropout_p, dropout_seed=_draw_seed())
+    out = attention(
+        ours(query), ours(key), ours(value), causal=is_causal, alignment="top_left", scale=scale, **options
+    )
+    return out.transpose(1, 2).reshape(*query.shape[:-1], value.shape[-1])
+
+
+class _LayerCall(Function):
+    @staticmethod
+    def forward(ctx, module, options, x, key, value, *parameters):  # type: ignore[no-untyped-def, override]
+        ctx.lock = module._gradient_lock
+        ctx.layer = module._layer_now()
+        ctx.names = [name for name, _ in module.named_parameters()]
+        out, ctx.saved = ctx.layer.forward_training(_dense(x), _dense(key), _dense(value), **options)
+        # Backward reads the weights; torch then sees whether they were changed in between.
+        ctx.save_for_backward(*parameters)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):  # type: ignore[no-untyped-def, override]
+        parameters = ctx.saved_tensors
+        with ctx.lock:
+            ctx.layer.zero_grad()
+            dx, dkey, dvalue = ctx.layer.backward(_dense(dout), ctx.saved)
+            named = ctx.layer.gradients("torch")
+            gradients = [named[n].to(p.dtype, copy=True) for n, p in zip(ctx.names, parameters)]
+        return (None, None, dx, dkey, dvalue, *gradients)
+
+
+class Module(nn.Module):
+    """A Ladon layer as a torch module.
+
+    Its parameters are the layer's own memory: optimisers and load_state_dict() write straight into it. Where
+    torch puts other memory in a parameter's place (functional_call, swapped parameters), calls work on a copy
+    of the layer with these values. The dtype is the layer's: choose it when making it.
+    """
+
+    def __init__(self, layer: _ladon.AttentionLayer) -> None:
+        super().__init__()
+        self.layer = layer
+        self._gradient_lock = threading.Lock()
+        for name, value in layer.parameters("torch").items():
+            # torch does not allow dots in the names of parameters: q_proj.weight is a module's.
+            owner: nn.Module = self
+            *path, last = name.split(".")
+            for part in path:
+                if not hasattr(owner, part):
+                    owner.add_module(part, nn.Module())
+                owner = getattr(owner, part)
+            owner.register_parameter(last, nn.Parameter(value))
+
+    def _layer_now(self) -> _ladon.AttentionLayer:
+        """The layer with the values that the parameters have now."""
+        own = self.layer.parameters("torch")
+        other = [(n, p) for n, p in self.named_parameters() if p.data_ptr() != own[n].data_ptr()]
+        if not other:
+            return self.layer
+        layer = self.layer.copy()
+        for name, parameter in other:
+            layer.set_parameter(name, parameter.detach())
+        return layer
+
+    def forward(
+        self, x: Tensor, key: Optional[Tensor] = None, value: Optional[Tensor] = None, **options: Any
+    ) -> Any:
+        """As AttentionLayer.forward(). With a cache, or without gradients, nothing is kept for backward."""
+        self.layer.train(self.training)
+        parameters = [parameter for _, parameter in self.named_parameters()]
+        tensors = [x, key, value, *parameters]
+        needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+        plain = options.get("cache") is not None or options.get("return_weights")
+        drops = self.training and self.layer.options["dropout"] > 0 and options.get("cache") is None
+        if drops:
+            options.setdefault("dropout_seed", _draw_seed())
+        if plain or not needs:
+            return self._layer_now().forward(_dense(x), _dense(key), _dense(value), **options)
+        return _LayerCall.apply(self, options, x, key, value, *parameters)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "Module":
+        copy = Module(self._layer_now().copy())
+        copy.__class__ = self.__class__
+        copy.train(self.training)
+        for (_, old), (_, new) in zip(self.named_parameters(), copy.named_parameters()):
+            new.requires_grad_(old.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
+    def __getstate__(self) -> Any:
+        raise TypeError("ladon.torch: modules are not pickled whole: save state_dict() and layer.options")
+
+    def extra_repr(self) -> str:
+        return repr(self.layer)
+
+
+class MultiHeadAttention(Module):
+    """ladon.MultiHeadAttention as a torch module; takes the same options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(_ladon.MultiHeadAttention(**options))
+
+
+class LatentAttention(Module):
+    """ladon.LatentAttention (MLA) as a torch module; takes the same options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(_ladon.LatentAttention(**options))
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention with Ladon's attention inside: same arguments, same state_dict.
+
+    Without add_bias_kv, add_zero_attn and nested tensors. A row that may see nothing gives the output's bias,
+    where torch gives NaN.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.bias_k is not None or self.add_zero_attn:
+            raise ValueError("MultiheadAttention: add_bias_kv and add_zero_attn are not supported")
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, ...]:
+        if self._qkv_same_embed_dim:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        inputs = (query, key, value)
+        projected = (nn.functional.linear(x, w, b) for x, w, b in zip(inputs, weights, biases))
+        return tuple(p.reshape(*p.shape[:2], self.num_heads, -1) for p in projected)
+
+    def _masks(self, padding: Optional[Tensor], mask: Optional[Tensor], batch: int) -> Dict[str, Tensor]:
+        """torch's masks hide where they are true, or are added; Ladon's show where they are true."""
+        options: Dict[str, Tensor] = {}
+        if mask is not None and mask.dim() == 3:
+            mask = mask.reshape(batch, self.num_heads, *mask.shape[1:])
+        if padding is not None:
+            padding = padding.reshape(batch, 1, 1, -1)
+        for part in (mask, padding):
+            if part is None:
+                continue
+            if part.dtype == torch.bool:
+                shown = part.logical_not()
+                options["mask"] = shown & options["mask"] if "mask" in options else shown
+            else:
+                options["bias"] = part + options["bias"] if "bias" in options else part
+        return {name: _dense(part) if name == "mask" else part for name, part in options.items()}
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+        need_weights: bool = True,
+        attn_mask: Optional[Tensor] = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = self._project(query, key, value)
+        options: Dict[str, Any] = dict(self._masks(key_padding_mask, attn_mask, q.shape[0]))
+        options.update(causal=is_causal, alignment="top_left")
+        if self.training and self.dropout > 0:
+            options.update(dropout=self.dropout, dropout_seed=_draw_seed())
+        out = self.out_proj(attention(q, k, v, **options).flatten(2))
+        weights = None
+        if need_weights:
+            bias = _dense(options.pop("bias", None))
+            stage = "dropped" if "dropout" in options else "probability"
+            weights = _ladon.attention_weights(_dense(q), _dense(k), bias=bias, stage=stage, **options)
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+        if not batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return (out if self.batch_first else out.transpose(0, 1)), weights

@@ -1,0 +1,318 @@
+#include "arrays.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "ladon/error.h"
+
+namespace ladon::python {
+namespace {
+
+using Code = nb::dlpack::dtype_code;
+
+struct DTypeNames {
+  DType dtype;
+  Code code;
+  std::array<std::string_view, 3> names;  // Ladon's first
+};
+
+constexpr std::array<DTypeNames, 13> kDTypes{{
+    {DType::kF64, Code::Float, {"f64", "float64", "double"}},
+    {DType::kF32, Code::Float, {"f32", "float32", "float"}},
+    {DType::kF16, Code::Float, {"f16", "float16", "half"}},
+    {DType::kBF16, Code::Bfloat, {"bf16", "bfloat16", "bfloat16"}},
+    {DType::kBool, Code::Bool, {"bool", "bool_", "bool"}},
+    {DType::kI8, Code::Int, {"i8", "int8", "int8"}},
+    {DType::kU8, Code::UInt, {"u8", "uint8", "uint8"}},
+    {DType::kI16, Code::Int, {"i16", "int16", "int16"}},
+    {DType::kU16, Code::UInt, {"u16", "uint16", "uint16"}},
+    {DType::kI32, Code::Int, {"i32", "int32", "int32"}},
+    {DType::kU32, Code::UInt, {"u32", "uint32", "uint32"}},
+    {DType::kI64, Code::Int, {"i64", "int64", "int64"}},
+    {DType::kU64, Code::UInt, {"u64", "uint64", "uint64"}},
+}};
+
+nb::dlpack::dtype dlpack_dtype(DType dtype) {
+  nb::dlpack::dtype result{};
+  for (const DTypeNames& row : kDTypes) {
+    if (row.dtype == dtype) result.code = static_cast<std::uint8_t>(row.code);
+  }
+  result.bits = static_cast<std::uint8_t>(8 * size_of(dtype));
+  result.lanes = 1;
+  return result;
+}
+
+std::optional<DType> ladon_dtype(nb::dlpack::dtype dtype) {
+  for (const DTypeNames& row : kDTypes) {
+    if (dlpack_dtype(row.dtype) == dtype) return row.dtype;
+  }
+  return {};
+}
+
+std::string message(const Where& where, std::string_view text) {
+  std::string result;
+  for (const std::string_view part : {where.operation, where.argument}) {
+    if (!part.empty()) result.append(part).append(": ");
+  }
+  return result.append(text);
+}
+
+std::string class_of(nb::handle object) { return readable(object.type().attr("__name__")); }
+
+/// The name of an array's dtype as its library spells it; empty where it has none.
+std::string dclass_of(nb::handle array) {
+  if (!nb::hasattr(array, "dtype")) return {};
+  const nb::object dtype = array.attr("dtype");
+  return readable(nb::hasattr(dtype, "name") ? dtype.attr("name") : dtype);
+}
+
+bool is_numpy(nb::handle object) {
+  const nb::object numpy = nb::module_::import_("numpy");
+  return nb::isinstance(object, numpy.attr("ndarray"));
+}
+
+/// Why an object that looks like an array could not be read.
+[[noreturn]] void throw_unreadable(const Where& where, nb::handle object, bool writing) {
+  const bool looks_like_array = nb::hasattr(object, "__dlpack__") ||
+                                PyObject_CheckBuffer(object.ptr()) != 0 ||
+                                PyCapsule_CheckExact(object.ptr()) != 0;
+  if (!looks_like_array) throw_type_error(where, object, "an array");
+  if (writing && Array::input(object, where).view().rank() >= 0) {
+    throw_value_error(where, "got a read-only array, expected one that can be written to");
+  }
+  const std::string name = dclass_of(object);
+  throw_type_error(where, object,
+                   "an array of floats, integers or bool in the machine's byte order" +
+                       (name.empty() ? std::string() : "; its dtype is " + name));
+}
+
+}  // namespace
+
+std::string readable(nb::handle object) {
+  const nb::str text(object);
+  const nb::object bytes =
+      nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+}
+
+void throw_type_error(const Where& where, nb::handle got, std::string_view expected) {
+  const std::string text =
+      message(where, "got " + class_of(got) + ", expected " + std::string(expected));
+  throw nb::type_error(text.c_str());
+}
+
+void throw_value_error(const Where& where, const std::string& text) {
+  throw Error(ErrorCode::kInvalidArgument, message(where, text));
+}
+
+Framework framework_of(nb::handle array) {
+  // Only where someone has imported torch can there be a tensor of it.
+  const nb::object name = nb::str("torch");
+  const nb::object torch = nb::steal(PyImport_GetModule(name.ptr()));
+  if (!torch.is_valid()) {
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    return Framework::kNumpy;
+  }
+  const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
+  if (tensor.is_none()) return Framework::kNumpy;  // it is being imported
+  return nb::isinstance(array, tensor) ? Framework::kTorch : Framework::kNumpy;
+}
+
+namespace {
+
+/// What autograd should know of and would not: the gradient would silently be lost.
+void refuse_gradient(const Where& where, nb::handle tensor) {
+  if (framework_of(tensor) != Framework::kTorch) return;
+  if (!nb::cast<bool>(tensor.attr("requires_grad"))) return;
+  if (!nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) return;
+  throw_value_error(where,
+                    "got a tensor that requires a gradient, expected none: use ladon.torch, which "
+                    "autograd knows, torch.no_grad() or .detach()");
+}
+
+}  // namespace
+
+template <class Memory>
+bool Array::import_memory(nb::handle source, const Where& where, std::optional<DType> dtype) {
+  Memory memory;
+  if (!nb::try_cast<Memory>(source, memory, /*convert=*/false)) return false;
+  if (memory.device_type() != nb::device::cpu::value) {
+    throw_value_error(where, "got an array on another device, expected one in the CPU's memory");
+  }
+  if (!dtype) dtype = ladon_dtype(memory.dtype());
+  if (!dtype) return false;
+  const auto rank = memory.ndim();
+  if (rank > kMaxRank) {
+    throw_value_error(where, "got " + std::to_string(rank) + " dimensions, expected at most " +
+                                 std::to_string(kMaxRank));
+  }
+  const Dims shape(std::span(memory.shape_ptr(), rank));
+  Dims strides(std::span(memory.stride_ptr(), rank));
+  // Strides that no element is reached by can be anything; NumPy's are 0 in empty arrays.
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) strides = row_major_strides(shape);
+  for (int dim = 0; dim < shape.rank(); ++dim) {
+    if (shape[dim] == 1) strides[dim] = 1;
+  }
+  auto* const data = const_cast<void*>(static_cast<const void*>(memory.data()));
+  if (reinterpret_cast<std::uintptr_t>(data) % size_of(*dtype) != 0) {
+    throw_value_error(where, "got memory that is not aligned, expected a multiple of " +
+                                 std::to_string(size_of(*dtype)) + " bytes");
+  }
+  view_ = TensorView(data, *dtype, shape, strides);
+  if constexpr (std::is_same_v<Memory, nb::ndarray<>>) {
+    write_ = std::move(memory);
+  } else {
+    read_ = std::move(memory);
+  }
+  return true;
+}
+
+template <class Memory>
+void Array::take(nb::handle object, const Where& where) {
+  object_ = nb::borrow(object);
+  refuse_gradient(where, object);
+  if (import_memory<Memory>(object, where, {})) return;
+  // NumPy hands bfloat16, which ml_dtypes brings, to nobody. The same memory as integers is fine.
+  if (is_numpy(object) && dclass_of(object) == "bfloat16") {
+    memory_ = object.attr("view")("uint16");
+    if (import_memory<Memory>(memory_, where, DType::kBF16)) return;
+  }
+  throw_unreadable(where, object, std::is_same_v<Memory, nb::ndarray<>>);
+}
+
+Array Array::input(nb::handle object, const Where& where) {
+  Array array;
+  if (!object.is_none()) array.take<nb::ndarray<nb::ro>>(object, where);
+  return array;
+}
+
+Array Array::output(nb::handle object, const Where& where) {
+  Array array;
+  if (!object.is_none()) array.take<nb::ndarray<>>(object, where);
+  return array;
+}
+
+Array Array::numbers(nb::handle object, const Where& where) {
+  if (!nb::isinstance<nb::list>(object) && !nb::isinstance<nb::tuple>(object)) {
+    return input(object, where);
+  }
+  nb::object numbers;
+  try {
+    numbers = nb::module_::import_("numpy").attr("array")(object, "float64");
+  } catch (const nb::python_error&) {
+    throw_type_error(where, object, "an array or a sequence of numbers");
+  }
+  return input(numbers, where);
+}
+
+nb::object share_array(const TensorView& view, nb::handle owner, Framework framework) {
+  const bool as_integers = framework == Framework::kNumpy && view.dtype() == DType::kBF16;
+  const nb::dlpack::dtype dtype = dlpack_dtype(as_integers ? DType::kU16 : view.dtype());
+  std::array<std::size_t, kMaxRank> shape{};
+  for (int dim = 0; dim < view.rank(); ++dim) {
+    shape[static_cast<std::size_t>(dim)] = static_cast<std::size_t>(view.size(dim));
+  }
+  // An empty tensor has no memory; NumPy wants an address.
+  alignas(64) static std::byte nothing[64];
+  void* const data = view.data() != nullptr ? view.data() : nothing;
+  const auto rank = static_cast<std::size_t>(view.rank());
+  const std::int64_t* const strides = view.strides().begin();
+  if (framework == Framework::kTorch) {
+    try {
+      nb::module_::import_("torch.utils.dlpack");
+    } catch (const nb::python_error&) {
+      throw Error(ErrorCode::kUnsupported,
+                  "ladon: torch tensors need PyTorch, which cannot be imported: pip install torch");
+    }
+    const nb::ndarray<nb::pytorch> array(data, rank, shape.data(), owner, strides, dtype,
+                                         nb::device::cpu::value);
+    return nb::cast(array, nb::rv_policy::reference);
+  }
+  const nb::ndarray<nb::numpy> array(data, rank, shape.data(), owner, strides, dtype,
+                                     nb::device::cpu::value);
+  nb::object result = nb::cast(array, nb::rv_policy::reference);
+  if (!as_integers) return result;
+  // Importing ml_dtypes teaches NumPy the type.
+  nb::object bfloat16;
+  try {
+    bfloat16 = nb::module_::import_("ml_dtypes").attr("bfloat16");
+  } catch (const nb::python_error&) {
+    throw Error(ErrorCode::kUnsupported,
+                "ladon: NumPy arrays of bf16 need the package ml_dtypes: pip install ml_dtypes");
+  }
+  return result.attr("view")(bfloat16);
+}
+
+nb::object to_array(Tensor&& tensor, Framework framework) {
+  auto owned = std::make_unique<Tensor>(std::move(tensor));
+  const TensorView view = owned->view();
+  const nb::capsule owner(owned.get(),
+                          [](void* memory) noexcept { delete static_cast<Tensor*>(memory); });
+  owned.release();  // NOLINT(bugprone-unused-return-value): the capsule has it
+  return share_array(view, owner, framework);
+}
+
+std::vector<std::int64_t> to_integers(nb::handle object, const Where& where) {
+  constexpr std::string_view kExpected = "a sequence or an array of integers";
+  std::vector<std::int64_t> values;
+  if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object)) {
+    for (const nb::handle item : object) {
+      if (PyIndex_Check(item.ptr()) == 0 || PyBool_Check(item.ptr())) {
+        throw_type_error(where, item, "an integer in the sequence");
+      }
+      const nb::object number = nb::steal(PyNumber_Index(item.ptr()));
+      if (!number.is_valid()) throw nb::python_error();
+      int overflow = 0;
+      values.push_back(PyLong_AsLongLongAndOverflow(number.ptr(), &overflow));
+      if (overflow != 0) throw_value_error(where, "got an integer that does not fit 64 bits");
+    }
+    return values;
+  }
+  if (nb::isinstance<nb::str>(object) || nb::isinstance<nb::bytes>(object)) {
+    throw_type_error(where, object, kExpected);
+  }
+  const Array array = Array::input(object, where);
+  const DType dtype = array.view().dtype();
+  if (array.absent() || is_float(dtype) || dtype == DType::kBool || dtype == DType::kU64) {
+    throw_type_error(where, object, std::string(kExpected) + " (not u64)");
+  }
+  const Tensor dense = Tensor::copy_of(array.view(), DType::kI64);
+  const auto* const first = dense.data_as<std::int64_t>();
+  values.assign(first, first + dense.num_elements());
+  return values;
+}
+
+DType to_dtype(nb::handle object, const Where& where) {
+  std::string name;
+  if (nb::isinstance<nb::str>(object)) {
+    name = readable(object);
+  } else if (nb::hasattr(object, "name")) {  // numpy.dtype
+    name = readable(object.attr("name"));
+  } else if (nb::hasattr(object, "__name__")) {  // numpy.float32
+    name = readable(object.attr("__name__"));
+  } else {  // torch.float32
+    name = readable(object);
+    if (!name.starts_with("torch.")) throw_type_error(where, object, "a dtype");
+    name.erase(0, name.find('.') + 1);
+  }
+  for (const DTypeNames& row : kDTypes) {
+    for (const std::string_view known : row.names) {
+      if (name == known) return row.dtype;
+    }
+  }
+  throw_value_error(where, "got '" + name + "', expected a dtype such as 'f32', 'f64', 'bf16'");
+}
+
+Framework to_framework(nb::handle object, const Where& where) {
+  if (!nb::isinstance<nb::str>(object)) throw_type_error(where, object, "'numpy' or 'torch'");
+  const auto name = readable(object);
+  if (name == "numpy") return Framework::kNumpy;
+  if (name == "torch") return Framework::kTorch;
+  throw_value_error(where, "got '" + name + "', expected 'numpy' or 'torch'");
+}
+
+}  // namespace ladon::python

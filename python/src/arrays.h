@@ -1,0 +1,100 @@
+// Arrays between Python and views: NumPy, PyTorch and anything else with DLPack or the buffer
+// protocol comes in without a copy, and tensors go out the same way.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ladon/dtype.h"
+#include "ladon/tensor.h"
+#include "ladon/tensor_view.h"
+
+namespace ladon::python {
+
+namespace nb = nanobind;
+
+/// Names an argument in an error message: "attention: q".
+struct Where {
+  std::string_view operation;
+  std::string_view argument;
+};
+
+/// str(object), and a name for what is no Unicode in it: fit for a message whatever it holds.
+std::string readable(nb::handle object);
+
+/// TypeError: "attention: q: got str, expected an array".
+[[noreturn]] void throw_type_error(const Where& where, nb::handle got, std::string_view expected);
+/// Error (kInvalidArgument) in the library's own form.
+[[noreturn]] void throw_value_error(const Where& where, const std::string& text);
+
+/// Whose arrays a call gives back: those of the library that its first input came from.
+enum class Framework : std::uint8_t { kNumpy, kTorch };
+
+Framework framework_of(nb::handle array);
+
+/// An array argument. Keeps the memory alive, so it must outlive its views, and like all Python
+/// objects it must be made and destroyed with the GIL held. Absent where it was None.
+class Array {
+ public:
+  Array() = default;
+  /// Throws TypeError for what is no array, and Error for one that no view can describe.
+  static Array input(nb::handle object, const Where& where);
+  /// May be written to. Throws Error for a read-only array.
+  static Array output(nb::handle object, const Where& where);
+  /// As input(), and a list or tuple of numbers becomes an array of f64.
+  static Array numbers(nb::handle object, const Where& where);
+
+  bool absent() const noexcept { return !object_.is_valid(); }
+  /// Absent views for absent arrays.
+  ConstTensorView view() const noexcept { return view_; }
+  TensorView writable_view() const noexcept { return view_; }
+  nb::object object() const { return object_; }
+  Framework framework() const { return framework_of(object_); }
+
+ private:
+  template <class Memory>
+  void take(nb::handle object, const Where& where);
+  template <class Memory>
+  bool import_memory(nb::handle source, const Where& where, std::optional<DType> dtype);
+
+  nb::object object_;  // what the caller gave
+  nb::object memory_;  // what keeps the memory; another view of it for bfloat16
+  nb::ndarray<nb::ro> read_;
+  nb::ndarray<> write_;
+  TensorView view_;
+};
+
+/// Gives a tensor away as an array.
+nb::object to_array(Tensor&& tensor, Framework framework);
+/// An array that shares memory with `view` and keeps `owner` alive.
+nb::object share_array(const TensorView& view, nb::handle owner, Framework framework);
+
+/// Integers from a list, a tuple, or an integer array of any rank, in row-major order.
+std::vector<std::int64_t> to_integers(nb::handle object, const Where& where);
+
+/// "f32", "float32", numpy.float32, torch.float32, numpy.dtype("float32"), ...
+DType to_dtype(nb::handle object, const Where& where);
+/// "numpy" or "torch".
+Framework to_framework(nb::handle object, const Where& where);
+
+/// A view of rank 2 or 3 with leading dimensions of 1, as NumPy broadcasts; rank 4 as it is.
+template <class View>
+View as_rank_4(const View& view) {
+  if (view.rank() >= 4 || view.rank() < 2) return view;
+  Dims shape{1, 1, 1, 1};
+  Dims strides{0, 0, 0, 0};
+  for (int dim = 0; dim < view.rank(); ++dim) {
+    shape[4 - view.rank() + dim] = view.size(dim);
+    strides[4 - view.rank() + dim] = view.stride(dim);
+  }
+  return View(view.data(), view.dtype(), shape, strides);
+}
+
+}  // namespace ladon::python

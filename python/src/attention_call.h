@@ -1,0 +1,51 @@
+// What the functions that attend share: their options, and outputs that are made or given.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "arrays.h"
+#include "keywords.h"
+#include "ladon/attention.h"
+#include "ladon/tensor.h"
+#include "options.h"
+
+namespace ladon::python {
+
+/// The keywords of AttentionArguments, as they stand in a signature.
+inline constexpr const char* kAttentionOptions =
+    "causal: bool = False, scale: float | None = None, alignment: str = 'bottom_right', "
+    "window_left: int | None = None, window_right: int | None = None, mask: Array | None = None, "
+    "bias: Array | None = None, kv_lengths: IntegersLike | None = None, query_offsets: "
+    "IntegersLike | None = None, kv_offsets: IntegersLike | None = None, softcap: float = 0.0, "
+    "alibi_slopes: Array | Sequence[float] | None = None, sinks: Array | Sequence[float] | None = "
+    "None, dropout: float = 0.0, dropout_seed: int = 0, dropout_first_sequence: int = 0";
+
+/// An array that may not be None.
+inline Array required(nb::handle object, const Where& where) {
+  if (object.is_none()) throw_type_error(where, object, "an array");
+  return Array::input(object, where);
+}
+
+inline DType float_or_f32(DType dtype) { return is_float(dtype) ? dtype : DType::kF32; }
+
+/// The keywords `out` and `return_lse`.
+class AttentionOutputs {
+ public:
+  explicit AttentionOutputs(Keywords& keywords);
+  /// For queries [batch, query_len, num_heads, ...].
+  void allocate(const ConstTensorView& q, std::int64_t value_dim);
+  TensorView out();
+  TensorView lse();
+  /// out, or (out, lse).
+  nb::object give(Framework framework);
+
+ private:
+  Array given_;
+  bool wants_lse_ = false;
+  Tensor out_memory_;
+  Tensor lse_memory_;
+};
+
+}  // namespace ladon::python

@@ -1,0 +1,252 @@
+// attention(), its backward, the score matrix, and the merge of parts.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention_call.h"
+#include "module.h"
+
+namespace ladon::python {
+namespace {
+
+constexpr Names<ScoreStage, 5> kStages{{{"scaled", ScoreStage::kScaled},
+                                        {"softcapped", ScoreStage::kSoftcapped},
+                                        {"masked", ScoreStage::kMasked},
+                                        {"probability", ScoreStage::kProbability},
+                                        {"dropped", ScoreStage::kDropped}}};
+
+nb::object py_attention(nb::handle q_object, nb::handle k_object, nb::handle v_object,
+                        const nb::kwargs& kwargs) {
+  Keywords keywords("attention", kwargs);
+  const Array q = required(q_object, keywords.where("q"));
+  const Array k = required(k_object, keywords.where("k"));
+  const Array v = required(v_object, keywords.where("v"));
+  AttentionArguments arguments;
+  arguments.read(keywords);
+  AttentionOutputs outputs(keywords);
+  const Context& context = keywords.context();
+  keywords.finish();
+  outputs.allocate(q.view(), v.view().rank() == 4 ? v.view().size(3) : 0);
+  without_gil([&] {
+    attention(context, q.view(), k.view(), v.view(), arguments.options, outputs.out(),
+              outputs.lse());
+  });
+  return outputs.give(q.framework());
+}
+
+/// A gradient's name, the tensor that takes it, and the shape in which the library sees it.
+struct Gradient {
+  const char* name;
+  const Array& of;
+  TensorView& target;
+  bool as_rank_4;
+  Tensor memory{};
+};
+
+nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::handle v_object,
+                                 nb::handle out_object, nb::handle lse_object,
+                                 nb::handle dout_object, const nb::kwargs& kwargs) {
+  Keywords keywords("attention_backward", kwargs);
+  const Array q = required(q_object, keywords.where("q"));
+  const Array k = required(k_object, keywords.where("k"));
+  const Array v = required(v_object, keywords.where("v"));
+  const Array out = required(out_object, keywords.where("out"));
+  const Array lse = required(lse_object, keywords.where("lse"));
+  const Array dout = required(dout_object, keywords.where("dout"));
+  Array dlse;
+  keywords.read("dlse", dlse);
+  AttentionArguments arguments;
+  arguments.read(keywords);
+  std::vector<std::string> wanted{"dq", "dk", "dv", "dbias", "dsinks"};
+  keywords.read("wanted", wanted);
+  const Context& context = keywords.context();
+  keywords.finish();
+
+  AttentionGradients gradients;
+  std::array<Gradient, 5> table{{{"dq", q, gradients.dq, false},
+                                 {"dk", k, gradients.dk, false},
+                                 {"dv", v, gradients.dv, false},
+                                 {"dbias", arguments.bias, gradients.dbias, true},
+                                 {"dsinks", arguments.sinks, gradients.dsinks, false}}};
+  for (const std::string& name : wanted) {
+    const bool known = std::any_of(table.begin(), table.end(),
+                                   [&](const Gradient& row) { return name == row.name; });
+    if (!known) throw_value_error(keywords.where("wanted"), "got '" + name + "', expected dq, ...");
+  }
+  for (Gradient& row : table) {
+    const bool named = std::find(wanted.begin(), wanted.end(), row.name) != wanted.end();
+    if (!named || row.of.absent()) continue;
+    const ConstTensorView view = row.of.view();
+    // Not the dtype of an integer: the library's message about that input is the better one.
+    row.memory =
+        Tensor::uninitialized(is_float(view.dtype()) ? view.dtype() : DType::kF32, view.shape());
+    row.target = row.as_rank_4 ? as_rank_4(row.memory.view()) : row.memory.view();
+  }
+  without_gil([&] {
+    attention_backward(
+        context, q.view(), k.view(), v.view(), arguments.options,
+        {.out = out.view(), .lse = lse.view(), .dout = dout.view(), .dlse = dlse.view()},
+        gradients);
+  });
+  const nb::object result_type = nb::module_::import_("ladon._types").attr("AttentionGradients");
+  nb::dict fields;
+  for (Gradient& row : table) {
+    fields[row.name] =
+        row.target.absent() ? nb::none() : to_array(std::move(row.memory), q.framework());
+  }
+  return result_type(**fields);
+}
+
+nb::object py_attention_weights(nb::handle q_object, nb::handle k_object,
+                                const nb::kwargs& kwargs) {
+  Keywords keywords("attention_weights", kwargs);
+  const Array q = required(q_object, keywords.where("q"));
+  const Array k = required(k_object, keywords.where("k"));
+  AttentionArguments arguments;
+  arguments.read(keywords);
+  ScoreStage stage = ScoreStage::kProbability;
+  keywords.read("stage", stage, kStages);
+  std::optional<DType> dtype;
+  keywords.read("dtype", dtype);
+  const Context& context = keywords.context();
+  keywords.finish();
+  const ConstTensorView queries = q.view();
+  const ConstTensorView keys = k.view();
+  Dims shape{0, 0, 0, 0};
+  if (queries.rank() == 4 && keys.rank() == 4) {
+    shape = Dims{queries.size(0), queries.size(2), queries.size(1), keys.size(1)};
+  }
+  Tensor weights = Tensor::uninitialized(dtype.value_or(float_or_f32(queries.dtype())), shape);
+  without_gil(
+      [&] { attention_weights(context, queries, keys, arguments.options, weights, stage); });
+  return to_array(std::move(weights), q.framework());
+}
+
+std::vector<Array> read_list(nb::handle object, const Where& where) {
+  if (!nb::isinstance<nb::list>(object) && !nb::isinstance<nb::tuple>(object)) {
+    throw_type_error(where, object, "a list of arrays");
+  }
+  std::vector<Array> arrays;
+  for (const nb::handle item : object) arrays.push_back(required(item, where));
+  return arrays;
+}
+
+nb::object py_merge_attention(nb::handle outs_object, nb::handle lses_object,
+                              const nb::kwargs& kwargs) {
+  Keywords keywords("merge_attention", kwargs);
+  const std::vector<Array> outs = read_list(outs_object, keywords.where("outs"));
+  const std::vector<Array> lses = read_list(lses_object, keywords.where("lses"));
+  if (outs.empty()) throw_value_error(keywords.where("outs"), "got no parts, expected some");
+  Array sinks;
+  keywords.read_numbers("sinks", sinks);
+  AttentionOutputs outputs(keywords);
+  const Context& context = keywords.context();
+  keywords.finish();
+  const ConstTensorView first = outs[0].view();
+  outputs.allocate(first, first.rank() == 4 ? first.size(3) : 0);
+  std::vector<ConstTensorView> out_views;
+  std::vector<ConstTensorView> lse_views;
+  for (const Array& out : outs) out_views.push_back(out.view());
+  for (const Array& lse : lses) lse_views.push_back(lse.view());
+  without_gil([&] {
+    merge_attention(context, out_views, lse_views, outputs.out(), outputs.lse(), sinks.view());
+  });
+  return outputs.give(outs[0].framework());
+}
+
+}  // namespace
+
+AttentionOutputs::AttentionOutputs(Keywords& keywords) {
+  keywords.read_output("out", given_);
+  keywords.read("return_lse", wants_lse_);
+}
+
+void AttentionOutputs::allocate(const ConstTensorView& q, std::int64_t value_dim) {
+  // Where q is wrong the library says so before it looks at the outputs.
+  const bool sound = q.rank() == 4;
+  const DType dtype = float_or_f32(q.dtype());
+  if (given_.absent()) {
+    const Dims shape = sound ? Dims{q.size(0), q.size(1), q.size(2), value_dim} : Dims{0, 0, 0, 0};
+    out_memory_ = Tensor::uninitialized(dtype, shape);
+  }
+  if (wants_lse_) {
+    const Dims shape = sound ? Dims{q.size(0), q.size(2), q.size(1)} : Dims{0, 0, 0};
+    lse_memory_ = Tensor::uninitialized(dtype == DType::kF64 ? DType::kF64 : DType::kF32, shape);
+  }
+}
+
+TensorView AttentionOutputs::out() {
+  return given_.absent() ? out_memory_.view() : given_.writable_view();
+}
+
+TensorView AttentionOutputs::lse() { return wants_lse_ ? lse_memory_.view() : TensorView{}; }
+
+nb::object AttentionOutputs::give(Framework framework) {
+  nb::object out = given_.absent() ? to_array(std::move(out_memory_), framework) : given_.object();
+  if (!wants_lse_) return out;
+  return nb::make_tuple(out, to_array(std::move(lse_memory_), framework));
+}
+
+void bind_attention(nb::module_& module) {
+  const auto define = [&](auto function, const char* name, const std::string& signature,
+                          const char* doc, auto... names) {
+    module.def(name, function, names..., nb::arg("kwargs"), nb::sig(signature.c_str()), doc);
+  };
+  const std::string options = kAttentionOptions;
+  define(&py_attention, "attention",
+         "def attention(q: Array, k: Array, v: Array, *, " + options +
+             ", out: Array | None = None, return_lse: bool = False, context: Context | None = "
+             "None) -> Any",
+         R"(Attention: softmax(scale * q.k + ...) times v.
+
+q [batch, query_len, num_heads, head_dim], k [batch, kv_len, num_kv_heads, head_dim],
+v [batch, kv_len, num_kv_heads, value_dim]. num_heads is a multiple of num_kv_heads: MHA, GQA and MQA
+differ in nothing else. Any strides but for the last, which must be 1; nothing is copied.
+
+causal: no key past the query's own position; alignment says where query 0 stands: "bottom_right" (the
+last query stands at the last key, as with a cache) or "top_left". window_left, window_right: how far a
+query sees around its position. mask: bool, true where it may look; bias: added to the scores; both
+[batch, num_heads, query_len, kv_len], any of them 1, leading ones left out if you like. kv_lengths: the
+keys that exist in each sequence of a padded batch. query_offsets, kv_offsets: packed sequences.
+softcap: c * tanh(score / c). alibi_slopes, sinks: one for each query head.
+
+Returns [batch, query_len, num_heads, value_dim], as torch tensors for torch inputs and as NumPy arrays
+otherwise; with return_lse also the natural log of the softmax's denominator, [batch, num_heads,
+query_len]. With `out`, writes there and returns it.)",
+         nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none());
+  define(&py_attention_backward, "attention_backward",
+         "def attention_backward(q: Array, k: Array, v: Array, out: Array, lse: Array, dout: "
+         "Array, *, dlse: Array | None = None, " +
+             options +
+             ", wanted: Sequence[str] = ('dq', 'dk', 'dv', 'dbias', 'dsinks'), context: Context | "
+             "None = None) -> AttentionGradients",
+         R"(The gradients of attention(), given what it returned and the gradient of that.
+
+The options must be those of the forward call. Returns dq, dk, dv, dbias and dsinks; None for those
+that are not `wanted` and those whose input is absent.)",
+         nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
+         nb::arg("lse").none(), nb::arg("dout").none());
+  define(&py_attention_weights, "attention_weights",
+         "def attention_weights(q: Array, k: Array, *, stage: str = 'probability', dtype: "
+         "DTypeLike | None = None, " +
+             options + ", context: Context | None = None) -> Any",
+         R"(The score matrix [batch, num_heads, query_len, kv_len], for people who want to look.
+
+stage: "scaled", "softcapped", "masked", "probability" or "dropped". Packed batches are refused.)",
+         nb::arg("q").none(), nb::arg("k").none());
+  define(&py_merge_attention, "merge_attention",
+         "def merge_attention(outs: Sequence[Array], lses: Sequence[Array], *, sinks: Array | "
+         "Sequence[float] | None = None, out: Array | None = None, return_lse: bool = False, "
+         "context: Context | None = None) -> Any",
+         R"(Merges attention over parts of the keys into attention over all of them.
+
+outs and lses are what attention(..., return_lse=True) gave for each part. Give sinks here and not to
+the parts.)",
+         nb::arg("outs").none(), nb::arg("lses").none());
+}
+
+}  // namespace ladon::python

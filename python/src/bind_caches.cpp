@@ -1,0 +1,290 @@
+// KvCache and PagePool.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <filesystem>
+#include <string>
+
+#include "attention_call.h"
+#include "ladon/kv_cache.h"
+#include "ladon/paged_kv_cache.h"
+#include "module.h"
+#include "objects.h"
+
+namespace ladon::python {
+namespace {
+
+using Path = std::filesystem::path;
+
+Cache* make_contiguous(const nb::kwargs& kwargs) {
+  Keywords keywords("KvCache.contiguous", kwargs);
+  KvCacheOptions options;
+  std::int64_t capacity = 0;
+  read_cache_options(keywords, options);
+  keywords.read("capacity", capacity);
+  keywords.finish();
+  return new Cache(KvCache::contiguous(options, capacity));
+}
+
+Cache* make_window(const nb::kwargs& kwargs) {
+  Keywords keywords("KvCache.window", kwargs);
+  KvCacheOptions options;
+  std::int64_t window_left = -1;
+  std::int64_t spare = 0;
+  read_cache_options(keywords, options);
+  keywords.read("window_left", window_left);
+  keywords.read("spare", spare);
+  keywords.finish();
+  return new Cache(KvCache::window(options, window_left, spare));
+}
+
+Cache* make_paged(nb::handle pool_object, nb::handle batch_object) {
+  std::shared_ptr<PagePool> pool;
+  if (!nb::try_cast(pool_object, pool, false) || pool == nullptr) {
+    throw_type_error({"KvCache.paged", "pool"}, pool_object, "a ladon.PagePool");
+  }
+  return new Cache(KvCache::paged(pool, to_integer(batch_object, {"KvCache.paged", "batch"})));
+}
+
+void append(Cache& self, nb::handle k_object, nb::handle v_object, nb::handle lengths_object) {
+  const Array k = required(k_object, {"KvCache.append", "k"});
+  const Array v = Array::input(v_object, {"KvCache.append", "v"});
+  std::vector<std::int64_t> lengths;
+  if (!lengths_object.is_none()) {
+    lengths = to_integers(lengths_object, {"KvCache.append", "new_lengths"});
+  }
+  changing(self, [&] { self.cache.append(k.view(), v.view(), lengths); });
+}
+
+nb::object cache_attention(const Cache& self, nb::handle q_object, const nb::kwargs& kwargs) {
+  Keywords keywords("KvCache.attention", kwargs);
+  const Array q = required(q_object, keywords.where("q"));
+  AttentionArguments arguments;
+  arguments.read(keywords);
+  AttentionOutputs outputs(keywords);
+  const Context& context = keywords.context();
+  keywords.finish();
+  // What a cache holds for a token never changes, so this needs no lock.
+  outputs.allocate(q.view(), self.cache.options().value_dim);
+  reading(self, [&] {
+    attention(context, q.view(), self.cache.view(), arguments.options, outputs.out(),
+              outputs.lse());
+  });
+  return outputs.give(q.framework());
+}
+
+void reorder(Cache& self, nb::handle from_object) {
+  const std::vector<std::int64_t> from = to_integers(from_object, {"KvCache.reorder", "from_"});
+  changing(self, [&] { self.cache.reorder(from); });
+}
+
+void reset(Cache& self, nb::handle sequence) {
+  if (sequence.is_none()) return changing(self, [&] { self.cache.reset(); });
+  const std::int64_t index = to_integer(sequence, {"KvCache.reset", "sequence"});
+  changing(self, [&] { self.cache.reset(index); });
+}
+
+nb::dict pool_statistics(const PagePool& pool) {
+  const PagePool::Statistics numbers = without_gil([&] { return pool.statistics(); });
+  nb::dict dict;
+  dict["num_pages"] = numbers.num_pages;
+  dict["free_pages"] = numbers.free_pages;
+  dict["kept_pages"] = numbers.kept_pages;
+  dict["used_pages"] = numbers.used_pages;
+  dict["shared_pages"] = numbers.shared_pages;
+  dict["published_pages"] = numbers.published_pages;
+  dict["page_bytes"] = numbers.page_bytes;
+  dict["bytes"] = numbers.bytes;
+  dict["prefix_lookups"] = numbers.prefix_lookups;
+  dict["prefix_tokens_found"] = numbers.prefix_tokens_found;
+  dict["evictions"] = numbers.evictions;
+  return dict;
+}
+
+void make_pool(PagePool* self, const nb::kwargs& kwargs) {
+  Keywords keywords("PagePool", kwargs);
+  KvCacheOptions options;
+  std::int64_t page_size = 0;
+  std::int64_t num_pages = 0;
+  read_cache_options(keywords, options);
+  keywords.read("page_size", page_size);
+  keywords.read("num_pages", num_pages);
+  keywords.finish();
+  new (self) PagePool(options, page_size, num_pages);
+}
+
+/// A number that the cache tells about itself.
+template <class Member>
+auto number(Member member) {
+  return
+      [member](const Cache& self) { return reading(self, [&] { return (self.cache.*member)(); }); };
+}
+
+/// A number about one of its sequences.
+template <class Member>
+auto number_of_sequence(Member member, const char* name) {
+  return [member, name](const Cache& self, nb::handle sequence) {
+    const std::int64_t index = to_integer(sequence, {name, "sequence"});
+    return reading(self, [&] { return (self.cache.*member)(index); });
+  };
+}
+
+std::int64_t prefix(Cache& self, nb::handle sequence, nb::handle token_ids, bool adopt) {
+  const char* const name = adopt ? "KvCache.adopt_prefix" : "KvCache.publish_prefix";
+  const std::int64_t index = to_integer(sequence, {name, "sequence"});
+  const std::vector<std::int64_t> ids = to_integers(token_ids, {name, "token_ids"});
+  return changing(self, [&]() -> std::int64_t {
+    if (adopt) return self.cache.adopt_prefix(index, ids);
+    self.cache.publish_prefix(index, ids);
+    return 0;
+  });
+}
+
+std::string describe(const Cache& self) {
+  return reading(self, [&] {
+    const KvCacheOptions& options = self.cache.options();
+    return "<ladon.KvCache: " + std::string(self.cache.kind()) + ", " + name_of(options.dtype) +
+           ", batch " + std::to_string(options.batch) + ", " +
+           std::to_string(self.cache.bytes_used()) + " bytes used>";
+  });
+}
+
+void bind_pool(nb::module_& module) {
+  nb::class_<PagePool>(
+      module, "PagePool",
+      "Pages of keys and values that many caches take and give back. Lives as long "
+      "as the last of its caches.")
+      .def("__init__", &make_pool, nb::arg("kwargs"),
+           nb::sig("def __init__(self, *, num_kv_heads: int, head_dim: int, page_size: int, "
+                   "num_pages: int, value_dim: int = 0, values_in_keys: bool = False, num_heads: "
+                   "int = 0, mha_dim: int = 0, dtype: DTypeLike = 'f32', batch: int = 1) -> None"),
+           "All memory is taken here. batch is not read: it is among layer.cache_options().")
+      .def_prop_ro("page_size", &PagePool::page_size)
+      .def_prop_ro("num_pages", &PagePool::num_pages)
+      .def_prop_ro(
+          "options", [](const PagePool& self) { return options_dict(self.options()); },
+          nb::sig("def options(self) -> dict[str, Any]"))
+      .def("statistics", &pool_statistics, nb::sig("def statistics(self) -> dict[str, int]"),
+           "Pages (free, kept, used, shared, published), bytes, and how prefixes were found.")
+      .def("forget_prefixes", &PagePool::forget_prefixes, nb::call_guard<nb::gil_scoped_release>(),
+           "Frees the published pages nobody holds.");
+}
+
+}  // namespace
+
+void bind_caches(nb::module_& module) {
+  bind_pool(module);
+  const std::string options =
+      "num_kv_heads: int, head_dim: int, batch: int = 1, value_dim: int = 0, values_in_keys: bool "
+      "= False, num_heads: int = 0, mha_dim: int = 0, dtype: DTypeLike = 'f32'";
+  nb::class_<Cache>(module, "KvCache",
+                    "Keys and values of past tokens: contiguous, a sliding window, or pages of a "
+                    "PagePool.")
+      .def_static(
+          "contiguous", &make_contiguous, nb::arg("kwargs"),
+          nb::sig(("def contiguous(*, " + options + ", capacity: int = 0) -> KvCache").c_str()),
+          "One block for each sequence; grows, or has a fixed capacity.")
+      .def_static(
+          "window", &make_window, nb::arg("kwargs"),
+          nb::sig(("def window(*, " + options + ", window_left: int, spare: int = 0) -> KvCache")
+                      .c_str()),
+          "Holds what queries with this window can still see, and `spare` older keys.")
+      .def_static("paged", &make_paged, nb::arg("pool").none(), nb::arg("batch") = 1,
+                  nb::sig("def paged(pool: PagePool, batch: int = 1) -> KvCache"),
+                  "Takes its pages from a pool as it grows, and gives them back.")
+      .def("append", &append, nb::arg("k").none(), nb::arg("v").none() = nb::none(),
+           nb::arg("new_lengths").none() = nb::none(),
+           nb::sig("def append(self, k: Array, v: Array | None = None, new_lengths: IntegersLike | "
+                   "None = None) -> None"),
+           "Appends k [batch, new_len, num_kv_heads, head_dim] and v: all or nothing.")
+      .def("attention", &cache_attention, nb::arg("q").none(), nb::arg("kwargs"),
+           nb::sig(("def attention(self, q: Array, *, " + std::string(kAttentionOptions) +
+                    ", out: Array | None = None, return_lse: bool = False, context: Context | None "
+                    "= None) -> Any")
+                       .c_str()),
+           "ladon.attention() of q over this cache: the queries are its newest tokens.")
+      .def(
+          "truncate",
+          [](Cache& self, nb::handle sequence, nb::handle length) {
+            const std::int64_t index = to_integer(sequence, {"KvCache.truncate", "sequence"});
+            const std::int64_t end = to_integer(length, {"KvCache.truncate", "length"});
+            changing(self, [&] { self.cache.truncate(index, end); });
+          },
+          nb::arg("sequence"), nb::arg("length"),
+          nb::sig("def truncate(self, sequence: int, length: int) -> None"),
+          "Forgets the tokens of a sequence from `length` on.")
+      .def("reset", &reset, nb::arg("sequence").none() = nb::none(),
+           nb::sig("def reset(self, sequence: int | None = None) -> None"),
+           "Forgets a sequence, or everything.")
+      .def("reorder", &reorder, nb::arg("from_"),
+           nb::sig("def reorder(self, from_: IntegersLike) -> None"),
+           "Sequence b becomes what sequence from_[b] was (beam search).")
+      .def(
+          "reserve",
+          [](Cache& self, nb::handle length) {
+            const std::int64_t room = to_integer(length, {"KvCache.reserve", "length"});
+            changing(self, [&] { self.cache.reserve(room); });
+          },
+          nb::arg("length"), nb::sig("def reserve(self, length: int) -> None"),
+          "Makes room beforehand for this many tokens of each sequence.")
+      .def(
+          "fork",
+          [](const Cache& self) {
+            return new Cache(reading(self, [&] { return self.cache.fork(); }));
+          },
+          "An independent cache with the same content, which shares memory until it differs.")
+      .def(
+          "save",
+          [](const Cache& self, const Path& path) {
+            reading(self, [&] { self.cache.save(path); });
+          },
+          nb::arg("path"), nb::sig("def save(self, path: str | os.PathLike[str]) -> None"),
+          "Writes a file, whole or not at all.")
+      .def(
+          "load",
+          [](Cache& self, const Path& path) { changing(self, [&] { self.cache.load(path); }); },
+          nb::arg("path"), nb::sig("def load(self, path: str | os.PathLike[str]) -> None"),
+          "Becomes what was saved, from a cache of any kind with the same options.")
+      .def(
+          "publish_prefix",
+          [](Cache& self, nb::handle sequence, nb::handle ids) {
+            prefix(self, sequence, ids, false);
+          },
+          nb::arg("sequence"), nb::arg("token_ids"),
+          nb::sig("def publish_prefix(self, sequence: int, token_ids: IntegersLike) -> None"),
+          "Paged: says which tokens the sequence holds, so that others may find its full pages.")
+      .def(
+          "adopt_prefix",
+          [](Cache& self, nb::handle sequence, nb::handle ids) {
+            return prefix(self, sequence, ids, true);
+          },
+          nb::arg("sequence"), nb::arg("token_ids"),
+          nb::sig("def adopt_prefix(self, sequence: int, token_ids: IntegersLike) -> int"),
+          "Paged: gives an empty sequence published pages of these tokens; returns how many.")
+      .def("length", number_of_sequence(&KvCache::length, "KvCache.length"),
+           nb::arg("sequence") = 0, nb::sig("def length(self, sequence: int = 0) -> int"),
+           "Tokens that the sequence has seen: the position of its next one.")
+      .def("held", number_of_sequence(&KvCache::held, "KvCache.held"), nb::arg("sequence") = 0,
+           nb::sig("def held(self, sequence: int = 0) -> int"),
+           "Keys of it that can be read: all of them, but for a window.")
+      .def_prop_ro("kind", [](const Cache& self) { return std::string(self.cache.kind()); })
+      .def_prop_ro(
+          "options",
+          [](const Cache& self) {
+            return options_dict(reading(self, [&] { return self.cache.options(); }));
+          },
+          nb::sig("def options(self) -> dict[str, Any]"))
+      .def_prop_ro("batch", number(&KvCache::batch))
+      .def_prop_ro("window_left", number(&KvCache::window_left))
+      .def_prop_ro("elements_used", number(&KvCache::elements_used))
+      .def_prop_ro("bytes_used", number(&KvCache::bytes_used))
+      .def_prop_ro("bytes_reserved", number(&KvCache::bytes_reserved))
+      .def_prop_ro("mha_elements", number(&KvCache::mha_elements))
+      .def_prop_ro("mha_bytes", number(&KvCache::mha_bytes))
+      .def_prop_ro("reduction", number(&KvCache::reduction))
+      .def("__repr__", &describe);
+}
+
+}  // namespace ladon::python

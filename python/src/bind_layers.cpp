@@ -1,0 +1,306 @@
+// AttentionLayer: what both layers have in common.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "attention_call.h"
+#include "ladon/latent_attention.h"
+#include "ladon/multi_head_attention.h"
+#include "module.h"
+#include "objects.h"
+
+namespace ladon::python {
+namespace {
+
+/// The arrays of a call without a cache.
+struct Inputs {
+  Array query, key, value;
+
+  Inputs(nb::handle x, nb::handle key_object, nb::handle value_object, const Keywords& keywords)
+      : query(required(x, keywords.where("x"))),
+        key(Array::input(key_object, keywords.where("key"))),
+        value(Array::input(value_object, keywords.where("value"))) {}
+
+  LayerInputs views() const { return {query.view(), key.view(), value.view()}; }
+};
+
+/// Where the weights of a forward call go, [batch, num_heads, query_len, kv_len].
+Tensor weights_for(const AttentionLayer& layer, const LayerInputs& inputs) {
+  const ConstTensorView& query = inputs.query;
+  const ConstTensorView& key = inputs.key.absent() ? query : inputs.key;
+  if (query.rank() < 2 || query.rank() != key.rank()) return Tensor(DType::kF32, {0, 0, 0, 0});
+  const std::int64_t batch = query.rank() == 3 ? query.size(0) : 1;
+  return Tensor::uninitialized(
+      layer.dtype(),
+      {batch, layer.num_heads(), query.size(query.rank() - 2), key.size(key.rank() - 2)});
+}
+
+nb::object cached_forward(const Layer& self, const Array& x, Cache& cache, const CachedCall& call,
+                          const Array& out, const Context& context) {
+  Tensor memory;
+  without_gil([&] {
+    const std::shared_lock layer_lock(self.mutex);
+    const std::unique_lock cache_lock(cache.mutex);
+    if (out.absent()) {
+      memory = self.layer->forward(context, x.view(), cache.cache, call);
+    } else {
+      self.layer->forward(context, x.view(), cache.cache, call, out.writable_view());
+    }
+  });
+  return out.absent() ? to_array(std::move(memory), x.framework()) : out.object();
+}
+
+nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
+                   const nb::kwargs& kwargs) {
+  Keywords keywords("forward", kwargs);
+  const Inputs inputs(x, key, value, keywords);
+  LayerArguments arguments;
+  arguments.read(keywords);
+  const nb::handle cache = keywords.take("cache");
+  const bool cached = cache.is_valid() && !cache.is_none();
+  bool return_weights = false;
+  Array out;
+  keywords.read("return_weights", return_weights);
+  keywords.read_output("out", out);
+  const Context& context = keywords.context();
+  keywords.finish();
+  arguments.refuse(keywords, cached);
+  if (cached) {
+    if (!inputs.key.absent() || !inputs.value.absent()) {
+      throw_value_error(keywords.where("key"), "got it beside a cache, expected it left out");
+    }
+    if (return_weights) {
+      throw_value_error(keywords.where("return_weights"), "got it beside a cache");
+    }
+    return cached_forward(self, inputs.query,
+                          object_in<Cache>(cache, keywords.where("cache"), "a ladon.KvCache"),
+                          arguments.cached_call(), out, context);
+  }
+  if (!out.absent()) throw_value_error(keywords.where("out"), "got it without a cache");
+  LayerCall call = arguments.call();
+  Tensor weights;
+  if (return_weights) {
+    weights = weights_for(*self.layer, inputs.views());
+    call.weights = weights.view();
+  }
+  Tensor result = reading(self, [&] { return self.layer->forward(context, inputs.views(), call); });
+  const Framework framework = inputs.query.framework();
+  nb::object array = to_array(std::move(result), framework);
+  if (!return_weights) return array;
+  return nb::make_tuple(array, to_array(std::move(weights), framework));
+}
+
+nb::object forward_from(const Layer& self, nb::handle x_object, nb::handle past_object,
+                        const nb::kwargs& kwargs) {
+  Keywords keywords("forward_from", kwargs);
+  const Array x = required(x_object, keywords.where("x"));
+  const Cache& past = object_in<Cache>(past_object, keywords.where("past"), "a ladon.KvCache");
+  LayerArguments arguments;
+  arguments.read(keywords);
+  const Context& context = keywords.context();
+  keywords.finish();
+  arguments.refuse(keywords, true);
+  CachedForward result = without_gil([&] {
+    const std::shared_lock layer_lock(self.mutex);
+    const std::shared_lock cache_lock(past.mutex);
+    return self.layer->forward_from(context, x.view(), past.cache, arguments.cached_call());
+  });
+  nb::object cache = nb::cast(new Cache(std::move(result.cache)), nb::rv_policy::take_ownership);
+  return nb::make_tuple(to_array(std::move(result.out), x.framework()), cache);
+}
+
+nb::object forward_training(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
+                            const nb::kwargs& kwargs) {
+  Keywords keywords("forward_training", kwargs);
+  const Inputs inputs(x, key, value, keywords);
+  LayerArguments arguments;
+  arguments.read(keywords);
+  const Context& context = keywords.context();
+  keywords.finish();
+  arguments.refuse(keywords, false);
+  TrainingForward result = reading(self, [&] {
+    return self.layer->forward_training(context, inputs.views(), arguments.call());
+  });
+  return nb::make_tuple(
+      to_array(std::move(result.out), inputs.query.framework()),
+      nb::cast(new SavedForward(std::move(result.saved)), nb::rv_policy::take_ownership));
+}
+
+nb::object backward(Layer& self, nb::handle grad_object, nb::handle saved_object,
+                    const nb::kwargs& kwargs) {
+  Keywords keywords("backward", kwargs);
+  const Array grad_out = required(grad_object, keywords.where("grad_out"));
+  const SavedForward& saved = object_in<SavedForward>(saved_object, keywords.where("saved"),
+                                                      "what forward_training() returned second");
+  const Context& context = keywords.context();
+  keywords.finish();
+  InputGradients gradients =
+      changing(self, [&] { return self.layer->backward(context, grad_out.view(), saved); });
+  const Framework framework = grad_out.framework();
+  const auto give = [&](Tensor&& tensor) {
+    return tensor.rank() == 0 ? nb::none() : to_array(std::move(tensor), framework);
+  };
+  return nb::make_tuple(give(std::move(gradients.query)), give(std::move(gradients.key)),
+                        give(std::move(gradients.value)));
+}
+
+/// Weights or gradients by name; the arrays share the layer's memory and keep it alive.
+nb::dict shared_arrays(nb::handle self_object, nb::handle framework, bool gradients) {
+  const Where where{gradients ? "gradients" : "parameters", "framework"};
+  auto& self = nb::cast<Layer&>(self_object);
+  nb::dict dict;
+  for (Parameter& parameter : self.layer->named_parameters()) {
+    if (gradients) parameter.make_gradient();  // zeros before the first backward()
+    Tensor& tensor = gradients ? parameter.gradient : parameter.value;
+    dict[parameter.name.c_str()] =
+        share_array(tensor.view(), self_object, to_framework(framework, where));
+  }
+  return dict;
+}
+
+void set_parameter(Layer& self, nb::handle name, nb::handle value_object) {
+  const std::string text = to_text(name, {"set_parameter", "name"});
+  const Array value = required(value_object, {"set_parameter", "value"});
+  changing(self, [&] { self.layer->set_parameter(text, value.view()); });
+}
+
+nb::dict cache_options(const Layer& self, nb::handle batch, nb::handle dtype) {
+  std::optional<DType> wanted;
+  if (!dtype.is_none()) wanted = to_dtype(dtype, {"cache_options", "dtype"});
+  return options_dict(
+      self.layer->cache_options(to_integer(batch, {"cache_options", "batch"}), wanted));
+}
+
+std::string describe(const Layer& self) {
+  const AttentionLayer& layer = *self.layer;
+  return "<ladon." + std::string(layer.type_name()) + ": embed_dim " +
+         std::to_string(layer.embed_dim()) + ", num_heads " + std::to_string(layer.num_heads()) +
+         ", num_kv_heads " + std::to_string(layer.num_kv_heads()) + ", " + name_of(layer.dtype()) +
+         ", " + std::to_string(layer.parameter_count()) + " parameters>";
+}
+
+nb::object py_forward_call(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
+                           const nb::kwargs& kwargs) {
+  return forward(self, x, key, value, kwargs);
+}
+
+}  // namespace
+
+nb::object wrap_layer(std::unique_ptr<AttentionLayer>&& layer) {
+  constexpr auto kTake = nb::rv_policy::take_ownership;
+  if (dynamic_cast<MultiHeadAttention*>(layer.get()) != nullptr) {
+    return nb::cast(new MultiHeadLayer(std::move(layer)), kTake);
+  }
+  if (dynamic_cast<LatentAttention*>(layer.get()) != nullptr) {
+    return nb::cast(new LatentLayer(std::move(layer)), kTake);
+  }
+  return nb::cast(new Layer(std::move(layer)), kTake);
+}
+
+void bind_layers(nb::module_& module) {
+  nb::class_<SavedForward>(module, "SavedForward",
+                           "What backward() needs of a forward_training() call.");
+
+  const std::string inputs = "self, x: Array, key: Array | None = None, value: Array | None = None";
+  const std::string cached =
+      "causal: bool | None = None, mask: Array | None = None, bias: Array | None = None, "
+      "new_lengths: IntegersLike | None = None";
+  const std::string uncached =
+      "causal: bool | None = None, mask: Array | None = None, bias: Array | None = None, "
+      "kv_lengths: IntegersLike | None = None, query_positions: int | IntegersLike | None = None, "
+      "key_positions: int | IntegersLike | None = None, dropout_seed: int = 0";
+  const std::string call = "(" + inputs + ", *, cache: KvCache | None = None, " + uncached +
+                           ", new_lengths: IntegersLike | None = None, return_weights: bool = "
+                           "False, out: Array | None = None, context: Context | None = None) -> "
+                           "Any";
+  const char* const forward_doc =
+      R"(The layer's output for x [batch, seq, embed_dim] or [seq, embed_dim].
+
+key and value: inputs for cross-attention. cache: appends the new tokens to it and attends over all of
+it; new_lengths says how many of them each sequence has, where they differ. return_weights: also the
+probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
+  nb::class_<Layer>(module, "AttentionLayer", "What every attention layer offers.")
+      .def("forward", &forward, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
+           nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
+           nb::sig(("def forward" + call).c_str()), forward_doc)
+      .def("__call__", &py_forward_call, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
+           nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
+           nb::sig(("def __call__" + call).c_str()), "forward().")
+      .def("forward_from", &forward_from, nb::arg("x").none(), nb::arg("past").none(),
+           nb::arg("kwargs"),
+           nb::sig(("def forward_from(self, x: Array, past: KvCache, *, " + cached +
+                    ", context: Context | None = None) -> tuple[Any, KvCache]")
+                       .c_str()),
+           "forward() over a cache that is left as it was; returns (out, the new cache).")
+      .def("forward_training", &forward_training, nb::arg("x").none(),
+           nb::arg("key").none() = nb::none(), nb::arg("value").none() = nb::none(),
+           nb::arg("kwargs"),
+           nb::sig(("def forward_training(" + inputs + ", *, " + uncached +
+                    ", context: Context | None = None) -> tuple[Any, SavedForward]")
+                       .c_str()),
+           "forward() that also returns what backward() needs.")
+      .def("backward", &backward, nb::arg("grad_out").none(), nb::arg("saved").none(),
+           nb::arg("kwargs"),
+           nb::sig("def backward(self, grad_out: Array, saved: SavedForward, *, context: Context | "
+                   "None = None) -> tuple[Any, Any, Any]"),
+           "The gradients of x, key and value (None where the call had none); adds to the "
+           "parameters' gradients.")
+      .def(
+          "parameters",
+          [](nb::handle_t<Layer> self, nb::handle framework) {
+            return shared_arrays(self, framework, false);
+          },
+          nb::arg("framework") = "numpy",
+          nb::sig("def parameters(self, framework: str = 'numpy') -> dict[str, Any]"),
+          "The weights by name. The arrays share the layer's memory: writing to one changes the "
+          "layer.")
+      .def(
+          "gradients",
+          [](nb::handle_t<Layer> self, nb::handle framework) {
+            return shared_arrays(self, framework, true);
+          },
+          nb::arg("framework") = "numpy",
+          nb::sig("def gradients(self, framework: str = 'numpy') -> dict[str, Any]"),
+          "The parameters' gradients by name; they share the layer's memory too.")
+      .def("set_parameter", &set_parameter, nb::arg("name").none(), nb::arg("value").none(),
+           nb::sig("def set_parameter(self, name: str, value: Array) -> None"),
+           "Copies a weight in, converting its dtype.")
+      .def(
+          "zero_grad", [](Layer& self) { changing(self, [&] { self.layer->zero_grad(); }); },
+          "Clears the gradients.")
+      .def(
+          "train",
+          [](Layer& self, bool training) { changing(self, [&] { self.layer->train(training); }); },
+          nb::arg("training") = true, "Training mode, in which layers are made: dropout acts.")
+      .def(
+          "eval", [](Layer& self) { changing(self, [&] { self.layer->eval(); }); },
+          "The opposite of train().")
+      .def("cache_options", &cache_options, nb::arg("batch") = 1,
+           nb::arg("dtype").none() = nb::none(),
+           nb::sig("def cache_options(self, batch: int = 1, dtype: DTypeLike | None = None) -> "
+                   "dict[str, Any]"),
+           "What a cache for this layer holds: KvCache.contiguous(**layer.cache_options()).")
+      .def_prop_ro("options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
+                   "With every default filled in: type(layer)(**layer.options) is such a layer.")
+      .def("copy", &copy_layer, nb::sig("def copy(self) -> Self"),
+           "A layer of its own with the same weights and gradients.")
+      .def(
+          "__deepcopy__", [](const Layer& self, nb::handle /*memo*/) { return copy_layer(self); },
+          nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> Self"))
+      .def_prop_ro("training", [](const Layer& self) { return self.layer->is_training(); })
+      .def_prop_ro("embed_dim", [](const Layer& self) { return self.layer->embed_dim(); })
+      .def_prop_ro("num_heads", [](const Layer& self) { return self.layer->num_heads(); })
+      .def_prop_ro("num_kv_heads", [](const Layer& self) { return self.layer->num_kv_heads(); })
+      .def_prop_ro("head_dim", [](const Layer& self) { return self.layer->head_dim(); })
+      .def_prop_ro("value_dim", [](const Layer& self) { return self.layer->value_dim(); })
+      .def_prop_ro("dtype", [](const Layer& self) { return name_of(self.layer->dtype()); })
+      .def_prop_ro("parameter_count",
+                   [](const Layer& self) { return self.layer->parameter_count(); })
+      .def("__repr__", &describe);
+}
+
+}  // namespace ladon::python

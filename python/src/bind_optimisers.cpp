@@ -1,0 +1,147 @@
+// Sgd, AdamW and clip_gradients over the parameters of layers.
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ladon/optim.h"
+#include "module.h"
+#include "objects.h"
+
+namespace ladon::python {
+namespace {
+
+/// One layer or a list of them, each held once and in one order, so that their locks are too.
+class Layers {
+ public:
+  Layers(nb::handle argument, const Where& where) {
+    if (nb::isinstance<nb::list>(argument) || nb::isinstance<nb::tuple>(argument)) {
+      for (const nb::handle item : argument) add(item, where);
+    } else {
+      add(argument, where);
+    }
+  }
+
+  std::vector<Parameter*> parameters() const {
+    std::vector<Parameter*> all;
+    for (const auto& [layer, object] : layers_) {
+      for (Parameter* parameter : layer->layer->parameters()) all.push_back(parameter);
+    }
+    return all;
+  }
+
+  template <class Work>
+  decltype(auto) changing_all(Work&& work) const {
+    const nb::gil_scoped_release release;
+    std::vector<std::unique_lock<std::shared_mutex>> locks;
+    for (const auto& [layer, object] : layers_) locks.emplace_back(layer->mutex);
+    return std::forward<Work>(work)();
+  }
+
+ private:
+  void add(nb::handle item, const Where& where) {
+    Layer* const layer = &object_in<Layer>(item, where, "a layer or a list of layers");
+    const auto place = std::lower_bound(
+        layers_.begin(), layers_.end(), layer,
+        [](const auto& entry, const Layer* wanted) { return entry.first < wanted; });
+    if (place != layers_.end() && place->first == layer) return;
+    layers_.emplace(place, layer, nb::borrow(item));
+  }
+
+  std::vector<std::pair<Layer*, nb::object>> layers_;
+};
+
+template <class Optimiser>
+struct Holder {
+  template <class Options>
+  Holder(Layers&& held, const Options& options)
+      : layers(std::move(held)), optimiser(layers.parameters(), options) {}
+  Holder(const Holder&) = delete;
+  Holder& operator=(const Holder&) = delete;
+
+  Layers layers;
+  Optimiser optimiser;
+};
+
+using SgdHolder = Holder<Sgd>;
+using AdamWHolder = Holder<AdamW>;
+
+void make_sgd(SgdHolder* self, nb::handle layers_object, const nb::kwargs& kwargs) {
+  Keywords keywords("Sgd", kwargs);
+  Layers layers(layers_object, keywords.where("layers"));
+  SgdOptions options;
+  keywords.read("learning_rate", options.learning_rate);
+  keywords.read("momentum", options.momentum);
+  keywords.read("weight_decay", options.weight_decay);
+  keywords.finish();
+  new (self) SgdHolder(std::move(layers), options);
+}
+
+void make_adamw(AdamWHolder* self, nb::handle layers_object, const nb::kwargs& kwargs) {
+  Keywords keywords("AdamW", kwargs);
+  Layers layers(layers_object, keywords.where("layers"));
+  AdamWOptions options;
+  keywords.read("learning_rate", options.learning_rate);
+  keywords.read("beta1", options.beta1);
+  keywords.read("beta2", options.beta2);
+  keywords.read("epsilon", options.epsilon);
+  keywords.read("weight_decay", options.weight_decay);
+  keywords.finish();
+  new (self) AdamWHolder(std::move(layers), options);
+}
+
+template <class H>
+void step(H& self) {
+  self.layers.changing_all([&] { self.optimiser.step(); });
+}
+
+template <class H>
+double learning_rate(const H& self) {
+  return self.optimiser.options().learning_rate;
+}
+
+template <class H>
+void set_learning_rate(H& self, nb::handle rate) {
+  const double value = to_number(rate, {"learning_rate", ""});
+  self.layers.changing_all([&] { self.optimiser.set_learning_rate(value); });
+}
+
+double py_clip_gradients(nb::handle layers_object, nb::handle max_norm) {
+  const Layers layers(layers_object, {"clip_gradients", "layers"});
+  const double limit = to_number(max_norm, {"clip_gradients", "max_norm"});
+  return layers.changing_all([&] { return clip_gradients(layers.parameters(), limit); });
+}
+
+}  // namespace
+
+void bind_optimisers(nb::module_& module) {
+  nb::class_<SgdHolder>(module, "Sgd", "Stochastic gradient descent over one or more layers.")
+      .def("__init__", &make_sgd, nb::arg("layers").none(), nb::arg("kwargs"),
+           nb::sig("def __init__(self, layers: AttentionLayer | Sequence[AttentionLayer], *, "
+                   "learning_rate: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) "
+                   "-> None"))
+      .def("step", &step<SgdHolder>, "One step from the gradients; does not clear them.")
+      .def_prop_rw("learning_rate", &learning_rate<SgdHolder>, &set_learning_rate<SgdHolder>,
+                   nb::for_setter(nb::arg("rate").none()));
+  nb::class_<AdamWHolder>(module, "AdamW", "AdamW over one or more layers.")
+      .def("__init__", &make_adamw, nb::arg("layers").none(), nb::arg("kwargs"),
+           nb::sig("def __init__(self, layers: AttentionLayer | Sequence[AttentionLayer], *, "
+                   "learning_rate: float = 0.001, beta1: float = 0.9, beta2: float = 0.999, "
+                   "epsilon: float = 1e-08, weight_decay: float = 0.01) -> None"))
+      .def("step", &step<AdamWHolder>, "One step from the gradients; does not clear them.")
+      .def_prop_rw("learning_rate", &learning_rate<AdamWHolder>, &set_learning_rate<AdamWHolder>,
+                   nb::for_setter(nb::arg("rate").none()))
+      .def_prop_ro("steps_taken",
+                   [](const AdamWHolder& self) { return self.optimiser.steps_taken(); });
+  module.def("clip_gradients", &py_clip_gradients, nb::arg("layers").none(),
+             nb::arg("max_norm").none(),
+             nb::sig("def clip_gradients(layers: AttentionLayer | Sequence[AttentionLayer], "
+                     "max_norm: float) -> float"),
+             "Scales all gradients so that their joint 2-norm is at most max_norm; returns the "
+             "norm from before.");
+}
+
+}  // namespace ladon::python

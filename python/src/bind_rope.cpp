@@ -1,0 +1,110 @@
+// rope() and its backward, by options or by tables.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <utility>
+
+#include "attention_call.h"
+#include "ladon/rope.h"
+#include "module.h"
+
+namespace ladon::python {
+namespace {
+
+nb::object turn(nb::handle x_object, const nb::kwargs& kwargs, bool back) {
+  Keywords keywords(back ? "rope_backward" : "rope", kwargs);
+  const Array x = required(x_object, keywords.where(back ? "dout" : "x"));
+  RopeOptions options;
+  read_rope(keywords, options);
+  PositionArgument positions;
+  positions.read(keywords, "positions");
+  Array cos;
+  Array sin;
+  Array out;
+  keywords.read("cos", cos);
+  keywords.read("sin", sin);
+  keywords.read_output("out", out);
+  const Context& context = keywords.context();
+  keywords.finish();
+
+  Tensor memory;
+  if (out.absent()) {
+    memory = Tensor::uninitialized(float_or_f32(x.view().dtype()), x.view().shape());
+  }
+  const TensorView target = out.absent() ? memory.view() : out.writable_view();
+  const RopeTable table{.cos = cos.view(), .sin = sin.view()};
+  const bool by_table = !cos.absent() || !sin.absent();
+  without_gil([&] {
+    if (by_table && back) {
+      rope_backward(context, x.view(), options, table, positions.positions, target);
+    } else if (by_table) {
+      rope(context, x.view(), options, table, positions.positions, target);
+    } else if (back) {
+      rope_backward(context, x.view(), options, positions.positions, target);
+    } else {
+      rope(context, x.view(), options, positions.positions, target);
+    }
+  });
+  return out.absent() ? to_array(std::move(memory), x.framework()) : out.object();
+}
+
+nb::object py_rope(nb::handle x, const nb::kwargs& kwargs) { return turn(x, kwargs, false); }
+
+nb::object py_rope_backward(nb::handle dout, const nb::kwargs& kwargs) {
+  return turn(dout, kwargs, true);
+}
+
+nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const nb::kwargs& kwargs) {
+  Keywords keywords("make_rope_table", kwargs);
+  const std::int64_t rows = to_integer(max_position, keywords.where("max_position"));
+  const std::int64_t width = to_integer(rotary_dim, keywords.where("rotary_dim"));
+  RopeOptions options;
+  DType dtype = DType::kF32;
+  keywords.read("base", options.base);
+  const nb::handle scaling = keywords.take("scaling");
+  if (scaling.is_valid() && !scaling.is_none()) {
+    nb::dict rope;
+    rope["scaling"] = scaling;
+    options = to_rope(rope, keywords.where("scaling"), options);
+  }
+  keywords.read("dtype", dtype);
+  keywords.finish();
+  if (rows < 0) throw_value_error(keywords.where("max_position"), "got a negative number");
+  if (width <= 0 || width % 2 != 0) {
+    throw_value_error(keywords.where("rotary_dim"), "expected a positive even number");
+  }
+  Tensor cos = Tensor::uninitialized(dtype, {rows, width / 2});
+  Tensor sin = Tensor::uninitialized(dtype, {rows, width / 2});
+  without_gil([&] { make_rope_table(options, width, cos, sin); });
+  return nb::make_tuple(to_array(std::move(cos), Framework::kNumpy),
+                        to_array(std::move(sin), Framework::kNumpy));
+}
+
+}  // namespace
+
+void bind_rope(nb::module_& module) {
+  const std::string options =
+      "layout: str = 'half_split', rotary_dim: int = 0, base: float = 10000.0, scaling: "
+      "RopeScaling | None = None, positions: int | IntegersLike | None = None, cos: Array | None = "
+      "None, sin: Array | None = None, out: Array | None = None, context: Context | None = None";
+  module.def("rope", &py_rope, nb::arg("x").none(), nb::arg("kwargs"),
+             nb::sig(("def rope(x: Array, *, " + options + ") -> Any").c_str()),
+             R"(Rotary position embedding of x [batch, seq, heads, head_dim].
+
+layout: "half_split" pairs (n, n + rotary_dim / 2), "interleaved" pairs (2n, 2n + 1). rotary_dim: how
+many leading numbers of a head turn; 0 is all. positions: None for 0, 1, 2, ..., a number to start at,
+or an array of [seq] or [batch, seq]. scaling: a dict with kind "linear", "llama3" or "yarn" and its
+numbers. cos and sin: tables made beforehand, instead of base and scaling. out may be x itself.)");
+  module.def("rope_backward", &py_rope_backward, nb::arg("dout").none(), nb::arg("kwargs"),
+             nb::sig(("def rope_backward(dout: Array, *, " + options + ") -> Any").c_str()),
+             "The gradient of rope()'s input, given that of its output and the same options.");
+  module.def("make_rope_table", &py_rope_table, nb::arg("max_position").none(),
+             nb::arg("rotary_dim").none(), nb::arg("kwargs"),
+             nb::sig("def make_rope_table(max_position: int, rotary_dim: int, *, base: float = "
+                     "10000.0, scaling: RopeScaling | None = None, dtype: DTypeLike = 'f32') -> "
+                     "tuple[Any, Any]"),
+             "The tables (cos, sin), [max_position, rotary_dim / 2] each, for positions 0, 1, ...");
+}
+
+}  // namespace ladon::python

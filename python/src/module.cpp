@@ -1,0 +1,15 @@
+#include "module.h"
+
+NB_MODULE(_ladon, module) {
+  using namespace ladon::python;  // NOLINT(google-build-using-namespace)
+  module.doc() = "The compiled part of the package ladon.";
+  bind_errors(module);
+  bind_context(module);
+  bind_attention(module);
+  bind_rope(module);
+  bind_caches(module);
+  bind_layers(module);
+  bind_layer_classes(module);
+  bind_optimisers(module);
+  bind_models(module);
+}

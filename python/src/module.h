@@ -1,0 +1,18 @@
+// The parts of the extension module, one function for each file.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace ladon::python {
+
+void bind_errors(nanobind::module_& module);
+void bind_context(nanobind::module_& module);
+void bind_attention(nanobind::module_& module);
+void bind_rope(nanobind::module_& module);
+void bind_caches(nanobind::module_& module);
+void bind_layers(nanobind::module_& module);
+void bind_layer_classes(nanobind::module_& module);
+void bind_optimisers(nanobind::module_& module);
+void bind_models(nanobind::module_& module);
+
+}  // namespace ladon::python

@@ -1,0 +1,76 @@
+// Caches and layers as Python holds them. Calls run without the GIL, so two Python threads can be
+// in one object at the same time: each has a lock, shared by calls that only read.
+//
+// Locks are taken after the GIL is given up and given back before it is taken again, layers before
+// caches; so nobody waits in a circle.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+#include "keywords.h"
+#include "ladon/attention_layer.h"
+#include "ladon/kv_cache.h"
+
+namespace ladon::python {
+
+struct Cache {
+  explicit Cache(KvCache&& made) : cache(std::move(made)) {}
+
+  KvCache cache;
+  mutable std::shared_mutex mutex;
+};
+
+struct Layer {
+  explicit Layer(std::unique_ptr<AttentionLayer>&& made) : layer(std::move(made)) {}
+
+  std::unique_ptr<AttentionLayer> layer;
+  mutable std::shared_mutex mutex;
+};
+
+struct MultiHeadLayer : Layer {
+  using Layer::Layer;
+};
+
+struct LatentLayer : Layer {
+  using Layer::Layer;
+};
+
+/// Runs work that only reads the object.
+template <class Object, class Work>
+decltype(auto) reading(const Object& object, Work&& work) {
+  const nb::gil_scoped_release release;
+  const std::shared_lock lock(object.mutex);
+  return std::forward<Work>(work)();
+}
+
+/// Runs work that changes the object.
+template <class Object, class Work>
+decltype(auto) changing(Object& object, Work&& work) {
+  const nb::gil_scoped_release release;
+  const std::unique_lock lock(object.mutex);
+  return std::forward<Work>(work)();
+}
+
+/// A new Python object of the layer's own class.
+nb::object wrap_layer(std::unique_ptr<AttentionLayer>&& layer);
+/// With every default filled in.
+nb::dict layer_options(const Layer& self);
+/// A layer of its own with the same weights, gradients and mode.
+nb::object copy_layer(const Layer& self);
+
+/// The object in the argument. Throws TypeError.
+template <class Object>
+Object& object_in(nb::handle argument, const Where& where, std::string_view expected) {
+  Object* object = nullptr;
+  if (!nb::try_cast(argument, object, /*convert=*/false) || object == nullptr) {
+    throw_type_error(where, argument, expected);
+  }
+  return *object;
+}
+
+}  // namespace ladon::python

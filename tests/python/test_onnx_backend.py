@@ -1,0 +1,50 @@
+"""ONNX's own backend runner over every Attention and RotaryEmbedding case that it has."""
+
+import re
+import unittest
+
+import pytest
+
+pytest.importorskip("onnx", reason="the package onnx is not installed")
+pytest.importorskip("ml_dtypes", reason="the package ml_dtypes is not installed")
+
+import onnx.backend.test  # noqa: E402
+
+import ladon.onnx  # noqa: E402
+
+_runner = onnx.backend.test.BackendTest(ladon.onnx.LadonBackend, __name__)
+
+
+def _cases():
+    """The names. `_expanded` are the same cases in elementary operators, which are not Ladon's business."""
+    names = unittest.defaultTestLoader.getTestCaseNames(_runner.test_cases["OnnxBackendNodeModelTest"])
+    wanted = re.compile("test_(attention|rotary_embedding)_?.*_cpu$")
+    return [name for name in names if wanted.match(name) and "_expanded" not in name]
+
+
+@pytest.mark.parametrize("name", _cases())
+def test_onnx_case(name):
+    case = _runner.test_cases["OnnxBackendNodeModelTest"](name)
+    result = unittest.TestResult()
+    case.run(result)
+    for _, trace in result.failures + result.errors:
+        pytest.fail(trace)
+    if result.skipped:
+        pytest.skip(result.skipped[0][1])
+
+
+def test_there_are_cases():
+    # onnx 1.23 has 101, earlier versions fewer.
+    assert len(_cases()) >= 60
+
+
+def test_other_operators_are_refused():
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node], "g", [value("x", onnx.TensorProto.FLOAT, [2])], [value("y", onnx.TensorProto.FLOAT, [2])]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)])
+    assert not ladon.onnx.is_compatible(model)
+    with pytest.raises(ladon.UnsupportedError, match="Relu"):
+        ladon.onnx.prepare(model)
