@@ -194,11 +194,11 @@ TEST_F(CliRun, ALayerThatIsNotCausalHasNoCache) {
 }
 
 TEST_F(CliRun, ImpossibleSizesAreRefusedFirst) {
-  // 4 * 2^20 * 2^20 weights of 8 bytes, counting gradients: 32 TiB. There are no tensors to read.
+  // 4 * 2^20 * 2^20 weights of 4 bytes: 16 TiB. There are no tensors to read.
   write_bytes(temp_ / "model" / "config.json", R"({"model_type":"llama","hidden_size":1048576,
     "num_attention_heads":4096,"head_dim":256,"num_hidden_layers":2})");
   const std::string complaint = complaint_of(arguments(), 1);
-  EXPECT_NE(complaint.find("run: this layer and input needs about 32 TiB of memory; "),
+  EXPECT_NE(complaint.find("run: this layer and input needs about 16 TiB of memory; "),
             std::string::npos)
       << complaint;
 }
