@@ -132,6 +132,16 @@ TEST_F(CliRun, PicturesOfTheWeights) {
   }
 }
 
+TEST_F(CliRun, ALatentLayer) {
+  write_case("deepseek_v3");
+  save_input({2, kLength, family_case("deepseek_v3").embed_dim}, DType::kF32);
+  const nlohmann::json document = document_of(arguments({"--weights", file("w.svg")}));
+  EXPECT_EQ(document["layer_type"], "LatentAttention");
+  EXPECT_EQ(difference(read_npy(file("y.npy")), expected()), 0);
+  document_of(arguments({"--cached"}));
+  EXPECT_LT(difference(read_npy(file("y.npy")), expected()), 1e-5);
+}
+
 TEST_F(CliRun, BadFilesAndShapes) {
   const auto expect = [&](const std::vector<std::string>& more, int status,
                           const std::string& part) {
