@@ -148,13 +148,12 @@ class LayerBench {
 
 double memory_to_measure(const LayerSize& size, const CompareOptions& options) {
   const double number = bytes_of(options.dtype);
-  const double gradient = options.dtype == DType::kF64 ? 8 : 4;
   const auto batch = static_cast<double>(options.batch);
   const auto prompt = static_cast<double>(options.prompt);
   const double tokens = static_cast<double>(std::max(options.prompt, options.context)) + 1;
   double most = 0;
   for (const LayerVariant& variant : layer_variants(size)) {
-    const double layer = weight_elements(size, variant) * (number + gradient);
+    const double layer = weight_elements(size, variant) * number;
     const double cache = batch * tokens * cache_elements(size, variant) * number;
     // Inputs, outputs, queries, attended values; expanded keys and values; a step in f32.
     const auto wide = static_cast<double>(size.num_heads * (size.head_dim + size.rope_dim));

@@ -81,8 +81,8 @@ void check_memory(const RunOptions& options, const ModelDescription& model,
   if (error) {
     throw Failure("run: --input: cannot read " + options.input + ": " + error.message());
   }
-  // Weights with their gradients, which every layer has; input, output, projections and caches.
-  const double weights = parameter_elements(layer) * (options.dtype == DType::kF64 ? 16 : 8);
+  // Weights; input, output, projections and caches.
+  const double weights = parameter_elements(layer) * (options.dtype == DType::kF64 ? 8 : 4);
   const auto input = static_cast<double>(size);
   const double wide =
       static_cast<double>(model.num_heads * model.head_dim) / static_cast<double>(model.embed_dim);

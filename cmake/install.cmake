@@ -1,5 +1,5 @@
-# The installed tree: the library, include/ladon, the CMake package `ladon` and ladon.pc. All of it
-# finds itself by relative paths, so that the tree can be moved.
+# The installed tree: the library, include/ladon, the CMake package `ladon`, ladon.pc, and the command
+# where it is built. All of it finds itself by relative paths, so that the tree can be moved.
 include(CMakePackageConfigHelpers)
 
 set(LADON_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/ladon)
@@ -8,6 +8,9 @@ install(TARGETS ladon EXPORT ladon-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+if(TARGET ladon_cli)
+  install(TARGETS ladon_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
 install(DIRECTORY include/ladon DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h")
 install(EXPORT ladon-targets NAMESPACE ladon:: DESTINATION ${LADON_CMAKE_DIR})

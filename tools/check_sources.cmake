@@ -1,5 +1,6 @@
-# Fails when a .cpp file below src, python, tests, bench or examples is not named in the CMakeLists.txt
-# nearest to it (or, for kernels, in the list of cmake/isa.cmake): such a file is silently not built.
+# Fails when a .cpp file below src, cli, python, tests, bench or examples is not named in the
+# CMakeLists.txt nearest to it (or, for kernels, in the list of cmake/isa.cmake): such a file is
+# silently not built.
 # Usage: cmake -P check_sources.cmake
 cmake_minimum_required(VERSION 3.22)
 
@@ -10,7 +11,7 @@ foreach(entry IN LISTS LADON_ISAS)
   list(APPEND named_elsewhere src/cpu/isa/${name}.cpp)
 endforeach()
 
-foreach(folder src python tests bench examples)
+foreach(folder src cli python tests bench examples)
   file(GLOB_RECURSE found RELATIVE ${root} ${root}/${folder}/*.cpp)
   list(APPEND sources ${found})
 endforeach()

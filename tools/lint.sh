@@ -11,10 +11,10 @@ stamps=$build/lint
 [[ ${3:-} == --all ]] && rm -rf "$stamps"
 mkdir -p "$stamps"
 
-newest_input=$(find .clang-tidy include src bench \( -name '*.h' -o -name '*.inl' -o -name .clang-tidy \) \
+newest_input=$(find .clang-tidy include src cli bench \( -name '*.h' -o -name '*.inl' -o -name .clang-tidy \) \
   -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-)
 
-sources=$(find src bench examples -name '*.cpp' -not -path '*/isa/*' -not -path '*/ceilings/*' | sort)
+sources=$(find src cli bench examples -name '*.cpp' -not -path '*/isa/*' -not -path '*/ceilings/*' | sort)
 files=()
 while IFS= read -r file; do
   stamp=$stamps/${file//\//_}

@@ -154,6 +154,20 @@ TEST(CliPlan, AConfigFile) {
   document_of({"plan", "--config", temp.path().string(), "--ignore-field", "my_attention_note"});
 }
 
+TEST(CliPlan, AConfigOfDeepSeeks) {
+  const TempFolder temp;
+  write_bytes(temp / "config.json", R"({"model_type":"deepseek_v3","hidden_size":7168,
+    "num_attention_heads":128,"num_key_value_heads":128,"num_hidden_layers":61,
+    "q_lora_rank":1536,"kv_lora_rank":512,"qk_nope_head_dim":128,"qk_rope_head_dim":64,
+    "v_head_dim":128,"rope_theta":10000,"attention_bias":false})");
+  const Json preset = document_of({"plan", "--model", "deepseek-v3"});
+  const Json read = document_of({"plan", "--config", temp.path().string()});
+  for (const char* field :
+       {"caches", "windows", "kind", "num_layers", "embed_dim", "num_heads", "head_dim"}) {
+    EXPECT_EQ(read["models"][0][field], preset["models"][0][field]) << field;
+  }
+}
+
 TEST(CliPlan, Mistakes) {
   const auto expect = [](std::vector<std::string> arguments, int status, const char* part) {
     arguments.insert(arguments.begin(), "plan");

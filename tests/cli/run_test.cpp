@@ -132,6 +132,16 @@ TEST_F(CliRun, PicturesOfTheWeights) {
   }
 }
 
+TEST_F(CliRun, ALatentLayer) {
+  write_case("deepseek_v3");
+  save_input({2, kLength, family_case("deepseek_v3").embed_dim}, DType::kF32);
+  const nlohmann::json document = document_of(arguments({"--weights", file("w.svg")}));
+  EXPECT_EQ(document["layer_type"], "LatentAttention");
+  EXPECT_EQ(difference(read_npy(file("y.npy")), expected()), 0);
+  document_of(arguments({"--cached"}));
+  EXPECT_LT(difference(read_npy(file("y.npy")), expected()), 1e-5);
+}
+
 TEST_F(CliRun, BadFilesAndShapes) {
   const auto expect = [&](const std::vector<std::string>& more, int status,
                           const std::string& part) {
@@ -194,11 +204,11 @@ TEST_F(CliRun, ALayerThatIsNotCausalHasNoCache) {
 }
 
 TEST_F(CliRun, ImpossibleSizesAreRefusedFirst) {
-  // 4 * 2^20 * 2^20 weights of 8 bytes, counting gradients: 32 TiB. There are no tensors to read.
+  // 4 * 2^20 * 2^20 weights of 4 bytes: 16 TiB. There are no tensors to read.
   write_bytes(temp_ / "model" / "config.json", R"({"model_type":"llama","hidden_size":1048576,
     "num_attention_heads":4096,"head_dim":256,"num_hidden_layers":2})");
   const std::string complaint = complaint_of(arguments(), 1);
-  EXPECT_NE(complaint.find("run: this layer and input needs about 32 TiB of memory; "),
+  EXPECT_NE(complaint.find("run: this layer and input needs about 16 TiB of memory; "),
             std::string::npos)
       << complaint;
 }

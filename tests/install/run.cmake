@@ -30,10 +30,19 @@ if(STEP STREQUAL "install")
   if(NOT installed STREQUAL expected)
     message(FATAL_ERROR "installed headers: ${installed}\nexpected: ${expected}")
   endif()
-  # And no file outside the four places.
+  # The command, which says that it is this version.
+  if(CLI)
+    execute_process(COMMAND ${prefix}/${BINDIR}/ladon --version
+      OUTPUT_VARIABLE version COMMAND_ERROR_IS_FATAL ANY)
+    if(NOT version STREQUAL "ladon ${LADON_VERSION}\n")
+      message(FATAL_ERROR "the installed command says: ${version}")
+    endif()
+    run(${prefix}/${BINDIR}/ladon info)
+  endif()
+  # And no file outside these places.
   file(GLOB_RECURSE rest RELATIVE ${prefix} ${prefix}/*)
   list(FILTER rest EXCLUDE REGEX
-    "^(${INCLUDEDIR}/ladon/|${LIBDIR}/cmake/ladon/|${LIBDIR}/pkgconfig/ladon\\.pc$|${LIBDIR}/libladon\\.)")
+    "^(${INCLUDEDIR}/ladon/|${LIBDIR}/cmake/ladon/|${LIBDIR}/pkgconfig/ladon\\.pc$|${LIBDIR}/libladon\\.|${BINDIR}/ladon$|share/doc/ladon/copyright$)")
   if(rest)
     message(FATAL_ERROR "unexpected files installed: ${rest}")
   endif()
@@ -55,6 +64,27 @@ elseif(STEP STREQUAL "pkg_config")
       ${CMAKE_CURRENT_LIST_DIR}/find_package/main.cpp -o ${WORK_DIR}/pkg_config_consumer ${flags}
       -Wl,-rpath,${prefix}/${LIBDIR})
   run(${WORK_DIR}/pkg_config_consumer)
+
+elseif(STEP STREQUAL "deb")
+  find_program(dpkg dpkg-deb)
+  if(NOT dpkg)
+    message("skipped: no dpkg-deb here")
+    return()
+  endif()
+  set(packed ${WORK_DIR}/deb)
+  file(REMOVE_RECURSE ${packed})
+  file(MAKE_DIRECTORY ${packed})
+  execute_process(COMMAND ${CPACK} --config ${LADON_BINARY_DIR}/CPackConfig.cmake -B ${packed}
+    WORKING_DIRECTORY ${packed} COMMAND_ERROR_IS_FATAL ANY)
+  file(GLOB package ${packed}/ladon_${LADON_VERSION}*.deb)
+  run(${dpkg} --info ${package})
+  run(${dpkg} --extract ${package} ${packed}/tree)
+  if(CLI)
+    run(${packed}/tree/usr/bin/ladon plan --model deepseek-v3)
+  endif()
+  set(WORK_DIR ${packed})
+  build_consumer(find_package
+    -D CMAKE_PREFIX_PATH=${packed}/tree/usr -D EXPECTED_VERSION=${LADON_VERSION})
 
 elseif(STEP STREQUAL "add_subdirectory")
   # Shared, since the installed tree is static: both kinds are then known to link. The folder is
