@@ -284,7 +284,7 @@ Result train(const ladon::Context& context, const Settings& settings) {
   Result result;
   for (std::size_t step = 0; step < settings.steps; ++step) {
     for (ladon::Parameter* parameter : parameters) {
-      std::fill_n(parameter->gradient.data_as<float>(), parameter->num_elements(), 0.0F);
+      parameter->zero_gradient();
     }
     const Score score = model.train(context, make_batch(random));
     ladon::clip_gradients(parameters, 1);

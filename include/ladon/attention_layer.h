@@ -56,8 +56,9 @@ struct CachedCall {
   /// New tokens of each sequence, where they differ. x is then padded, [batch, seq, embed_dim], and
   /// the rest of each sequence is not read (the output there is 0); or packed, [total, embed_dim].
   std::span<const std::int64_t> new_lengths{};
-  /// As in LayerCall; keys count from the oldest that the cache holds, and the key dimension is as
-  /// long as the longest sequence, new tokens included.
+  /// As in LayerCall; keys count from the oldest that the cache holds. The query dimension is as
+  /// long as the most new tokens of a sequence, the key dimension as the longest sequence with
+  /// them.
   ConstTensorView mask{};
   ConstTensorView bias{};
 };
@@ -121,8 +122,9 @@ class LADON_API AttentionLayer {
 
   /// Self-attention of new tokens over a cache: appends their keys and values and writes their
   /// output, shape and dtype of x, which is [batch, seq, embed_dim] or, for one sequence, [seq,
-  /// embed_dim]. Rope goes on from each sequence's length. All or nothing, and without allocating
-  /// once it has run with these sizes. Throws where the cache does not fit the layer.
+  /// embed_dim]. Rope goes on from each sequence's length. All or nothing. Throws where the
+  /// cache does not fit the layer. A call of one token for each sequence allocates nothing once it
+  /// has run with these sizes (but scratch past 32 MiB, and what the cache's own growth takes).
   virtual void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                        const CachedCall& call, const TensorView& out) const = 0;
   Tensor forward(const Context& context, const ConstTensorView& x, KvCache& cache,

@@ -32,8 +32,8 @@ struct CacheMemory {
   double reduction = 0;
 };
 
-/// Rows in the order MHA, GQA, MQA, MLA, those that the options describe. Throws Error for sizes
-/// that are not positive, or too large to count.
+/// Rows in the order MHA, GQA, MQA, MLA, those that the options describe. Length, batch
+/// and num_layers may be 0. Throws Error for sizes that are negative, or too large to count.
 LADON_API std::vector<CacheMemory> compare_cache_memory(const CacheMemoryOptions& options);
 
 }  // namespace ladon

@@ -20,17 +20,19 @@
 
 #include "ladon/attention_layer.h"
 #include "ladon/export.h"
+#include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/safetensors.h"
 
 namespace ladon {
 
-/// The families that are read, as config.json's model_type spells them: "bert", "bloom", "falcon",
-/// "gemma2", "gpt2", "gpt_bigcode", "gpt_oss", "llama", "mistral", "qwen2", "qwen3".
+/// The families that are read, as config.json's model_type spells them: "bert", "bloom",
+/// "deepseek_v2", "deepseek_v3", "falcon", "gemma2", "gpt2", "gpt_bigcode", "gpt_oss", "llama",
+/// "mistral", "qwen2", "qwen3".
 LADON_API std::vector<std::string> model_families();
 
-/// What a layer is made of. Other kinds of layers will join.
-using LayerOptions = std::variant<MultiHeadAttentionOptions>;
+/// What a layer is made of: its kind is the layer's. Other kinds of layers may join.
+using LayerOptions = std::variant<MultiHeadAttentionOptions, LatentAttentionOptions>;
 
 /// A model's attention as its config describes it, whatever the family.
 struct ModelDescription {
@@ -38,6 +40,8 @@ struct ModelDescription {
   std::int64_t num_layers = 0;
   std::int64_t embed_dim = 0;
   std::int64_t num_heads = 0;
+  /// As the layers' num_kv_heads() and head_dim() give them. Latent layers: num_heads, and the
+  /// width of a query; what their cache holds follows from kv_rank and rope_dim of their options.
   std::int64_t num_kv_heads = 0;
   std::int64_t head_dim = 0;
   /// What the config calls its weights' dtype. The files may differ, and then they are right.

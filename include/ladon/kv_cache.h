@@ -48,7 +48,8 @@ class LADON_API KvCache {
   /// With a capacity, that many tokens for each sequence and no more; without (0), it grows.
   static KvCache contiguous(const KvCacheOptions& options, std::int64_t capacity = 0);
   /// Holds what queries with this window can still see, and `spare` older keys, so that as many
-  /// tokens can be taken back by truncate(). Attention over it must use a window_left no wider.
+  /// tokens can be taken back by truncate() between two appends. Attention over it must use a
+  /// window_left no wider.
   static KvCache window(const KvCacheOptions& options, std::int64_t window_left,
                         std::int64_t spare = 0);
   /// Takes its pages from a pool as it grows, and gives them back.
@@ -88,20 +89,22 @@ class LADON_API KvCache {
   /// Sequence b becomes what sequence from[b] was (beam search); the batch becomes from.size().
   /// Pages are shared; other caches copy.
   void reorder(std::span<const std::int64_t> from);
-  /// Makes room beforehand, so that appending up to this length allocates nothing. (Pages of a pool
-  /// are taken when they are needed.)
+  /// Makes room beforehand, so that appending up to this length allocates nothing: a contiguous
+  /// cache gets a block of its own. Pages of a pool are still taken when they are needed, and a
+  /// chunk of several tokens into a window makes a copy of it for the time of the call.
   void reserve(std::int64_t length);
 
   /// An independent cache with the same content. Contiguous and paged caches share memory: what
   /// both hold is copied when the second of them appends where the first already has (a paged
-  /// cache then copies one page); where just one goes on, nothing is ever copied.
+  /// cache then copies one page), or goes back behind the fork and on from there; where just one
+  /// goes on, nothing is copied. Windows copy what they hold.
   KvCache fork() const;
 
   /// Writes a file (docs/design.md has its format), whole or not at all.
   void save(const std::filesystem::path& path) const;
   /// Becomes what was saved, from a cache of any kind with the same options. A window's file fits
-  /// only window caches that need no more of the past than it has. Throws Error (kIo) for a file
-  /// that cannot be trusted.
+  /// only window caches that need no more of the past than it has. A paged cache needs new pages
+  /// before it gives its old ones back. Throws Error (kIo) for a file that cannot be trusted.
   void load(const std::filesystem::path& path);
 
   /// Paged caches, prefix sharing between unrelated requests. Says which tokens the sequence holds,
@@ -140,7 +143,7 @@ class LADON_API KvCache {
 /// An append in two steps: when it is made the tokens are written and attention can read them
 /// through view(); with commit() they become part of the cache. Without it the cache is as it was
 /// (published pages that nobody held, and that had to make room, stay forgotten).
-/// The cache must outlive it, and refuses other changes meanwhile.
+/// The cache must outlive it and not be assigned to, and refuses other changes meanwhile.
 class LADON_API KvAppend {
  public:
   KvAppend(KvCache& cache, const ConstTensorView& k, const ConstTensorView& v,

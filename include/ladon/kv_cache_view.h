@@ -55,8 +55,9 @@ struct KvCacheView {
 /// are the newest tokens of the cache's sequence b. With query_offsets, q is packed: [1, total,
 /// num_heads, head_dim]. The cache has its own lengths, so kv_lengths and kv_offsets must be left
 /// out, and the alignment at kBottomRight. Keys count from the oldest that is held; mask and bias
-/// have a key dimension as long as the longest sequence (or 1). The cache's dtype may be any,
-/// whatever q's is. Sequences whose pages are the same read them from memory once.
+/// have a key dimension as long as the longest sequence (or 1). The cache's dtype may be any
+/// that is listed above. Where neighbours in the batch decode over the same pages, these are read
+/// from memory once for up to 16 of them.
 LADON_API void attention(const Context& context, const ConstTensorView& q, const KvCacheView& cache,
                          const AttentionOptions& options, const TensorView& out,
                          const TensorView& lse = {});

@@ -75,6 +75,9 @@ class LADON_API LatentAttention final : public AttentionLayer {
   LatentAttention(LatentAttention&&) noexcept;
   LatentAttention& operator=(LatentAttention&&) noexcept;
 
+  /// Zero weights, unit norms: for those who set them next. Spares the drawing.
+  static LatentAttention zeros(const LatentAttentionOptions& options);
+
   /// With every default filled in, scale included.
   const LatentAttentionOptions& options() const noexcept { return options_; }
   void set_form(LatentForm form) noexcept { options_.form = form; }
@@ -120,6 +123,8 @@ class LADON_API LatentAttention final : public AttentionLayer {
   Tensor expand_values(const Context& context, const ConstTensorView& latents) const;
 
  private:
+  LatentAttention(const LatentAttentionOptions& options, std::optional<std::uint64_t> seed);
+
   LatentAttentionOptions options_;
   std::shared_ptr<const char> identity_;  // as in MultiHeadAttention
 };

@@ -16,8 +16,8 @@ namespace ladon {
 /// then those go first that were left the longest ago.
 class LADON_API PagePool {
  public:
-  /// `page_size` tokens to a page, any number from 1. All memory is taken here. options.batch is
-  /// not read.
+  /// `page_size` tokens to a page, any number from 1. All memory is taken here. options.batch
+  /// says nothing here.
   PagePool(const KvCacheOptions& options, std::int64_t page_size, std::int64_t num_pages);
   ~PagePool();
   PagePool(const PagePool&) = delete;
@@ -39,7 +39,7 @@ class LADON_API PagePool {
     std::int64_t bytes = 0;
     std::int64_t prefix_lookups = 0;  // since the pool was made
     std::int64_t prefix_tokens_found = 0;
-    std::int64_t evictions = 0;
+    std::int64_t evictions = 0;  // times that kept pages had to make room, with all behind them
   };
   Statistics statistics() const;
   /// Frees the kept pages.

@@ -10,7 +10,8 @@
 namespace ladon {
 
 /// `gradient` has value's shape and the precision that sums need: f64 for f64 weights, else f32.
-/// backward() adds to it; zero_grad() clears it.
+/// backward() adds to it; zero_grad() clears it. A layer's parameters have none (an absent tensor)
+/// until its first backward(): who only runs a layer does not pay for training it.
 struct LADON_API Parameter {
   std::string name;  // as checkpoints call it: "q_proj.weight"
   Tensor value{};
@@ -18,6 +19,12 @@ struct LADON_API Parameter {
 
   /// Zeros of this dtype and shape, and a zero gradient.
   static Parameter zeros(std::string name, DType dtype, const Dims& shape);
+  /// The same without the gradient.
+  static Parameter zeros_without_gradient(std::string name, DType dtype, const Dims& shape);
+  /// Makes a zero gradient where there is none.
+  void make_gradient();
+  /// Clears the gradient, where there is one.
+  void zero_gradient() noexcept;
   /// A deep copy.
   Parameter copy() const;
   std::int64_t num_elements() const noexcept { return value.num_elements(); }

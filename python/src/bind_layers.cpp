@@ -154,6 +154,7 @@ nb::dict shared_arrays(nb::handle self_object, nb::handle framework, bool gradie
   auto& self = nb::cast<Layer&>(self_object);
   nb::dict dict;
   for (Parameter& parameter : self.layer->named_parameters()) {
+    if (gradients) parameter.make_gradient();  // zeros before the first backward()
     Tensor& tensor = gradients ? parameter.gradient : parameter.value;
     dict[parameter.name.c_str()] =
         share_array(tensor.view(), self_object, to_framework(framework, where));

@@ -130,14 +130,7 @@ void check_options(std::string_view operation, const AttentionOptions& options,
     fail(operation, "alignment",
          "got " + std::to_string(static_cast<int>(options.alignment)) + ", expected an Alignment");
   }
-  if (!options.mask.absent()) {
-    check_broadcast(operation, {"mask", options.mask}, sizes);
-    check_dtype(operation, {"mask", options.mask}, DType::kBool);
-  }
-  if (!options.bias.absent()) {
-    check_broadcast(operation, {"bias", options.bias}, sizes);
-    check_float(operation, {"bias", options.bias});
-  }
+  check_mask_and_bias(operation, options.mask, options.bias, sizes);
   if (!options.alibi_slopes.absent()) {
     check_strided_floats(operation, {"alibi_slopes", options.alibi_slopes}, {sizes.num_heads});
   }
@@ -192,7 +185,9 @@ void check_cache_layout(std::string_view operation, const KvCacheView& cache, DT
     fail(operation, "cache",
          std::string("got dtype f64, expected a narrower one for queries of ") + name_of(q_dtype));
   }
-  if (scaled != (cache.k_scales != nullptr) || scaled != (cache.v_scales != nullptr)) {
+  const bool has_scales = cache.k_scales != nullptr && cache.v_scales != nullptr;
+  const bool has_some = cache.k_scales != nullptr || cache.v_scales != nullptr;
+  if (scaled ? !has_scales && cache.num_slots > 0 : has_some) {
     fail(operation, "cache",
          std::string("got dtype ") + name_of(cache.dtype) + (scaled ? " without" : " with") +
              " scales, expected scales beside i8 and nowhere else");
@@ -338,6 +333,18 @@ AttentionSizes check_cache_inputs(std::string_view operation, const ConstTensorV
   sizes.kv_len = sizes.max_kv_len;
   check_options(operation, options, sizes);
   return sizes;
+}
+
+void check_mask_and_bias(std::string_view operation, const ConstTensorView& mask,
+                         const ConstTensorView& bias, const AttentionSizes& sizes) {
+  if (!mask.absent()) {
+    check_broadcast(operation, {"mask", mask}, sizes);
+    check_dtype(operation, {"mask", mask}, DType::kBool);
+  }
+  if (!bias.absent()) {
+    check_broadcast(operation, {"bias", bias}, sizes);
+    check_float(operation, {"bias", bias});
+  }
 }
 
 void check_lse(std::string_view operation, const NamedView& argument, const AttentionSizes& sizes,

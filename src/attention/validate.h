@@ -38,6 +38,10 @@ ConstTensorView cache_values(const KvCacheView& cache);
 AttentionSizes check_cache_inputs(std::string_view operation, const ConstTensorView& q,
                                   const KvCacheView& cache, const AttentionOptions& options);
 
+/// Both may be absent. Of the sizes, the numbers of sequences and heads and the longest lengths.
+void check_mask_and_bias(std::string_view operation, const ConstTensorView& mask,
+                         const ConstTensorView& bias, const AttentionSizes& sizes);
+
 /// [batch, num_heads, query_len], f64 where q is f64, else f32.
 void check_lse(std::string_view operation, const NamedView& argument, const AttentionSizes& sizes,
                DType q_dtype);

@@ -12,9 +12,11 @@ namespace {
 constexpr std::string_view kOperation = "compare_cache_memory";
 
 void check_size(std::string_view name, std::int64_t value, std::int64_t least) {
-  if (value < least) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;
+  if (value < least || value > kMost) {
     fail(kOperation, name,
-         "got " + std::to_string(value) + ", expected " + std::to_string(least) + " or more");
+         "got " + std::to_string(value) + ", expected " + std::to_string(least) + " to " +
+             std::to_string(kMost));
   }
 }
 
@@ -32,6 +34,7 @@ std::vector<CacheMemory> compare_cache_memory(const CacheMemoryOptions& options)
   check_size("length", options.length, 0);
   check_size("batch", options.batch, 0);
   check_size("num_layers", options.num_layers, 0);
+  check_size("num_heads", options.num_heads, 1);
   check_size("num_kv_heads", options.num_kv_heads, 0);
   check_size("kv_rank", options.kv_rank, 0);
   check_size("rope_dim", options.rope_dim, 0);

@@ -77,9 +77,9 @@ class Contiguous final : public KvCache::Impl {
   }
 
   void reserve(std::int64_t length) override {
-    if (length <= block_->capacity) return;
-    if (fixed_) refuse("KvCache::reserve", length);
-    replace_block(length);
+    if (length > block_->capacity && fixed_) refuse("KvCache::reserve", length);
+    if (length <= block_->capacity && !is_shared()) return;
+    replace_block(std::max(length, block_->capacity));
     keep_room();
     refresh();
   }
@@ -90,6 +90,12 @@ class Contiguous final : public KvCache::Impl {
   }
 
  private:
+  bool is_shared() const {
+    const std::lock_guard lock(block_->mutex);
+    return std::any_of(block_->rooms.begin(), block_->rooms.end(),
+                       [](const SharedRoom& room) { return room.owners > 1; });
+  }
+
   static void leave(Block& block) noexcept {
     const std::lock_guard lock(block.mutex);
     for (SharedRoom& room : block.rooms) --room.owners;

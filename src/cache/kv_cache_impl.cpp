@@ -37,9 +37,12 @@ std::int64_t KvCache::Impl::window_left() const noexcept {
 }
 
 void KvCache::Impl::refresh() noexcept {
-  for (std::int64_t b = 0; b < options_.batch; ++b) {
-    views_[index(b)] = describe(b, lengths_[index(b)] + counts_[index(b)]);
-  }
+  for (std::int64_t b = 0; b < options_.batch; ++b) refresh(b);
+}
+
+void KvCache::Impl::refresh(std::int64_t sequence) noexcept {
+  const std::size_t i = index(sequence);
+  views_[i] = describe(sequence, lengths_[i] + counts_[i]);
 }
 
 KvCacheView KvCache::Impl::view() const noexcept {
@@ -213,13 +216,13 @@ void KvCache::Impl::truncate(std::int64_t sequence, std::int64_t length) {
   }
   lengths_[index(sequence)] = length;
   drop_tail(sequence);
-  refresh();
+  refresh(sequence);
 }
 
 void KvCache::Impl::reset(std::int64_t sequence) noexcept {
   lengths_[index(sequence)] = 0;
   drop_tail(sequence);
-  refresh();
+  refresh(sequence);
 }
 
 void KvCache::Impl::publish_prefix(std::int64_t, std::span<const std::int64_t>) {

@@ -80,8 +80,9 @@ class KvCache::Impl {
   virtual KvSequenceView describe(std::int64_t sequence, std::int64_t length) const noexcept = 0;
   virtual void set_layout(KvCacheView&) const noexcept {}
 
-  /// Brings the sequences' views up to date.
+  /// Brings the sequences' views, or one of them, up to date.
   void refresh() noexcept;
+  void refresh(std::int64_t sequence) noexcept;
   static std::size_t index(std::int64_t sequence) noexcept {
     return static_cast<std::size_t>(sequence);
   }

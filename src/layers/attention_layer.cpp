@@ -1,6 +1,5 @@
 #include "ladon/attention_layer.h"
 
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -102,12 +101,7 @@ std::int64_t AttentionLayer::parameter_count() const noexcept {
 }
 
 void AttentionLayer::zero_grad() noexcept {
-  for (Parameter& parameter : parameters_) {
-    if (parameter.gradient.num_elements() == 0) continue;
-    std::memset(parameter.gradient.data(), 0,
-                static_cast<std::size_t>(parameter.gradient.num_elements()) *
-                    size_of(parameter.gradient.dtype()));
-  }
+  for (Parameter& parameter : parameters_) parameter.zero_gradient();
 }
 
 }  // namespace ladon

@@ -1,5 +1,6 @@
 #include "layers/cached_tokens.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -97,6 +98,13 @@ CachedTokens check_cached_call(std::string_view operation, const AttentionLayer&
                               {"cache", cache_keys(view)},
                               {"cache", cache_values(view)}};
   check_no_overlap(operation, outputs, inputs);
+  // Before the append: it may cost a pool prefixes that nobody holds.
+  AttentionSizes sizes{.num_sequences = tokens.batch, .num_heads = layer.num_heads()};
+  for (std::int64_t b = 0; b < tokens.batch; ++b) {
+    sizes.max_query_len = std::max(sizes.max_query_len, tokens.count(b));
+    sizes.max_kv_len = std::max(sizes.max_kv_len, cache.held(b) + tokens.count(b));
+  }
+  check_mask_and_bias(operation, call.mask, call.bias, sizes);
   return tokens;
 }
 

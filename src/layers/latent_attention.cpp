@@ -2,6 +2,8 @@
 
 #include "ladon/latent_attention.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -9,6 +11,7 @@
 #include "core/checks.h"
 #include "core/fail.h"
 #include "ladon/random.h"
+#include "layers/latent_pass.h"
 
 namespace ladon {
 namespace {
@@ -32,14 +35,14 @@ double yarn_scale(const RopeScalingOptions& scaling) {
   return mscale * mscale;
 }
 
-LatentAttentionOptions complete(LatentAttentionOptions options) {
-  options.validate();
-  if (options.value_dim == 0) options.value_dim = options.nope_dim;
-  if (!options.scale.has_value()) {
-    const auto head_dim = static_cast<double>(options.nope_dim + options.rope_dim);
-    options.scale = yarn_scale(options.rope.scaling) / std::sqrt(head_dim);
-  }
-  return options;
+/// Each weight draws from a stream of its own, so that another width or bias elsewhere leaves it as
+/// it was.
+std::uint64_t stream_of(std::string_view weight) {
+  constexpr std::array<std::string_view, 6> kWeights = {
+      "q_proj.weight",    "q_a_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight",
+      "kv_b_proj.weight", "o_proj.weight"};
+  return static_cast<std::uint64_t>(std::find(kWeights.begin(), kWeights.end(), weight) -
+                                    kWeights.begin());
 }
 
 }  // namespace
@@ -90,37 +93,63 @@ void LatentAttentionOptions::validate() const {
   }
 }
 
-LatentAttention::LatentAttention(const LatentAttentionOptions& options, std::uint64_t seed)
-    : options_(complete(options)), identity_(std::make_shared<const char>()) {
-  const auto add = [&](std::string name, const Dims& shape) -> Parameter& {
-    return parameters_.emplace_back(Parameter::zeros(std::move(name), options_.dtype, shape));
-  };
-  // A stream for each projection, whether it is there or not.
-  const auto add_projection = [&](const std::string& name, std::int64_t out, std::int64_t in,
-                                  bool bias, std::uint64_t stream) {
-    Parameter& weight = add(name + ".weight", {out, in});
-    const double bound = std::sqrt(6.0 / (static_cast<double>(in) + static_cast<double>(out)));
-    fill_uniform(weight.value, -bound, bound, seed, stream);
-    if (bias) add(name + ".bias", {out});
-  };
-  const auto add_norm = [&](const std::string& name, std::int64_t dim) {
-    fill_uniform(add(name + ".weight", {dim}).value, 1, 1, 0);
-  };
-  const std::int64_t query_width = options_.num_heads * head_dim();
-  parameters_.reserve(11);
-  if (options_.query_rank == 0) {
-    add_projection("q_proj", query_width, options_.embed_dim, options_.query_bias, 0);
-  } else {
-    add_projection("q_a_proj", options_.query_rank, options_.embed_dim, options_.query_bias, 1);
-    if (options_.query_norm) add_norm("q_a_layernorm", options_.query_rank);
-    add_projection("q_b_proj", query_width, options_.query_rank, false, 2);
+LatentAttentionOptions latent::complete_options(LatentAttentionOptions options) {
+  options.validate();
+  if (options.value_dim == 0) options.value_dim = options.nope_dim;
+  if (!options.scale.has_value()) {
+    const auto head_dim = static_cast<double>(options.nope_dim + options.rope_dim);
+    const double yarn = options.rope_dim == 0 ? 1 : yarn_scale(options.rope.scaling);
+    options.scale = yarn / std::sqrt(head_dim);
   }
-  add_projection("kv_a_proj_with_mqa", latent_dim(), options_.embed_dim, options_.kv_bias, 3);
-  if (options_.kv_norm) add_norm("kv_a_layernorm", options_.kv_rank);
-  add_projection("kv_b_proj", options_.num_heads * (options_.nope_dim + options_.value_dim),
-                 options_.kv_rank, false, 4);
-  add_projection("o_proj", options_.embed_dim, options_.num_heads * options_.value_dim,
-                 options_.out_bias, 5);
+  return options;
+}
+
+std::vector<latent::ParameterPlan> latent::plan_parameters(const LatentAttentionOptions& options) {
+  std::vector<ParameterPlan> plan;
+  const auto add_projection = [&](const std::string& name, std::int64_t out, std::int64_t in,
+                                  bool bias) {
+    plan.push_back({name + ".weight", {out, in}});
+    if (bias) plan.push_back({name + ".bias", {out}});
+  };
+  const std::int64_t query_width = options.num_heads * (options.nope_dim + options.rope_dim);
+  if (options.query_rank == 0) {
+    add_projection("q_proj", query_width, options.embed_dim, options.query_bias);
+  } else {
+    add_projection("q_a_proj", options.query_rank, options.embed_dim, options.query_bias);
+    if (options.query_norm) plan.push_back({"q_a_layernorm.weight", {options.query_rank}});
+    add_projection("q_b_proj", query_width, options.query_rank, false);
+  }
+  add_projection("kv_a_proj_with_mqa", options.kv_rank + options.rope_dim, options.embed_dim,
+                 options.kv_bias);
+  if (options.kv_norm) plan.push_back({"kv_a_layernorm.weight", {options.kv_rank}});
+  add_projection("kv_b_proj", options.num_heads * (options.nope_dim + options.value_dim),
+                 options.kv_rank, false);
+  add_projection("o_proj", options.embed_dim, options.num_heads * options.value_dim,
+                 options.out_bias);
+  return plan;
+}
+
+LatentAttention::LatentAttention(const LatentAttentionOptions& options, std::uint64_t seed)
+    : LatentAttention(options, std::optional(seed)) {}
+
+LatentAttention LatentAttention::zeros(const LatentAttentionOptions& options) {
+  return {options, std::nullopt};
+}
+
+LatentAttention::LatentAttention(const LatentAttentionOptions& options,
+                                 std::optional<std::uint64_t> seed)
+    : options_(latent::complete_options(options)), identity_(std::make_shared<const char>()) {
+  for (const auto& [name, shape] : latent::plan_parameters(options_)) {
+    Parameter& made =
+        parameters_.emplace_back(Parameter::zeros_without_gradient(name, options_.dtype, shape));
+    if (name.ends_with("_layernorm.weight")) {
+      fill_uniform(made.value, 1, 1, 0);
+    } else if (seed && shape.rank() == 2) {
+      const double sum = static_cast<double>(shape[0]) + static_cast<double>(shape[1]);
+      const double bound = std::sqrt(6.0 / sum);
+      fill_uniform(made.value, -bound, bound, *seed, stream_of(name));
+    }
+  }
 }
 
 LatentAttention::~LatentAttention() = default;

@@ -22,11 +22,11 @@ constexpr std::string_view kOperation = "LatentAttention::forward";
 /// The part of a mask or bias for some of the sequences, which may be shorter than others.
 ConstTensorView part_of(const ConstTensorView& mask, std::int64_t first, std::int64_t end,
                         std::int64_t query_len, std::int64_t kv_len) {
-  if (mask.absent() || mask.rank() != 4) return mask;  // attention() says what is wrong with it
+  if (mask.absent()) return mask;
   ConstTensorView part = mask;
-  if (part.size(0) > 1 && part.size(0) >= end) part = part.slice(0, first, end);
-  if (part.size(2) > 1 && part.size(2) >= query_len) part = part.slice(2, 0, query_len);
-  if (part.size(3) > 1 && part.size(3) >= kv_len) part = part.slice(3, 0, kv_len);
+  if (part.size(0) > 1) part = part.slice(0, first, end);
+  if (part.size(2) > 1) part = part.slice(2, 0, query_len);
+  if (part.size(3) > 1) part = part.slice(3, 0, kv_len);
   return part;
 }
 

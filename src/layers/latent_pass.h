@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,6 +14,16 @@
 #include "layers/saved_forward.h"
 
 namespace ladon::latent {
+
+/// Checks a layer's options, and fills in the defaults. Throws Error.
+LatentAttentionOptions complete_options(LatentAttentionOptions options);
+
+/// The parameters of a layer with these (complete) options, in its order.
+struct ParameterPlan {
+  std::string name;
+  Dims shape;
+};
+std::vector<ParameterPlan> plan_parameters(const LatentAttentionOptions& options);
 
 /// Columns [begin, end) of every head of rows [batch * seq, heads * dim], as [batch, seq, heads,
 /// end - begin]; one sequence of all rows where seq is 0.

@@ -131,7 +131,8 @@ MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionOptions& options,
   const std::int64_t query_width = options_.num_heads * options_.head_dim;
   const std::int64_t kv_width = options_.num_kv_heads * options_.head_dim;
   const auto add = [&](std::string name, const Dims& shape) -> Parameter& {
-    return parameters_.emplace_back(Parameter::zeros(std::move(name), options_.dtype, shape));
+    return parameters_.emplace_back(
+        Parameter::zeros_without_gradient(std::move(name), options_.dtype, shape));
   };
   // Each projection draws from a stream of its own, so that switching a bias on, or another width
   // of one projection, leaves the others' weights as they were.

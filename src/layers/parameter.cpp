@@ -1,5 +1,7 @@
 #include "ladon/parameter.h"
 
+#include <cstddef>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -8,14 +10,33 @@
 
 namespace ladon {
 
-Parameter Parameter::zeros(std::string name, DType dtype, const Dims& shape) {
+Parameter Parameter::zeros_without_gradient(std::string name, DType dtype, const Dims& shape) {
   if (!is_float(dtype)) {
     fail("Parameter::zeros", "dtype",
          std::string("got ") + name_of(dtype) + ", expected f64, f32, f16 or bf16");
   }
   check_no_negative_size("Parameter::zeros", "shape", shape);
-  const DType gradient_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  return {std::move(name), Tensor(dtype, shape), Tensor(gradient_dtype, shape)};
+  Parameter parameter;
+  parameter.name = std::move(name);
+  parameter.value = Tensor(dtype, shape);
+  return parameter;
+}
+
+Parameter Parameter::zeros(std::string name, DType dtype, const Dims& shape) {
+  Parameter parameter = zeros_without_gradient(std::move(name), dtype, shape);
+  parameter.make_gradient();
+  return parameter;
+}
+
+void Parameter::make_gradient() {
+  if (!gradient.view().absent()) return;
+  gradient = Tensor(value.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, value.shape());
+}
+
+void Parameter::zero_gradient() noexcept {
+  if (gradient.data() == nullptr) return;  // absent, or without elements
+  std::memset(gradient.data(), 0,
+              static_cast<std::size_t>(gradient.num_elements()) * size_of(gradient.dtype()));
 }
 
 Parameter Parameter::copy() const {

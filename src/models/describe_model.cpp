@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "io/file.h"
 #include "ladon/checkpoint.h"
+#include "layers/latent_pass.h"
 #include "layers/multi_head.h"
 #include "models/families.h"
 
@@ -63,7 +64,35 @@ MultiHeadAttentionOptions layer_of(const FamilyOptions& family, std::int64_t lay
   return options;
 }
 
-ModelDescription spread(const Family& family, FamilyOptions options, const std::string& path) {
+void spread_latent(const FamilyOptions& options, ModelDescription& model) {
+  const LatentAttentionOptions layer = latent::complete_options(*options.latent);
+  model.layers.assign(static_cast<std::size_t>(options.num_layers), layer);
+  model.embed_dim = layer.embed_dim;
+  model.num_heads = model.num_kv_heads = layer.num_heads;
+  model.head_dim = layer.nope_dim + layer.rope_dim;
+}
+
+void spread_multi_head(FamilyOptions options, ModelDescription& model) {
+  std::set<std::string, std::less<>> checked;
+  MultiHeadAttentionOptions first = options.shared;
+  first.rope.reset();
+  options.shared = multi_head::complete_options(first);
+  for (std::int64_t layer = 0; layer < options.num_layers; ++layer) {
+    const auto& made =
+        std::get<MultiHeadAttentionOptions>(model.layers.emplace_back(layer_of(options, layer)));
+    // Layers of one type have one rope, and checking it costs a power for each of its pairs.
+    const std::string type =
+        options.types.empty() ? "" : options.types[static_cast<std::size_t>(layer)];
+    if (checked.insert(type).second) static_cast<void>(multi_head::complete_options(made));
+  }
+  model.embed_dim = options.shared.embed_dim;
+  model.num_heads = options.shared.num_heads;
+  model.num_kv_heads = options.shared.num_kv_heads;
+  model.head_dim = options.shared.head_dim;
+}
+
+ModelDescription spread(const Family& family, const FamilyOptions& options,
+                        const std::string& path) {
   for (const std::string& type : options.types) {
     if (!options.rope.empty() && !options.rope.contains(type) && !options.rope.contains("")) {
       fail(ErrorCode::kIo, models::kConfigOperation, path + ": rope_parameters",
@@ -71,28 +100,17 @@ ModelDescription spread(const Family& family, FamilyOptions options, const std::
     }
   }
   ModelDescription model{.family = std::string(family.model_type)};
-  std::set<std::string, std::less<>> checked;
+  model.num_layers = options.num_layers;
   try {
-    MultiHeadAttentionOptions first = options.shared;
-    first.rope.reset();
-    options.shared = multi_head::complete_options(first);
-    for (std::int64_t layer = 0; layer < options.num_layers; ++layer) {
-      const auto& made =
-          std::get<MultiHeadAttentionOptions>(model.layers.emplace_back(layer_of(options, layer)));
-      // Layers of one type have one rope, and checking it costs a power for each of its pairs.
-      const std::string type =
-          options.types.empty() ? "" : options.types[static_cast<std::size_t>(layer)];
-      if (checked.insert(type).second) static_cast<void>(multi_head::complete_options(made));
+    if (options.latent) {
+      spread_latent(options, model);
+    } else {
+      spread_multi_head(options, model);
     }
   } catch (const Error& error) {
     // The message names the option, which is not the caller's: say where it comes from.
     fail(ErrorCode::kIo, models::kConfigOperation, path, error.what());
   }
-  model.num_layers = options.num_layers;
-  model.embed_dim = options.shared.embed_dim;
-  model.num_heads = options.shared.num_heads;
-  model.num_kv_heads = options.shared.num_kv_heads;
-  model.head_dim = options.shared.head_dim;
   return model;
 }
 

@@ -74,6 +74,27 @@ void read_bert(ConfigFields& fields, FamilyOptions& options) {
   options.shared.causal = fields.flag("is_decoder", false);
 }
 
+/// DeepSeek-V2 has no such field: its rope is interleaved. transformers can write V3's weights
+/// half-split.
+void read_deepseek_v2(ConfigFields& fields, FamilyOptions&) {
+  if (!fields.flag("rope_interleave", true)) {
+    fields.refuse("rope_interleave", "got false, expected true in this family",
+                  ErrorCode::kUnsupported);
+  }
+}
+
+void read_deepseek_v3(ConfigFields& fields, FamilyOptions& options) {
+  const bool interleaved = fields.flag("rope_interleave", true);
+  options.latent->rope.layout = interleaved ? RopeLayout::kInterleaved : RopeLayout::kHalfSplit;
+}
+
+/// Beside experts and prediction layers, published files name code of their own, which has become
+/// the library's.
+constexpr std::string_view kDeepSeekIrrelevant =
+    "auto_map routed_scaling_factor num_local_experts mlp_bias is_decoder";
+/// The later models' choice of keys, by an indexer of its own.
+constexpr std::string_view kDeepSeekIndexer = "index_n_heads index_head_dim index_topk";
+
 constexpr std::array kFamilies = {
     Family{.model_type = "bert",
            .outer = "bert.",
@@ -105,6 +126,24 @@ constexpr std::array kFamilies = {
            .must_be_off = "skip_bias_add_qkv",
            .irrelevant = "attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
                          "offset_alibi skip_bias_add is_decoder"},
+    Family{.model_type = "deepseek_v2",
+           .latent = true,
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .other_tensors = "rotary_emb.inv_freq",
+           .rope_base = 10000,
+           .particular = read_deepseek_v2,
+           .must_be_off = kDeepSeekIndexer,
+           .irrelevant = kDeepSeekIrrelevant},
+    Family{.model_type = "deepseek_v3",
+           .latent = true,
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .other_tensors = "rotary_emb.inv_freq",
+           .rope_base = 10000,
+           .particular = read_deepseek_v3,
+           .must_be_off = kDeepSeekIndexer,
+           .irrelevant = kDeepSeekIrrelevant},
     Family{.model_type = "falcon",
            .outer = "transformer.",
            .layer = "h.%.self_attention.",

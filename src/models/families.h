@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "models/config_fields.h"
 #include "models/rope_fields.h"
@@ -40,7 +42,9 @@ enum class WindowRule : std::uint8_t {
 
 /// What a config says of a model's attention, before it is spread over the layers.
 struct FamilyOptions {
-  MultiHeadAttentionOptions shared;
+  MultiHeadAttentionOptions shared{};
+  /// Of latent families, instead of `shared`. All layers are alike.
+  std::optional<LatentAttentionOptions> latent{};
   std::int64_t num_layers = 0;
   std::int64_t window = 0;           // keys that a query sees in windowed layers; 0: no such layers
   std::vector<std::string> types{};  // of each layer; empty: all alike
@@ -53,41 +57,45 @@ struct FamilyOptions {
 struct Family {
   std::string_view model_type;
 
+  /// Layers are LatentAttention: tensors go by the names of its parameters, and of the columns
+  /// below only those are read that are marked with *.
+  bool latent = false;
+
   // Tensors: <outer><layer>q_proj.weight, with % in `layer` for the layer's number. Files of a bare
   // model leave `outer` out.
-  std::string_view outer;
-  std::string_view layer;
+  std::string_view outer;  // *
+  std::string_view layer;  // *
   QkvStorage qkv = QkvStorage::kSeparate;
   std::string_view query{}, key{}, value{};  // separate
   std::string_view fused{};                  // concatenated or grouped
-  std::string_view out;
+  std::string_view out{};
   bool transposed = false;  // weights are [in, out]
   bool qk_norm = false;     // q_norm.weight, k_norm.weight
   bool sinks = false;       // sinks
-  /// Tensors under the layer's name that are no weights of attention.
+  /// * Tensors under the layer's name that are no weights of attention.
   std::string_view other_tensors{};
 
   // Fields. Names that mean the same are listed together.
-  std::string_view hidden_size = "hidden_size";
-  std::string_view num_heads = "num_attention_heads";
-  std::string_view num_layers = "num_hidden_layers";
+  std::string_view hidden_size = "hidden_size";        // *
+  std::string_view num_heads = "num_attention_heads";  // *
+  std::string_view num_layers = "num_hidden_layers";   // *
   KvHeadsRule kv_heads = KvHeadsRule::kAllHeads;
   std::string_view head_dim{};  // empty: always hidden_size / num_heads
   bool head_dim_needed = false;
-  std::string_view dropout = "attention_dropout";
+  std::string_view dropout = "attention_dropout";  // *
   BiasRule qkv_bias = BiasRule::kByConfig;
   BiasRule out_bias = BiasRule::kByConfig;
   std::string_view bias{};  // the field, where a rule asks for one
   bool bias_default = false;
   bool causal = true;
-  double rope_base = 0;  // the default; 0: no rope
+  double rope_base = 0;  // * the default; 0: no rope
   bool rope_scaling_needed = false;
   WindowRule window = WindowRule::kNone;
-  /// What is particular to the family.
+  /// * What is particular to the family.
   void (*particular)(ConfigFields& fields, FamilyOptions& options) = nullptr;
-  /// Fields that change attention and are not honoured: refused unless they are off.
+  /// * Fields that change attention and are not honoured: refused unless they are off.
   std::string_view must_be_off{};
-  /// Fields that sound like attention and do not change it.
+  /// * Fields that sound like attention and do not change it.
   std::string_view irrelevant{};
 };
 

@@ -5,6 +5,7 @@
 #include "core/fail.h"
 #include "io/file.h"
 #include "ladon/checkpoint.h"
+#include "layers/latent_pass.h"
 #include "models/stored_tensors.h"
 
 namespace ladon {
@@ -98,6 +99,33 @@ void check_can_hold(const Family& family, const MultiHeadAttentionOptions& optio
   }
 }
 
+/// The same for latent layers.
+void check_can_hold(const Family& family, const LatentAttentionOptions& options) {
+  const auto refuse = [&](const std::string& what) {
+    fail(kSave, "layer", what + " in family " + std::string(family.model_type));
+  };
+  if (options.rope_dim == 0) refuse("got no rope, expected it");
+  if (!options.kv_norm || (options.query_rank > 0 && !options.query_norm)) {
+    refuse("got a latent without a norm, expected norms");
+  }
+  if (options.query_rank == 0 && options.query_bias) refuse("got q_proj.bias, expected none");
+  if (options.kv_bias != options.out_bias ||
+      (options.query_rank > 0 && options.query_bias != options.out_bias)) {
+    refuse("got some of the biases, expected all of them or none");
+  }
+}
+
+/// The options as those of one kind; throws where a description mixes kinds.
+template <class Options>
+const Options& options_as(const LayerOptions& options, const ModelDescription& model) {
+  const Options* const same = std::get_if<Options>(&options);
+  if (same == nullptr) {
+    fail(kLoad, "model.layers",
+         "got options of another kind of layer, expected those of family " + model.family);
+  }
+  return *same;
+}
+
 }  // namespace
 
 std::unique_ptr<AttentionLayer> load_attention(const std::filesystem::path& folder,
@@ -117,14 +145,23 @@ std::unique_ptr<AttentionLayer> load_attention(const ShardedSafetensors& weights
          "got " + std::to_string(layer_index) + ", expected 0 to " +
              std::to_string(static_cast<std::int64_t>(model.layers.size()) - 1));
   }
-  const auto& layer =
-      std::get<MultiHeadAttentionOptions>(model.layers[static_cast<std::size_t>(layer_index)]);
+  const LayerOptions& layer = model.layers[static_cast<std::size_t>(layer_index)];
   const models::TensorSource source(weights);
-  return models::load_layer(source,
-                            {.operation = kLoad,
-                             .prefix = find_prefix(source, family, layer_index),
-                             .other_tensors = family.other_tensors},
-                            models::stored_tensors(family, layer), layer, options.dtype);
+  const auto load = [&](const auto& layer_options,
+                        const std::vector<models::StoredTensor>& tensors) {
+    return models::load_layer(source,
+                              {.operation = kLoad,
+                               .prefix = find_prefix(source, family, layer_index),
+                               .other_tensors = family.other_tensors},
+                              tensors, layer_options, options.dtype);
+  };
+  if (family.latent) {
+    const auto complete =
+        latent::complete_options(options_as<LatentAttentionOptions>(layer, model));
+    return load(complete, models::stored_tensors(complete));
+  }
+  const auto& multi_head = options_as<MultiHeadAttentionOptions>(layer, model);
+  return load(multi_head, models::stored_tensors(family, multi_head));
 }
 
 std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
@@ -140,10 +177,15 @@ std::vector<NamedTensor> attention_tensors(const AttentionLayer& layer, std::str
   if (layer_index < 0) {
     fail(kSave, "layer_index", "got " + std::to_string(layer_index) + ", expected 0 or more");
   }
+  const std::string prefix = std::string(row.outer) + layer_prefix(row, layer_index);
+  if (row.latent) {
+    const LatentAttention& latent = models::as_latent(kSave, layer);
+    check_can_hold(row, latent.options());
+    return models::save_layer(latent, prefix, models::stored_tensors(latent.options()));
+  }
   const MultiHeadAttention& multi_head = models::as_multi_head(kSave, layer);
   check_can_hold(row, multi_head.options());
-  return models::save_layer(multi_head, std::string(row.outer) + layer_prefix(row, layer_index),
-                            models::stored_tensors(row, multi_head.options()));
+  return models::save_layer(multi_head, prefix, models::stored_tensors(row, multi_head.options()));
 }
 
 }  // namespace ladon

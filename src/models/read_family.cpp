@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "core/checks.h"
+
 namespace ladon::models {
 namespace {
 
@@ -69,6 +71,61 @@ void read_biases(const Family& family, ConfigFields& fields, MultiHeadAttentionO
   };
   shared.query_bias = shared.key_bias = shared.value_bias = rule(family.qkv_bias);
   shared.out_bias = rule(family.out_bias);
+}
+
+/// A field that follows from others, and that some files repeat.
+void check_repeated(ConfigFields& fields, std::string_view name, std::int64_t expected,
+                    std::string_view because) {
+  const auto repeated = fields.optional_number(name);
+  if (repeated && *repeated != static_cast<double>(expected)) {
+    fields.refuse(name, "got " + text_of(*repeated) + ", expected " + std::to_string(expected) +
+                            ", " + std::string(because));
+  }
+}
+
+void read_latent(const Family& family, ConfigFields& fields, FamilyOptions& options) {
+  LatentAttentionOptions& latent = options.latent.emplace();
+  options.num_layers = fields.size(family.num_layers, kMaxLayers);
+  latent.embed_dim = fields.size(family.hidden_size, kMaxWidth);
+  latent.num_heads = fields.size(family.num_heads, kMaxHeads);
+  // Null is an answer: queries without a rank.
+  if (!fields.has("q_lora_rank")) {
+    fields.refuse("q_lora_rank", "got none, expected a whole number, or null for none");
+  }
+  latent.query_rank = fields.optional_size("q_lora_rank", kMaxWidth).value_or(0);
+  latent.kv_rank = fields.size("kv_lora_rank", kMaxWidth);
+  latent.nope_dim = fields.size("qk_nope_head_dim", kMaxHeadDim);
+  latent.rope_dim = fields.size("qk_rope_head_dim", kMaxHeadDim);
+  latent.value_dim = fields.size("v_head_dim", kMaxHeadDim);
+  check_repeated(fields, "num_key_value_heads", latent.num_heads, "as many as attention heads");
+  check_repeated(fields, "head_dim", latent.rope_dim, "as qk_rope_head_dim");
+  check_repeated(fields, "qk_head_dim", latent.nope_dim + latent.rope_dim,
+                 "the sum of qk_nope_head_dim and qk_rope_head_dim");
+  const bool bias = fields.flag("attention_bias", false);
+  latent.query_bias = bias && latent.query_rank > 0;  // direct queries never have one
+  latent.kv_bias = latent.out_bias = bias;
+  // rms_norm_eps is that of the blocks' norms; those inside attention have been built with their
+  // class's default, in DeepSeek's own code and in transformers.
+  latent.norm_epsilon = 1e-6;
+  latent.causal = true;
+  latent.dropout = fields.number(family.dropout, 0);
+}
+
+/// The object that rope was read from.
+std::string_view rope_name(ConfigFields& fields) {
+  return fields.optional_value("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
+}
+
+/// Where one of the two mscales is missing, DeepSeek's own code and transformers differ in what
+/// they make of the other.
+void check_mscales(ConfigFields& fields, const RopeScalingOptions& scaling) {
+  if (scaling.kind != RopeScaling::kYarn || scaling.attention_factor) return;
+  const bool plain = scaling.mscale == 1 && scaling.mscale_all_dim == 0;
+  if (plain || (scaling.mscale == 0) == (scaling.mscale_all_dim == 0)) return;
+  fields.refuse(rope_name(fields),
+                "got mscale " + text_of(scaling.mscale) + " and mscale_all_dim " +
+                    text_of(scaling.mscale_all_dim) + ", expected both of them or neither",
+                ErrorCode::kUnsupported);
 }
 
 /// layer_types, one for each layer; empty where the config has none.
@@ -145,12 +202,7 @@ void read_window(const Family& family, ConfigFields& fields, FamilyOptions& opti
   }
 }
 
-}  // namespace
-
-FamilyOptions read_family(const Family& family, const std::string& path, const ConfigValue& config,
-                          std::span<const std::string> ignored) {
-  ConfigFields fields(path, config);
-  FamilyOptions options;
+void read_multi_head(const Family& family, ConfigFields& fields, FamilyOptions& options) {
   read_sizes(family, fields, options);
   read_biases(family, fields, options.shared);
   options.shared.causal = family.causal;
@@ -158,12 +210,35 @@ FamilyOptions read_family(const Family& family, const std::string& path, const C
   options.shared.sinks = family.sinks;
   options.shared.dropout = fields.number(family.dropout, 0);
   read_window(family, fields, options);
+}
+
+}  // namespace
+
+FamilyOptions read_family(const Family& family, const std::string& path, const ConfigValue& config,
+                          std::span<const std::string> ignored) {
+  ConfigFields fields(path, config);
+  FamilyOptions options;
+  if (family.latent) {
+    read_latent(family, fields, options);
+  } else {
+    read_multi_head(family, fields, options);
+  }
   if (family.rope_base > 0) {
     if (family.rope_scaling_needed && fields.optional_value("rope_scaling") == nullptr &&
         fields.optional_value("rope_parameters") == nullptr) {
       fields.refuse("rope_parameters", "got none, expected it, or rope_scaling");
     }
     options.rope = read_rope(fields, path, family.rope_base, ignored);
+    // Only layers of several types can have ropes by their type.
+    if (options.types.empty() && !options.rope.contains("")) {
+      fields.refuse(rope_name(fields),
+                    "got one for each type of layer, expected one for all layers");
+    }
+  }
+  if (options.latent) {
+    options.latent->rope = options.rope.at("");
+    options.latent->rope.layout = RopeLayout::kInterleaved;
+    check_mscales(fields, options.latent->rope.scaling);
   }
   if (family.particular != nullptr) family.particular(fields, options);
   fields.require_off(kMustBeOff, ignored);

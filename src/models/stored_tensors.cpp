@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "io/file.h"
+#include "layers/latent_pass.h"
 
 namespace ladon::models {
 namespace {
@@ -68,6 +69,9 @@ bool same_shape(const std::vector<std::int64_t>& shape, const Dims& wanted) {
   fail(code, names.operation, path + ": tensor " + io::in_quotes(tensor), what);
 }
 
+/// F8_E4M3 and its like, which are worth nothing without the scales beside them.
+bool is_quantised(const SafetensorsEntry& entry) { return entry.dtype_name.starts_with("F8_"); }
+
 /// Refuses what stands under the layer's prefix and is not known.
 void check_no_other(const TensorSource& source, const LayerNames& names,
                     const std::vector<StoredTensor>& tensors) {
@@ -87,23 +91,23 @@ void check_no_other(const TensorSource& source, const LayerNames& names,
 
 /// Checks every tensor and returns the dtype of the layer.
 DType check_tensors(const TensorSource& source, const LayerNames& names,
-                    const std::vector<StoredTensor>& tensors,
-                    const MultiHeadAttentionOptions& options, std::optional<DType> wanted) {
+                    const std::vector<StoredTensor>& tensors, std::optional<DType> wanted) {
   std::optional<DType> first;
   for (const StoredTensor& tensor : tensors) {
     const std::string name = names.prefix + tensor.name;
-    const Dims shape = stored_shape(tensor, options);
     if (!source.has(name)) {
-      refuse(names, source.path(), name, "got none, expected one of shape " + shape.to_string());
+      refuse(names, source.path(), name,
+             "got none, expected one of shape " + tensor.shape.to_string());
     }
     const SafetensorsEntry& entry = source.entry(name);
-    if (!same_shape(entry.shape, shape)) {
+    if (!same_shape(entry.shape, tensor.shape)) {
       refuse(names, source.path_of(name), name,
-             "got " + shape_text(entry.shape) + ", expected " + shape.to_string());
+             "got " + shape_text(entry.shape) + ", expected " + tensor.shape.to_string());
     }
     if (!entry.dtype || !is_float(*entry.dtype)) {
       refuse(names, source.path_of(name), name,
-             "got dtype " + std::string(entry.dtype_name) + ", expected F64, F32, F16 or BF16");
+             "got dtype " + std::string(entry.dtype_name) + ", expected F64, F32, F16 or BF16" +
+                 (is_quantised(entry) ? ": quantised weights must be converted first" : ""));
     }
     if (!first) first = entry.dtype;
     if (!wanted && *first != *entry.dtype) {
@@ -114,6 +118,46 @@ DType check_tensors(const TensorSource& source, const LayerNames& names,
     }
   }
   return wanted.value_or(first.value_or(DType::kF32));
+}
+
+/// Gives every tensor its shape.
+std::vector<StoredTensor> with_shapes(std::vector<StoredTensor> tensors,
+                                      const MultiHeadAttentionOptions& options) {
+  for (StoredTensor& tensor : tensors) {
+    tensor.shape = parameter_shape(tensor.parameters.front(), options);
+    for (std::size_t i = 1; i < tensor.parameters.size(); ++i) {
+      tensor.shape[0] += parameter_shape(tensor.parameters[i], options)[0];
+    }
+    if (tensor.transposed && tensor.shape.rank() == 2) {
+      std::swap(tensor.shape[0], tensor.shape[1]);
+    }
+  }
+  return tensors;
+}
+
+/// Checks the names, shapes and dtypes of all tensors, and returns the dtype of the layer.
+DType check_layer(const TensorSource& source, const LayerNames& names,
+                  const std::vector<StoredTensor>& tensors, std::optional<DType> dtype) {
+  if (dtype && !is_float(*dtype)) {
+    fail(names.operation, "dtype",
+         std::string("got ") + name_of(*dtype) + ", expected f64, f32, f16 or bf16");
+  }
+  // Tensors of the right name and the wrong dtype first: the scales beside quantised weights are
+  // not expected either, but the dtype says why.
+  const DType found = check_tensors(source, names, tensors, dtype);
+  check_no_other(source, names, tensors);
+  return found;
+}
+
+template <class Layer>
+const Layer& as_kind(std::string_view operation, const AttentionLayer& layer,
+                     std::string_view kind) {
+  const auto* const same = dynamic_cast<const Layer*>(&layer);
+  if (same == nullptr) {
+    fail(operation, "layer",
+         "got a " + std::string(layer.type_name()) + ", expected a " + std::string(kind));
+  }
+  return *same;
 }
 
 }  // namespace
@@ -149,7 +193,7 @@ std::vector<StoredTensor> stored_tensors(const Family& family,
     add("k_norm.weight", "k_norm.weight");
   }
   if (options.sinks) add("sinks", "sinks");
-  return tensors;
+  return with_shapes(std::move(tensors), options);
 }
 
 std::vector<StoredTensor> torch_tensors(const MultiHeadAttentionOptions& options, bool separate) {
@@ -170,28 +214,14 @@ std::vector<StoredTensor> torch_tensors(const MultiHeadAttentionOptions& options
   tensors.push_back({.name = "out_proj.weight", .parameters = {"out_proj.weight"}});
   if (options.out_bias)
     tensors.push_back({.name = "out_proj.bias", .parameters = {"out_proj.bias"}});
-  return tensors;
-}
-
-Dims stored_shape(const StoredTensor& tensor, const MultiHeadAttentionOptions& options) {
-  Dims shape = parameter_shape(tensor.parameters.front(), options);
-  for (std::size_t i = 1; i < tensor.parameters.size(); ++i) {
-    shape[0] += parameter_shape(tensor.parameters[i], options)[0];
-  }
-  if (tensor.transposed && shape.rank() == 2) std::swap(shape[0], shape[1]);
-  return shape;
+  return with_shapes(std::move(tensors), options);
 }
 
 std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
                                            const std::vector<StoredTensor>& tensors,
                                            MultiHeadAttentionOptions options,
                                            std::optional<DType> dtype) {
-  if (dtype && !is_float(*dtype)) {
-    fail(names.operation, "dtype",
-         std::string("got ") + name_of(*dtype) + ", expected f64, f32, f16 or bf16");
-  }
-  check_no_other(source, names, tensors);
-  options.dtype = check_tensors(source, names, tensors, options, dtype);
+  options.dtype = check_layer(source, names, tensors, dtype);
   auto layer = std::make_unique<MultiHeadAttention>(MultiHeadAttention::zeros(options));
   for (const StoredTensor& tensor : tensors) {
     Tensor stored = source.load(names.prefix + tensor.name);
@@ -215,7 +245,7 @@ std::vector<NamedTensor> save_layer(const MultiHeadAttention& layer, std::string
   for (const StoredTensor& tensor : tensors) {
     NamedTensor& named = result.emplace_back();
     named.name = std::string(prefix) + tensor.name;
-    named.value = Tensor::uninitialized(layer.dtype(), stored_shape(tensor, layer.options()));
+    named.value = Tensor::uninitialized(layer.dtype(), tensor.shape);
     const auto places = places_of(tensor, layer.options(), named.value.view());
     for (std::size_t i = 0; i < places.size(); ++i) {
       const Tensor& value = layer.parameter(tensor.parameters[i]).value;
@@ -225,13 +255,47 @@ std::vector<NamedTensor> save_layer(const MultiHeadAttention& layer, std::string
   return result;
 }
 
-const MultiHeadAttention& as_multi_head(std::string_view operation, const AttentionLayer& layer) {
-  const auto* const multi_head = dynamic_cast<const MultiHeadAttention*>(&layer);
-  if (multi_head == nullptr) {
-    fail(operation, "layer",
-         "got a " + std::string(layer.type_name()) + ", expected a MultiHeadAttention");
+std::vector<StoredTensor> stored_tensors(const LatentAttentionOptions& options) {
+  std::vector<StoredTensor> tensors;
+  for (auto& [name, shape] : latent::plan_parameters(options)) {
+    tensors.push_back({.name = name, .parameters = {name}, .shape = shape});
   }
-  return *multi_head;
+  return tensors;
+}
+
+std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
+                                           const std::vector<StoredTensor>& tensors,
+                                           LatentAttentionOptions options,
+                                           std::optional<DType> dtype) {
+  options.dtype = check_layer(source, names, tensors, dtype);
+  auto layer = std::make_unique<LatentAttention>(LatentAttention::zeros(options));
+  for (const StoredTensor& tensor : tensors) {
+    Tensor stored = source.load(names.prefix + tensor.name);
+    Tensor& value = layer->parameter(tensor.name).value;
+    value = stored.dtype() == options.dtype ? std::move(stored)
+                                            : Tensor::copy_of(stored, options.dtype);
+  }
+  layer->eval();
+  return layer;
+}
+
+std::vector<NamedTensor> save_layer(const LatentAttention& layer, std::string_view prefix,
+                                    const std::vector<StoredTensor>& tensors) {
+  std::vector<NamedTensor> result;
+  result.reserve(tensors.size());
+  for (const StoredTensor& tensor : tensors) {
+    result.push_back({.name = std::string(prefix) + tensor.name,
+                      .value = Tensor::copy_of(layer.parameter(tensor.name).value)});
+  }
+  return result;
+}
+
+const MultiHeadAttention& as_multi_head(std::string_view operation, const AttentionLayer& layer) {
+  return as_kind<MultiHeadAttention>(operation, layer, "MultiHeadAttention");
+}
+
+const LatentAttention& as_latent(std::string_view operation, const AttentionLayer& layer) {
+  return as_kind<LatentAttention>(operation, layer, "LatentAttention");
 }
 
 }  // namespace ladon::models

@@ -1,5 +1,5 @@
-// The weights of a MultiHeadAttention as a file keeps them: which tensors, of which shapes, and
-// where in them each parameter lies. Loading and saving go by the same list.
+// The weights of a layer as a file keeps them: which tensors, of which shapes, and where in them
+// each parameter lies. Loading and saving go by the same list.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ladon/checkpoint.h"
+#include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/safetensors.h"
 #include "models/families.h"
@@ -20,18 +21,20 @@ namespace ladon::models {
 struct StoredTensor {
   std::string name;
   std::vector<std::string> parameters;
+  Dims shape{};  // in the file
   QkvStorage storage = QkvStorage::kSeparate;
   bool transposed = false;
 };
 
-/// All of them for a layer of the family, names without the layer's prefix.
+/// All of them for a layer of the family, names without the layer's prefix. The options must be
+/// complete, here and below.
 std::vector<StoredTensor> stored_tensors(const Family& family,
                                          const MultiHeadAttentionOptions& options);
 /// The same for torch.nn.MultiheadAttention.
 std::vector<StoredTensor> torch_tensors(const MultiHeadAttentionOptions& options, bool separate);
 
-/// The shape in the file. The options must be complete.
-Dims stored_shape(const StoredTensor& tensor, const MultiHeadAttentionOptions& options);
+/// The same for latent layers, whose parameters have the published names.
+std::vector<StoredTensor> stored_tensors(const LatentAttentionOptions& options);
 
 /// Where the tensors come from: a file or a folder of them.
 class TensorSource {
@@ -64,12 +67,19 @@ std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const Lay
                                            const std::vector<StoredTensor>& tensors,
                                            MultiHeadAttentionOptions options,
                                            std::optional<DType> dtype);
+std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
+                                           const std::vector<StoredTensor>& tensors,
+                                           LatentAttentionOptions options,
+                                           std::optional<DType> dtype);
 
 /// The other way.
 std::vector<NamedTensor> save_layer(const MultiHeadAttention& layer, std::string_view prefix,
                                     const std::vector<StoredTensor>& tensors);
+std::vector<NamedTensor> save_layer(const LatentAttention& layer, std::string_view prefix,
+                                    const std::vector<StoredTensor>& tensors);
 
 /// The layer as what it is; throws where it is of another kind.
 const MultiHeadAttention& as_multi_head(std::string_view operation, const AttentionLayer& layer);
+const LatentAttention& as_latent(std::string_view operation, const AttentionLayer& layer);
 
 }  // namespace ladon::models

@@ -265,5 +265,44 @@ TEST(CacheErrors, LayerAndCacheMustFit) {
   EXPECT_EQ(state_of(cache), empty);
 }
 
+TEST(CacheErrors, EmptyCachesOfEveryStorageCanBeAttendedTo) {
+  const Context context;
+  for (const DType storage : kStorages) {
+    const KvCacheOptions options{.num_kv_heads = 2, .head_dim = 4, .dtype = storage};
+    for (KvCache* cache :
+         {new KvCache(KvCache::contiguous(options)),
+          new KvCache(KvCache::paged(std::make_shared<PagePool>(options, 4, 0)))}) {
+      const std::unique_ptr<KvCache> owner(cache);
+      const Tensor q = random_tensor(DType::kF32, {1, 1, 4, 4}, 1);
+      Tensor out = random_tensor(DType::kF32, {1, 1, 4, 4}, 2);
+      attention(context, q, cache->view(), {}, out);
+      for (std::int64_t i = 0; i < 16; ++i) EXPECT_EQ(number_at(out, i), 0);
+    }
+  }
+}
+
+TEST(CacheErrors, ABadMaskCostsAPoolNothing) {
+  const Context context;
+  const MultiHeadAttention layer(
+      {.embed_dim = 8, .num_heads = 4, .num_kv_heads = 2, .head_dim = 4, .causal = true});
+  const auto pool = std::make_shared<PagePool>(layer.cache_options(), 2, 3);
+  {
+    KvCache gone = KvCache::paged(pool);
+    const Tensor k(DType::kF32, {1, 4, 2, 4});
+    gone.append(k, k);
+    gone.publish_prefix(0, std::vector<std::int64_t>{1, 2, 3, 4});
+  }
+  EXPECT_EQ(pool->statistics().kept_pages, 2);
+  KvCache cache = KvCache::paged(pool);
+  const Tensor x = random_tensor(DType::kF32, {1, 5, 8}, 1);
+  const Tensor mask(DType::kBool, {1, 1, 5, 9});
+  EXPECT_EQ(
+      error_of([&] { layer.forward(context, x, cache, {.mask = mask}); }),
+      "MultiHeadAttention::forward: mask: got [1, 1, 5, 9], expected [1, 4, 5, 5] or 1 in any "
+      "place");
+  EXPECT_EQ(pool->statistics().kept_pages, 2);
+  EXPECT_EQ(pool->statistics().evictions, 0);
+}
+
 }  // namespace
 }  // namespace ladon::test

@@ -99,12 +99,12 @@ TEST(CacheMemory, BadSizes) {
     return error_of([&] { compare_cache_memory(options); });
   };
   EXPECT_EQ(message([](CacheMemoryOptions& o) { o.length = -1; }),
-            "compare_cache_memory: length: got -1, expected 0 or more");
+            "compare_cache_memory: length: got -1, expected 0 to 281474976710656");
   EXPECT_EQ(message([](CacheMemoryOptions& o) { o.num_heads = 0; }),
-            "compare_cache_memory: num_kv_heads: got 0, expected 1 to 16777216");
+            "compare_cache_memory: num_heads: got 0, expected 1 to 281474976710656");
   EXPECT_EQ(message([](CacheMemoryOptions& o) { o.num_kv_heads = 3; }),
             "compare_cache_memory: num_kv_heads: got 3, expected a divisor of num_heads = 8");
-  EXPECT_EQ(message([](CacheMemoryOptions& o) { o.length = std::int64_t{1} << 60; }),
+  EXPECT_EQ(message([](CacheMemoryOptions& o) { o.length = o.batch = std::int64_t{1} << 40; }),
             "compare_cache_memory: length: got sizes whose product is too large, expected one "
             "below 2^63");
   EXPECT_EQ(compare_cache_memory({.num_heads = 8, .head_dim = 8}).front().reduction, 0);

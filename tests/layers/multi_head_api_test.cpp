@@ -27,7 +27,7 @@ std::vector<std::vector<double>> weights_of(const AttentionLayer& layer) {
   std::vector<std::vector<double>> all;
   for (const Parameter& parameter : layer.named_parameters()) {
     all.push_back(values_of(parameter.value));
-    all.push_back(values_of(parameter.gradient));
+    EXPECT_TRUE(parameter.gradient.view().absent()) << parameter.name;
   }
   return all;
 }
@@ -130,7 +130,6 @@ using NamedShapes = std::vector<std::pair<std::string, std::string>>;
 NamedShapes named_shapes(const AttentionLayer& layer) {
   NamedShapes shapes;
   for (const Parameter& parameter : layer.named_parameters()) {
-    EXPECT_EQ(parameter.gradient.shape(), parameter.value.shape()) << parameter.name;
     EXPECT_EQ(parameter.value.dtype(), layer.dtype()) << parameter.name;
     shapes.emplace_back(parameter.name, parameter.value.shape().to_string());
   }
@@ -243,7 +242,7 @@ TEST(MultiHeadApi, InitialWeightsAreUniformWithinXaviersBound) {
   }
 }
 
-TEST(MultiHeadApi, BiasesAndSinksStartAtZeroNormsAtOneGradientsAtZero) {
+TEST(MultiHeadApi, BiasesAndSinksStartAtZeroNormsAtOneWithoutGradients) {
   const MultiHeadAttention layer({.embed_dim = 8,
                                   .num_heads = 2,
                                   .query_bias = true,
@@ -255,8 +254,7 @@ TEST(MultiHeadApi, BiasesAndSinksStartAtZeroNormsAtOneGradientsAtZero) {
                                   .dtype = DType::kBF16},
                                  5);
   for (const Parameter& parameter : layer.named_parameters()) {
-    EXPECT_EQ(parameter.gradient.dtype(), DType::kF32);
-    for (const double value : values_of(parameter.gradient)) EXPECT_EQ(value, 0);
+    EXPECT_TRUE(parameter.gradient.view().absent());
     if (parameter.name.find("proj.weight") != std::string::npos) continue;
     const double expected = parameter.name.find("norm") != std::string::npos ? 1 : 0;
     for (const double value : values_of(parameter.value)) EXPECT_EQ(value, expected);

@@ -17,6 +17,7 @@ class SentinelLayer {
   explicit SentinelLayer(const MultiHeadAttentionOptions& options) : layer_(options, 5) {
     std::uint64_t stream = 100;
     for (Parameter& parameter : layer_.named_parameters()) {
+      parameter.make_gradient();
       fill_normal(parameter.gradient, 10, 1, 6, ++stream);
     }
     layer_.eval();

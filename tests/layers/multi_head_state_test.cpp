@@ -63,6 +63,7 @@ MultiHeadAttention make_layer(std::uint64_t seed, std::int64_t embed_dim = 8) {
                            seed);
   std::uint64_t stream = 100;
   for (Parameter& parameter : layer.named_parameters()) {
+    parameter.make_gradient();
     fill_normal(parameter.gradient, 0, 1, seed, ++stream);
   }
   return layer;
@@ -275,7 +276,11 @@ TEST_F(MultiHeadState, WeightsSetAreTheOnesUsed) {
 TEST_F(MultiHeadState, ZeroGradClearsGradientsAlone) {
   for (const DType dtype : kFloatTypes) {
     MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .out_bias = true, .dtype = dtype}, 1);
-    for (Parameter& parameter : layer.named_parameters()) fill_normal(parameter.gradient, 1, 1, 3);
+    for (Parameter& parameter : layer.named_parameters()) {
+      parameter.make_gradient();
+      EXPECT_EQ(parameter.gradient.shape(), parameter.value.shape());
+      fill_normal(parameter.gradient, 1, 1, 3);
+    }
     const auto weights = weights_of(layer);
     layer.zero_grad();
     EXPECT_EQ(weights_of(layer), weights);

@@ -78,5 +78,19 @@ TEST(Parameter, RefusesBoolsAndImpossibleShapes) {
             "address space");
 }
 
+TEST(Parameter, GradientsComeWhenTheyAreAskedFor) {
+  Parameter parameter = Parameter::zeros_without_gradient("w", DType::kBF16, {2, 3});
+  EXPECT_TRUE(parameter.gradient.view().absent());
+  parameter.zero_gradient();  // nothing to clear
+  parameter.make_gradient();
+  EXPECT_EQ(parameter.gradient.dtype(), DType::kF32);
+  EXPECT_EQ(parameter.gradient.shape(), (Dims{2, 3}));
+  parameter.gradient.data_as<float>()[5] = 7;
+  parameter.make_gradient();  // the one that is there stays
+  EXPECT_EQ(parameter.gradient.data_as<float>()[5], 7.0F);
+  parameter.zero_gradient();
+  EXPECT_EQ(parameter.gradient.data_as<float>()[5], 0.0F);
+}
+
 }  // namespace
 }  // namespace ladon

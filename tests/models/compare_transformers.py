@@ -66,11 +66,39 @@ def cases():
     yield "gpt_bigcode, multi-query", t.GPTBigCodeConfig(**GPT), blocks
     yield "gpt_bigcode, heads", t.GPTBigCodeConfig(**GPT, multi_query=False), blocks
     yield "bloom", t.BloomConfig(hidden_size=48, n_head=6, n_layer=2, vocab_size=99), falcon
+    yield from deepseek_cases(layers)
     bert = dict(hidden_size=48, num_attention_heads=6, num_hidden_layers=2, intermediate_size=64,
                 vocab_size=99)
     encoder = lambda model: [layer.attention for layer in model.bert.encoder.layer]
     yield "bert", t.BertConfig(**bert), encoder
     yield "bert, decoder", t.BertConfig(**bert, is_decoder=True), encoder
+
+
+def deepseek_cases(layers):
+    """All layers dense: experts are no concern of attention."""
+    t = transformers
+    sizes = dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=6, num_hidden_layers=2,
+                 intermediate_size=64, moe_intermediate_size=16, vocab_size=99, kv_lora_rank=20,
+                 q_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+                 first_k_dense_replace=2, n_routed_experts=4, n_group=1, topk_group=1,
+                 num_experts_per_tok=1, max_position_embeddings=128,
+                 rms_norm_eps=0.05)  # not that of the norms inside attention
+    lite = sizes | dict(q_lora_rank=None)
+    both = YARN | {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+    yield "deepseek_v2", t.DeepseekV2Config(**sizes), layers
+    yield "deepseek_v2, yarn", t.DeepseekV2Config(**sizes, rope_scaling=dict(YARN)), layers
+    yield "deepseek_v2, lite, bias", t.DeepseekV2Config(
+        **lite, attention_bias=True, rope_scaling=dict(YARN)), layers
+    # Up to version 4 transformers left mscale out of V2's softmax, which DeepSeek's own code has.
+    if int(t.__version__.split(".")[0]) >= 5:
+        yield "deepseek_v2, mscale", t.DeepseekV2Config(**sizes, rope_scaling=dict(both)), layers
+        yield "deepseek_v2, lite, mscale", t.DeepseekV2Config(
+            **lite, rope_scaling=dict(both)), layers
+    yield "deepseek_v3", t.DeepseekV3Config(**sizes), layers
+    yield "deepseek_v3, mscale, bias", t.DeepseekV3Config(
+        **sizes, attention_bias=True, rope_scaling=both | {"mscale": 1.0}), layers
+    yield "deepseek_v3, lite, mscale", t.DeepseekV3Config(**lite, rope_scaling=dict(both)), layers
+    yield "deepseek_v3, half-split", t.DeepseekV3Config(**sizes, rope_interleave=False), layers
 
 
 def model_of(config):

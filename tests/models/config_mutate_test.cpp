@@ -43,6 +43,9 @@ TEST(Mutations, ModelConfigs) {
                                           "\"llama\"",
                                           "\"falcon\"",
                                           "\"alibi\":true,",
+                                          "\"deepseek_v3\"",
+                                          "\"q_lora_rank\":null,",
+                                          "\"mscale\":2,",
                                           "\xc3",
                                           std::string(1, '\0')};
   const Outcome outcome = run_mutations(corpus, words, 5, [&](const std::string& path) {

@@ -1,116 +1,21 @@
 // Layers out of every family's folder against plain attention, whole and cached, in f64 and f32;
-// the same layers spoilt one setting at a time; and the way back into the family's names.
+// the way back into the family's names; and multi-head layers spoilt one setting at a time (latent
+// ones are in latent_families_test.cpp).
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <functional>
-#include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/io_support.h"
 #include "ladon/checkpoint.h"
-#include "ladon/paged_kv_cache.h"
-#include "ladon/random.h"
+#include "models/family_runs.h"
 #include "models/model_folder.h"
 
 namespace ladon::test {
 namespace {
-
-constexpr int kBatch = 2;
-constexpr int kLength = 11;
-
-const Context& context() {
-  static const Context kContext(ContextOptions{.num_threads = 1});
-  return kContext;
-}
-
-/// Ways to run a layer over a whole input; all must give the same.
-struct WayToRun {
-  std::string name;
-  std::function<Tensor(const AttentionLayer& layer, const Tensor& x)> call;
-};
-
-/// In chunks of these sizes, again and again, over a cache.
-Tensor in_chunks(const AttentionLayer& layer, const Tensor& x, KvCache cache,
-                 const std::vector<std::int64_t>& sizes) {
-  Tensor out(x.dtype(), x.shape());
-  std::int64_t done = 0;
-  for (std::size_t turn = 0; done < x.size(1); ++turn) {
-    const std::int64_t end = std::min(x.size(1), done + sizes[turn % sizes.size()]);
-    layer.forward(context(), x.view().slice(1, done, end), cache, {},
-                  out.view().slice(1, done, end));
-    done = end;
-  }
-  return out;
-}
-
-/// Those that the layer allows: only a causal one can be run in chunks.
-std::vector<WayToRun> runs(const AttentionLayer& loaded) {
-  std::vector<WayToRun> ways = {{"whole", [](const AttentionLayer& layer, const Tensor& x) {
-                                   return layer.forward(context(), x.view());
-                                 }}};
-  const auto& options = dynamic_cast<const MultiHeadAttention&>(loaded).options();
-  if (!options.causal) return ways;
-  const auto contiguous = [](const std::vector<std::int64_t>& sizes) {
-    return [=](const AttentionLayer& layer, const Tensor& x) {
-      return in_chunks(layer, x, KvCache::contiguous(layer.cache_options(kBatch)), sizes);
-    };
-  };
-  ways.push_back({"token by token", contiguous({1})});
-  ways.push_back({"a prompt and tokens", contiguous({6, 1, 1, 1, 1, 1})});
-  ways.push_back({"chunks", contiguous({3, 1, 4})});
-  ways.push_back({"pages", [](const AttentionLayer& layer, const Tensor& x) {
-                    const auto pool = std::make_shared<PagePool>(layer.cache_options(), 4, 16);
-                    return in_chunks(layer, x, KvCache::paged(pool, kBatch), {5, 1});
-                  }});
-  if (options.window_left) {
-    ways.push_back(
-        {"a ring", [left = *options.window_left](const auto& layer, const Tensor& x) {
-           return in_chunks(layer, x, KvCache::window(layer.cache_options(kBatch), left), {2, 1});
-         }});
-  }
-  return ways;
-}
-
-Tensor input_of(const FamilyCase& setup) {
-  Tensor x = TensorMaker(5).make({kBatch, kLength, setup.embed_dim}, 1);
-  return x;
-}
-
-/// The expected output, [batch, length, embed_dim] in a row.
-std::vector<double> plain_output(const FamilyCase& setup, int layer, const Tensor& x) {
-  const PlainAttention plain = setup.plain(setup.tensors, layer);
-  std::vector<double> out;
-  const double* next = x.data_as<double>();
-  for (int sequence = 0; sequence < kBatch; ++sequence) {
-    Rows rows;
-    for (int token = 0; token < kLength; ++token, next += setup.embed_dim) {
-      rows.emplace_back(next, next + setup.embed_dim);
-    }
-    for (const auto& row : plain.run(rows)) out.insert(out.end(), row.begin(), row.end());
-  }
-  return out;
-}
-
-struct Difference {
-  double largest = 0;  // of the differences
-  double scale = 0;    // the largest expected number
-};
-
-Difference difference(const Tensor& out, const std::vector<double>& expected) {
-  const Tensor wide = Tensor::copy_of(out, DType::kF64);
-  Difference result;
-  EXPECT_EQ(static_cast<std::size_t>(wide.num_elements()), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double off = std::abs(wide.data_as<double>()[i] - expected[i]);
-    result.largest = std::isnan(off) ? off : std::max(result.largest, off);
-    result.scale = std::max(result.scale, std::abs(expected[i]));
-  }
-  return result;
-}
 
 class Families : public testing::TestWithParam<std::string> {
  protected:
@@ -147,7 +52,7 @@ TEST_P(Families, InShardsAndInOtherDTypes) {
     const auto layer = load_attention(temp_.path(), last, {.dtype = dtype});
     EXPECT_EQ(layer->dtype(), dtype);
     const Tensor converted = Tensor::copy_of(x, dtype);
-    const Tensor out = layer->forward(context(), converted.view());
+    const Tensor out = layer->forward(test_context(), converted.view());
     const Difference off = difference(out, expected);
     // Weights, inputs and results are rounded, and errors add up over a few dozen products.
     EXPECT_LE(off.largest, 100 * epsilon_of(dtype) * off.scale) << name_of(dtype);
@@ -331,7 +236,9 @@ std::vector<Mutation> mutations() {
   };
 }
 
-TEST_P(Families, SpoiltLayersDoNotAgree) {
+class MultiHeadFamilies : public Families {};
+
+TEST_P(MultiHeadFamilies, SpoiltLayersDoNotAgree) {
   write_model(temp_.path(), setup_, DType::kF64);
   const Tensor x = input_of(setup_);
   int spoilt = 0;
@@ -342,7 +249,7 @@ TEST_P(Families, SpoiltLayersDoNotAgree) {
       MultiHeadAttention layer = dynamic_cast<const MultiHeadAttention&>(*loaded);
       if (!mutation.spoil(layer)) continue;
       ++spoilt;
-      const Difference off = difference(layer.forward(context(), x.view()), expected);
+      const Difference off = difference(layer.forward(test_context(), x.view()), expected);
       EXPECT_GT(off.largest, 1e-3 * off.scale)
           << mutation.name << ", layer " << index << ": the tolerance is 1e-10";
     }
@@ -350,13 +257,9 @@ TEST_P(Families, SpoiltLayersDoNotAgree) {
   EXPECT_GT(spoilt, 5 * setup_.num_layers);
 }
 
-std::vector<std::string> case_names() {
-  std::vector<std::string> names;
-  for (const FamilyCase& setup : family_cases()) names.push_back(setup.name);
-  return names;
-}
-
 INSTANTIATE_TEST_SUITE_P(, Families, testing::ValuesIn(case_names()),
+                         [](const auto& param) { return param.param; });
+INSTANTIATE_TEST_SUITE_P(, MultiHeadFamilies, testing::ValuesIn(case_names(/*latent=*/false)),
                          [](const auto& param) { return param.param; });
 
 TEST(FamilyCases, CoverEveryFamily) {

@@ -6,17 +6,6 @@
 namespace ladon::test {
 namespace {
 
-/// A linear layer's tensors; `scale` keeps results near 1.
-void add_linear(TensorMap& tensors, TensorMaker& maker, const std::string& name, const Dims& shape,
-                int in, int bias_size) {
-  tensors.emplace(name + ".weight", maker.make(shape, 1.4 / std::sqrt(in)));
-  if (bias_size > 0) tensors.emplace(name + ".bias", maker.make({bias_size}, 0.4));
-}
-
-PlainLinear linear_of(const TensorMap& tensors, const std::string& name, bool transposed = false) {
-  return {tensor_at(tensors, name + ".weight"), find_tensor(tensors, name + ".bias"), transposed};
-}
-
 PlainAttention sized(const Sizes& sizes) {
   PlainAttention plain;
   plain.num_heads = sizes.heads;
@@ -28,6 +17,16 @@ PlainAttention sized(const Sizes& sizes) {
 }
 
 }  // namespace
+
+void add_linear(TensorMap& tensors, TensorMaker& maker, const std::string& name, const Dims& shape,
+                int in, int bias_size) {
+  tensors.emplace(name + ".weight", maker.make(shape, 1.4 / std::sqrt(in)));
+  if (bias_size > 0) tensors.emplace(name + ".bias", maker.make({bias_size}, 0.4));
+}
+
+PlainLinear linear_of(const TensorMap& tensors, const std::string& name, bool transposed) {
+  return {tensor_at(tensors, name + ".weight"), find_tensor(tensors, name + ".bias"), transposed};
+}
 
 std::string layer_prefix(const std::string& prefix, int layer) {
   std::string result = prefix;
@@ -69,7 +68,7 @@ FamilyCase separate_case(FamilyCase setup, const Sizes& sizes, bool qkv_bias, bo
       plain.sinks = numbers_of(*sinks);
     }
     finish(plain, layer);
-    return plain;
+    return PlainRun([plain](const Rows& x) { return plain.run(x); });
   };
   return setup;
 }
@@ -104,7 +103,7 @@ FamilyCase fused_case(FamilyCase setup, const Sizes& sizes, const std::string& f
     plain.value = head_of(rows.value);
     plain.out = linear_of(tensors, prefix + out, transposed);
     finish(plain, layer);
-    return plain;
+    return PlainRun([plain](const Rows& x) { return plain.run(x); });
   };
   return setup;
 }
@@ -143,7 +142,8 @@ FusedRows thirds_rows(const Sizes& s) {
 
 std::vector<FamilyCase> family_cases() {
   std::vector<FamilyCase> all;
-  for (auto* const part : {llama_cases, qwen_and_gemma_cases, falcon_cases, gpt_and_bert_cases}) {
+  for (auto* const part :
+       {llama_cases, qwen_and_gemma_cases, falcon_cases, gpt_and_bert_cases, deepseek_cases}) {
     for (FamilyCase& setup : part()) {
       // The rest of a model, which must be left alone.
       setup.tensors.emplace("rest.of.the.model", TensorMaker(3).make({5, 7}, 1));

@@ -15,6 +15,11 @@ struct Sizes {
   int embed, heads, kv_heads, head_dim;
 };
 
+/// A linear layer's tensors, of a size that keeps results near 1.
+void add_linear(TensorMap& tensors, TensorMaker& maker, const std::string& name, const Dims& shape,
+                int in, int bias_size);
+PlainLinear linear_of(const TensorMap& tensors, const std::string& name, bool transposed = false);
+
 /// What a family's plain attention has beside its projections.
 using Finish = std::function<void(PlainAttention& plain, int layer)>;
 
@@ -53,5 +58,6 @@ std::vector<FamilyCase> llama_cases();
 std::vector<FamilyCase> qwen_and_gemma_cases();
 std::vector<FamilyCase> falcon_cases();
 std::vector<FamilyCase> gpt_and_bert_cases();
+std::vector<FamilyCase> deepseek_cases();
 
 }  // namespace ladon::test

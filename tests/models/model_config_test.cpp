@@ -148,7 +148,8 @@ TEST_F(ModelConfig, MissingFields) {
   EXPECT_EQ(refusal(llama("", "num_hidden_layers", "\"a\":1")),
             std::string("num_hidden_layers") + kSize + "4096");
   EXPECT_EQ(refusal("{}"),
-            "model_type: got none, expected one of bert, bloom, falcon, gemma2, gpt2, "
+            "model_type: got none, expected one of bert, bloom, deepseek_v2, deepseek_v3, falcon, "
+            "gemma2, gpt2, "
             "gpt_bigcode, gpt_oss, llama, mistral, qwen2, qwen3");
   EXPECT_EQ(refusal(llama(R"("rope_scaling":{"type":"linear"})")),
             "rope_scaling.factor: got none, expected a number");
@@ -250,11 +251,14 @@ TEST_F(ModelConfig, OptionsThatMakeNoLayer) {
     "num_attention_heads":2,"num_key_value_heads":1,"num_hidden_layers":2,"sliding_window":4,
     "rope_parameters":{"full_attention":{}}})"),
             "rope_parameters: got none for sliding_attention, expected one for each type of layer");
+  EXPECT_EQ(refusal(llama(R"("rope_parameters":{"full_attention":{"rope_theta":7}})")),
+            "rope_parameters: got one for each type of layer, expected one for all layers");
 }
 
 TEST_F(ModelConfig, WhatLadonDoesNotHonourIsNamed) {
   EXPECT_EQ(unsupported(R"({"model_type":"mamba"})"),
-            "model_type: got \"mamba\", expected one of bert, bloom, falcon, gemma2, gpt2, "
+            "model_type: got \"mamba\", expected one of bert, bloom, deepseek_v2, deepseek_v3, "
+            "falcon, gemma2, gpt2, "
             "gpt_bigcode, gpt_oss, llama, mistral, qwen2, qwen3");
   const std::string off =
       ", expected it to be off: Ladon does not honour it (name it in "

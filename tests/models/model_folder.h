@@ -17,9 +17,13 @@ namespace ladon::test {
 /// Tensors by name, f64, with numbers that f32 can hold.
 using TensorMap = std::map<std::string, Tensor>;
 
+/// A layer's attention in plain loops: tokens to results.
+using PlainRun = std::function<Rows(const Rows& x)>;
+
 struct FamilyCase {
   std::string name;
   std::string family;
+  bool latent = false;
   std::string config;
   int num_layers = 2;
   int embed_dim = 0;
@@ -28,7 +32,7 @@ struct FamilyCase {
   /// Under a layer's prefix, and no weights of attention.
   std::vector<std::string> other_tensors{};
   TensorMap tensors{};
-  std::function<PlainAttention(const TensorMap& tensors, int layer)> plain;
+  std::function<PlainRun(const TensorMap& tensors, int layer)> plain;
 };
 
 /// Every family, and every variant of it that changes what is read.

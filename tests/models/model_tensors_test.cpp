@@ -148,8 +148,10 @@ TEST_F(ModelTensors, TypesThatLadonDoesNotHave) {
   }
   write_bytes(temp_ / "config.json", setup_.config);
   write_bytes(temp_ / "model.safetensors", safetensors_bytes(header + "}", data));
-  EXPECT_EQ(refusal(0), about("model.safetensors", "layers.0.self_attn.o_proj.weight",
-                              "got dtype F8_E4M3, expected F64, F32, F16 or BF16"));
+  EXPECT_EQ(refusal(0),
+            about("model.safetensors", "layers.0.self_attn.o_proj.weight",
+                  "got dtype F8_E4M3, expected F64, F32, F16 or BF16: quantised weights "
+                  "must be converted first"));
 }
 
 TEST_F(ModelTensors, LayersOutOfRange) {
@@ -202,7 +204,8 @@ TEST_F(ModelTensors, FamiliesThatThereAreNot) {
   ModelDescription model = describe_model(temp_.path());
   model.family = "mine";
   const std::string expected =
-      "family: got \"mine\", expected one of bert, bloom, falcon, gemma2, gpt2, gpt_bigcode, "
+      "family: got \"mine\", expected one of bert, bloom, deepseek_v2, deepseek_v3, falcon, "
+      "gemma2, gpt2, gpt_bigcode, "
       "gpt_oss, llama, mistral, qwen2, qwen3";
   EXPECT_EQ(error_of([&] { load_attention(ShardedSafetensors::open(temp_.path()), model, 0); },
                      ErrorCode::kUnsupported),

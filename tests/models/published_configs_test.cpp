@@ -99,6 +99,81 @@ TEST_F(PublishedConfigs, Qwen) {
   EXPECT_EQ(model_.dtype, DType::kBF16);
 }
 
+TEST_F(PublishedConfigs, DeepSeek) {
+  const auto latent = [&](std::size_t index) -> const LatentAttentionOptions& {
+    return std::get<LatentAttentionOptions>(model_.layers.at(index));
+  };
+  /// "query rank, kv rank, nope, rope, value".
+  const auto ranks = [&] {
+    const LatentAttentionOptions& o = latent(model_.layers.size() - 1);
+    return std::to_string(o.query_rank) + " " + std::to_string(o.kv_rank) + " " +
+           std::to_string(o.nope_dim) + " " + std::to_string(o.rope_dim) + " " +
+           std::to_string(o.value_dim);
+  };
+  // The softmax's scale as the models' code has it: 192^-0.5 * mscale^2.
+  const auto scale = [](double mscale) {
+    return std::pow(0.1 * mscale * std::log(40.0) + 1, 2) / std::sqrt(192.0);
+  };
+  const std::string yarn_of_v2 = R"("rope_scaling":{"beta_fast":32,"beta_slow":1,"factor":40,
+    "mscale":0.707,"mscale_all_dim":0.707,"original_max_position_embeddings":4096,"type":"yarn"},)";
+  describe(R"({"architectures":["DeepseekV2ForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"auto_map":{"AutoConfig":"configuration_deepseek.DeepseekV2Config",
+    "AutoModel":"modeling_deepseek.DeepseekV2Model"},"aux_loss_alpha":0.001,"ep_size":1,
+    "first_k_dense_replace":1,"hidden_act":"silu","hidden_size":5120,"intermediate_size":12288,
+    "kv_lora_rank":512,"max_position_embeddings":163840,"model_type":"deepseek_v2",
+    "moe_intermediate_size":1536,"moe_layer_freq":1,"n_group":8,"n_routed_experts":160,
+    "n_shared_experts":2,"norm_topk_prob":false,"num_attention_heads":128,"num_experts_per_tok":6,
+    "num_hidden_layers":60,"num_key_value_heads":128,"pretraining_tp":1,"q_lora_rank":1536,
+    "qk_nope_head_dim":128,"qk_rope_head_dim":64,"rms_norm_eps":1e-06,)" +
+           yarn_of_v2 + R"("rope_theta":10000,"routed_scaling_factor":16.0,
+    "scoring_func":"softmax","seq_aux":true,"tie_word_embeddings":false,"topk_group":3,
+    "topk_method":"group_limited_greedy","torch_dtype":"bfloat16","use_cache":true,
+    "v_head_dim":128,"vocab_size":102400})");
+  EXPECT_EQ(sizes(), "60 5120 128 128 192");
+  EXPECT_EQ(ranks(), "1536 512 128 64 128");
+  EXPECT_DOUBLE_EQ(*latent(0).scale, scale(0.707));
+  EXPECT_EQ(model_.dtype, DType::kBF16);
+
+  describe(R"({"architectures":["DeepseekV2ForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"auto_map":{"AutoConfig":"configuration_deepseek.DeepseekV2Config"},
+    "aux_loss_alpha":0.001,"first_k_dense_replace":1,"hidden_size":2048,"intermediate_size":10944,
+    "kv_lora_rank":512,"max_position_embeddings":163840,"model_type":"deepseek_v2",
+    "moe_intermediate_size":1408,"moe_layer_freq":1,"n_group":1,"n_routed_experts":64,
+    "n_shared_experts":2,"norm_topk_prob":false,"num_attention_heads":16,"num_experts_per_tok":6,
+    "num_hidden_layers":27,"num_key_value_heads":16,"pretraining_tp":1,"q_lora_rank":null,
+    "qk_nope_head_dim":128,"qk_rope_head_dim":64,"rms_norm_eps":1e-06,)" +
+           yarn_of_v2 + R"("rope_theta":10000,"routed_scaling_factor":1.0,"scoring_func":"softmax",
+    "seq_aux":true,"topk_group":1,"topk_method":"greedy","torch_dtype":"bfloat16",
+    "v_head_dim":128,"vocab_size":102400})");
+  EXPECT_EQ(sizes(), "27 2048 16 16 192");
+  EXPECT_EQ(ranks(), "0 512 128 64 128");
+
+  describe(R"({"architectures":["DeepseekV3ForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"auto_map":{"AutoConfig":"configuration_deepseek.DeepseekV3Config"},
+    "ep_size":1,"first_k_dense_replace":3,"hidden_act":"silu","hidden_size":7168,
+    "initializer_range":0.02,"intermediate_size":18432,"kv_lora_rank":512,
+    "max_position_embeddings":163840,"model_type":"deepseek_v3","moe_intermediate_size":2048,
+    "moe_layer_freq":1,"n_group":8,"n_routed_experts":256,"n_shared_experts":1,
+    "norm_topk_prob":true,"num_attention_heads":128,"num_experts_per_tok":8,
+    "num_hidden_layers":61,"num_key_value_heads":128,"num_nextn_predict_layers":1,
+    "q_lora_rank":1536,"qk_nope_head_dim":128,"qk_rope_head_dim":64,"quantization_config":{
+    "activation_scheme":"dynamic","fmt":"e4m3","quant_method":"fp8","weight_block_size":[128,128]},
+    "rms_norm_eps":1e-06,"rope_scaling":{"beta_fast":32,"beta_slow":1,"factor":40,"mscale":1.0,
+    "mscale_all_dim":1.0,"original_max_position_embeddings":4096,"type":"yarn"},
+    "rope_theta":10000,"routed_scaling_factor":2.5,"scoring_func":"sigmoid","topk_group":4,
+    "topk_method":"noaux_tc","torch_dtype":"bfloat16","v_head_dim":128,"vocab_size":129280})");
+  EXPECT_EQ(sizes(), "61 7168 128 128 192");
+  EXPECT_EQ(ranks(), "1536 512 128 64 128");
+  EXPECT_DOUBLE_EQ(*latent(60).scale, scale(1));
+  EXPECT_EQ(latent(60).rope.layout, RopeLayout::kInterleaved);
+  EXPECT_EQ(rope_magnitude(latent(60).rope.scaling), 1);
+  EXPECT_EQ(latent(60).rope.scaling.original_context, 4096);
+  EXPECT_TRUE(latent(60).causal && latent(60).query_norm && latent(60).kv_norm);
+  EXPECT_FALSE(latent(60).kv_bias || latent(60).out_bias);
+  // What the cache holds of a token.
+  EXPECT_EQ(latent(60).kv_rank + latent(60).rope_dim, 576);
+}
+
 TEST_F(PublishedConfigs, Gemma2) {
   describe(R"({"_name_or_path":"google/gemma-2-9b","architectures":["Gemma2ForCausalLM"],
     "attention_bias":false,"attention_dropout":0.0,"attn_logit_softcapping":50.0,

@@ -1,20 +1,11 @@
-// The benchmark: each case is checked, then timed in turns with the machine's own limit.
-//
-// Only ratios inside one run mean anything: the share of the ceiling, and one row beside another.
-#include <cstdio>
-#include <exception>
+#include "benchmark.h"
+
 #include <memory>
-#include <optional>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "ceiling.h"
-#include "ladon/ladon.h"
-#include "options.h"
+#include "ladon/context.h"
 #include "pinning.h"
-#include "problem.h"
-#include "report.h"
-#include "timing.h"
 
 namespace ladon::bench {
 namespace {
@@ -78,7 +69,7 @@ std::vector<Case> decode_cases(Isa isa) {
 }
 
 /// The instruction sets to measure, slowest first.
-std::vector<Isa> chosen_isas(const Options& options) {
+std::vector<Isa> chosen_isas(const BenchmarkOptions& options) {
   std::vector<Isa> isas;
   for (const IsaInfo& info : list_isas()) {
     if (!info.runnable || info.isa == Isa::kReference) continue;
@@ -89,33 +80,24 @@ std::vector<Isa> chosen_isas(const Options& options) {
 
 class Benchmark {
  public:
-  explicit Benchmark(const Options& options) : options_(options) {
+  Benchmark(const BenchmarkOptions& options, BenchmarkListener listener)
+      : options_(options), listener_(std::move(listener)) {
     if (options.quick) limits_ = {0.2, 3, 8};
+    const std::vector<Isa> isas = chosen_isas(options_);
+    if (isas.empty()) return;
+    for (const Isa isa : isas) append(compute_cases(isa));
+    append(decode_cases(isas.back()));
+    scaled_ = compute_cases(isas.back()).front();
+    scaled_.target.reset();
+    scale_ = matches("scaling " + scaled_.full_name());
   }
 
-  /// The exit status.
-  int run() {
-    const std::vector<Isa> isas = chosen_isas(options_);
-    std::vector<Case> cases;
-    for (const Isa isa : isas) append(cases, compute_cases(isa));
-    append(cases, decode_cases(isas.back()));
-    Case scaled = compute_cases(isas.back()).front();
-    scaled.target.reset();
-    const std::string scaling_name = "scaling " + scaled.full_name();
-    const bool scale = matches(scaling_name);
-    if (cases.empty() && !scale)
-      throw UsageError("--filter: no case holds '" + options_.filter + "'");
+  int count() const { return static_cast<int>(cases_.size()) + (scale_ ? 1 : 0); }
 
-    const int threads = make_context(isas.back(), options_.threads)->num_threads();
-    const Machine machine = describe_machine(threads);
-    print_head(machine);
-    for (const Case& one : cases) run_case(one);
-    if (scale && threads > 1) run_scaling(scaled);
-    if (!options_.json.empty()) {
-      write_json(options_.json, machine, options_.quick, rows_, scaling_);
-      std::printf("\nwrote %s\n", options_.json.c_str());
-    }
-    return faults_ == 0 ? 0 : 1;
+  BenchmarkResults run() {
+    for (const Case& one : cases_) run_case(one);
+    if (scale_ && make_context(scaled_.isa, options_.threads)->num_threads() > 1) run_scaling();
+    return std::move(results_);
   }
 
  private:
@@ -123,9 +105,9 @@ class Benchmark {
     return name.find(options_.filter) != std::string::npos;
   }
 
-  void append(std::vector<Case>& cases, const std::vector<Case>& more) const {
+  void append(const std::vector<Case>& more) {
     for (const Case& one : more) {
-      if (matches(one.full_name())) cases.push_back(one);
+      if (matches(one.full_name())) cases_.push_back(one);
     }
   }
 
@@ -151,19 +133,20 @@ class Benchmark {
   bool passes(const Case& one, Problem& problem, const Context& context) {
     const std::string fault = problem.check(context);
     if (fault.empty()) return true;
-    print_fault(name_of(one.isa), one.shape.name(), fault);
-    ++faults_;
+    results_.faults.push_back({one.shape.name(), name_of(one.isa), fault});
+    listener_.fault(results_.faults.back());
     return false;
   }
 
   /// The case and its ceiling are the first two of the pieces.
   void report(const Case& one, const std::string& name, int threads, const TimedPieces& timed) {
-    rows_.push_back({name, name_of(one.isa), one.shape.bound, threads, timed.pieces[0],
-                     timed.pieces[1], timed.disturbed, one.target});
-    print_row(rows_.back());
+    results_.rows.push_back({name, name_of(one.isa), one.shape.bound, threads, timed.pieces[0],
+                             timed.pieces[1], timed.disturbed, one.target});
+    listener_.row(results_.rows.back());
   }
 
   void run_case(const Case& one) {
+    listener_.begin(one.full_name());
     const std::unique_ptr<Context> context = make_context(one.isa, options_.threads);
     Problem problem(one.shape);
     if (!passes(one, problem, *context)) return;
@@ -174,7 +157,9 @@ class Benchmark {
   }
 
   /// One thread and all of them in the same rounds.
-  void run_scaling(const Case& one) {
+  void run_scaling() {
+    const Case& one = scaled_;
+    listener_.begin("scaling " + one.full_name());
     const std::unique_ptr<Context> single = make_context(one.isa, 1);
     const std::unique_ptr<Context> all = make_context(one.isa, options_.threads);
     Problem problem(one.shape);
@@ -186,41 +171,30 @@ class Benchmark {
                       limits_);
     report(one, one.shape.name() + ", 1 thread", 1, timed);
     const std::vector<Timing>& timings = timed.pieces;
-    scaling_ = {one.shape.name(),
-                name_of(one.isa),
-                all->num_threads(),
-                timings[2].rate / timings[0].rate,
-                timings[3].rate / timings[1].rate,
-                timed.disturbed};
-    print_scaling(*scaling_);
+    results_.scaling = {one.shape.name(),
+                        name_of(one.isa),
+                        all->num_threads(),
+                        timings[2].rate / timings[0].rate,
+                        timings[3].rate / timings[1].rate,
+                        timed.disturbed};
   }
 
-  Options options_;
+  BenchmarkOptions options_;
+  BenchmarkListener listener_;
   TimingLimits limits_;
+  std::vector<Case> cases_;
+  Case scaled_;  // for the comparison of threads
+  bool scale_ = false;
   std::unique_ptr<ReadBuffer> buffer_;  // made when first wanted
-  std::vector<Row> rows_;
-  std::optional<Scaling> scaling_;
-  int faults_ = 0;
+  BenchmarkResults results_;
 };
 
 }  // namespace
-}  // namespace ladon::bench
 
-int main(int argc, char** argv) {
-  using namespace ladon::bench;
-  try {
-    const Options options = parse_options(argc, argv);
-    if (options.help) {
-      std::fputs(kUsage, stdout);
-      return 0;
-    }
-    if (!options.json.empty()) check_json_path(options.json);
-    return Benchmark(options).run();
-  } catch (const UsageError& error) {
-    std::fprintf(stderr, "ladon_bench: %s\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "ladon_bench: %s\n", error.what());
-    return 1;
-  }
+int count_cases(const BenchmarkOptions& options) { return Benchmark(options, {}).count(); }
+
+BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener) {
+  return Benchmark(options, listener).run();
 }
+
+}  // namespace ladon::bench

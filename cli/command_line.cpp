@@ -1,0 +1,319 @@
+#include "command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "commands.h"
+#include "failure.h"
+#include "ladon/isa.h"
+#include "ladon/version.h"
+#include "layer_size.h"
+#include "units.h"
+
+namespace ladon::cli {
+namespace {
+
+constexpr int kMostThreads = 4096;
+// More tokens or sequences than any memory holds; products of a few of them still fit 64 bits.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+
+constexpr const char* kDescription =
+    "Attention on this machine: MHA, GQA, MQA and MLA, with caches.\n"
+    "Start with: ladon compare";
+constexpr const char* kFooter =
+    "ladon SUBCOMMAND --help tells more. With --json, results are one JSON document on standard\n"
+    "output (docs/cli_schema.json). Exit status: 0 good; 1 it could not be done, or a check "
+    "failed;\n"
+    "2 the command line is wrong. LADON_ISA forces the kernels, as --isa does.";
+
+/// What parsing leaves behind: the subcommand's work.
+using Work = std::function<int()>;
+
+/// Errors of our own parsers, under the option's name.
+template <class Parse>
+auto parsed(const std::string& option, const Parse& parse) {
+  try {
+    return parse();
+  } catch (const UsageError& error) {
+    throw UsageError(option + ": " + error.what());
+  }
+}
+
+CLI::Option* add_count(CLI::App* app, const std::string& name, std::int64_t& value,
+                       std::int64_t least, std::int64_t most, const std::string& help) {
+  return app
+      ->add_option_function<std::string>(
+          name,
+          [=, &value](const std::string& text) {
+            value = parsed(name, [&] { return parse_count(text, least, most); });
+          },
+          help)
+      ->type_name("N")
+      ->default_str(std::to_string(value));
+}
+
+DType parse_dtype(const std::string& option, std::string_view text,
+                  const std::vector<DType>& choices) {
+  std::string names;
+  for (const DType choice : choices) {
+    if (text == name_of(choice)) return choice;
+    names += (names.empty() ? "" : ", ") + std::string(name_of(choice));
+  }
+  throw UsageError(option + ": no dtype '" + std::string(text) + "'; there are " + names);
+}
+
+/// `assign` takes the dtype; the help names the choices.
+template <class Assign>
+CLI::Option* add_dtype(CLI::App* app, const std::string& name, const std::vector<DType>& choices,
+                       const std::string& help, Assign assign) {
+  std::string names;
+  for (const DType choice : choices) {
+    names += (names.empty() ? ": " : ", ") + std::string(name_of(choice));
+  }
+  return app
+      ->add_option_function<std::string>(
+          name, [=](const std::string& text) { assign(parse_dtype(name, text, choices)); },
+          help + names)
+      ->type_name("DTYPE");
+}
+
+void add_isa(CLI::App* app, std::optional<Isa>& isa, const std::string& help) {
+  app->add_option_function<std::string>(
+         "--isa",
+         [&isa](const std::string& text) {
+           isa = isa_from_name(text);
+           if (!isa) {
+             throw UsageError("--isa: no kernels '" + text +
+                              "'; there are reference, baseline, avx2, avx512");
+           }
+         },
+         help)
+      ->type_name("NAME");
+}
+
+void add_machinery(CLI::App* app, Machinery& machinery,
+                   const std::string& default_kernels = "the fastest") {
+  add_isa(app, machinery.isa,
+          "Kernels: reference, baseline, avx2 or avx512 [" + default_kernels + "]");
+  app->add_option_function<std::string>(
+         "--threads",
+         [&machinery](const std::string& text) {
+           machinery.threads = static_cast<int>(
+               parsed("--threads", [&] { return parse_count(text, 1, kMostThreads); }));
+         },
+         "Threads [all that this process may use]")
+      ->type_name("N");
+}
+
+void add_json(CLI::App* app, bool& json) {
+  app->add_flag("--json", json, "Print one JSON document instead");
+}
+
+void add_ignored(CLI::App* app, std::vector<std::string>& fields) {
+  app->add_option("--ignore-field", fields,
+                  "A field of the config that makes no difference to attention (repeatable)")
+      ->type_name("NAME")
+      ->take_all();
+}
+
+Work info(CLI::App& app) {
+  auto options = std::make_shared<InfoOptions>();
+  CLI::App* sub = app.add_subcommand("info", "Version, CPU, kernels: which, which not, and why");
+  add_json(sub, options->json);
+  return [options] { return run_info(*options); };
+}
+
+Work compare(CLI::App& app) {
+  auto options = std::make_shared<CompareOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "compare", "MHA, GQA, MQA and MLA layers of one size: speed, memory, errors (a minute)");
+  std::string sizes;
+  for (const LayerSize& size : layer_sizes()) {
+    sizes += (sizes.empty() ? "" : ", ") + std::string(size.name);
+  }
+  sub->add_option("--size", options->size, "The layers' size: " + sizes)
+      ->type_name("NAME")
+      ->capture_default_str();
+  add_dtype(sub, "--dtype", {DType::kF64, DType::kF32, DType::kF16, DType::kBF16},
+            "Of weights and caches", [options](DType dtype) { options->dtype = dtype; })
+      ->default_str(name_of(options->dtype));
+  add_count(sub, "--prompt", options->prompt, 1, kMostTokens, "Tokens of a prefill");
+  add_count(sub, "--context", options->context, 1, kMostTokens,
+            "Tokens in the cache while decoding");
+  add_count(sub, "--batch", options->batch, 1, kMostTokens, "Sequences at once");
+  sub->add_flag("--quick", options->quick, "Fewer repetitions");
+  sub->add_option("--plot", options->plot, "Draw the result")->type_name("FILE.svg|png");
+  add_machinery(sub, options->machinery);
+  add_json(sub, options->json);
+  return [options] { return run_compare(*options); };
+}
+
+Work plan(CLI::App& app) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "plan", "Memory of a model's KV cache, as MHA, GQA, MQA and MLA, and what fits");
+  auto* model = sub->add_option("--model", options->model,
+                                "A published model, such as deepseek-v3 [an overview of all]")
+                    ->type_name("NAME");
+  sub->add_option("--config", options->config, "A Hugging Face config.json, or its folder")
+      ->type_name("PATH")
+      ->excludes(model);
+  add_ignored(sub, options->ignored_fields);
+  add_count(sub, "--context", options->context, 1, kMostTokens, "Tokens of each sequence; k: 1024");
+  add_count(sub, "--batch", options->batch, 1, kMostTokens, "Sequences");
+  add_dtype(sub, "--dtype", {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI8},
+            "Of the cache", [options](DType dtype) { options->dtype = dtype; })
+      ->default_str(name_of(options->dtype));
+  sub->add_option_function<std::string>(
+         "--memory",
+         [options](const std::string& text) {
+           options->memory = parsed("--memory", [&] { return parse_bytes(text); });
+         },
+         "Say what fits into this, such as 80GiB")
+      ->type_name("SIZE");
+  add_json(sub, options->json);
+  return [options] { return run_plan(*options); };
+}
+
+Work run(CLI::App& app) {
+  const std::vector<DType> floats{DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+  std::vector<DType> cache_types = floats;
+  cache_types.push_back(DType::kI8);
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "run", "An attention layer of a model folder over a .npy file, whole or cached");
+  sub->add_option("--model", options->model, "A folder with config.json and safetensors")
+      ->type_name("FOLDER")
+      ->required();
+  add_count(sub, "--layer", options->layer, 0, kMostTokens, "Which layer, from 0");
+  sub->add_option("--input", options->input, "An array [seq, embed] or [batch, seq, embed]")
+      ->type_name("FILE.npy")
+      ->required();
+  sub->add_option("--output", options->output, "Where the result goes: the input's shape and dtype")
+      ->type_name("FILE.npy")
+      ->required();
+  auto* cached = sub->add_flag("--cached", options->cached, "Over a KV cache, chunk by chunk");
+  add_count(sub, "--chunk", options->chunk, 1, kMostTokens, "Tokens of a cached call")
+      ->needs(cached);
+  add_dtype(sub, "--dtype", floats, "Of the layer [the input's]",
+            [options](DType dtype) { options->dtype = dtype; });
+  add_dtype(sub, "--cache-dtype", cache_types, "Of the cache [the layer's]",
+            [options](DType dtype) { options->cache_dtype = dtype; })
+      ->needs(cached);
+  auto* weights = sub->add_option("--weights", options->weights,
+                                  "Draw the attention weights, a panel for each head")
+                      ->type_name("FILE.svg|png");
+  add_count(sub, "--sequence", options->sequence, 0, kMostTokens, "Of the batch, to be drawn")
+      ->needs(weights);
+  add_ignored(sub, options->ignored_fields);
+  add_machinery(sub, options->machinery);
+  add_json(sub, options->json);
+  return [options] { return run_layer(*options); };
+}
+
+Work check(CLI::App& app) {
+  auto options = std::make_shared<CheckOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "check", "Test every kernel that this machine can run; a verdict for bug reports");
+  add_machinery(sub, options->machinery, "all that can run");
+  sub->add_option("--seed", options->seed, "Of the random problems")
+      ->type_name("N")
+      ->capture_default_str();
+  sub->add_option("--slack", options->slack, "Factor of the errors that are allowed")
+      ->type_name("FACTOR")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  add_json(sub, options->json);
+  return [options] { return run_check(*options); };
+}
+
+Work bench(CLI::App& app) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "bench", "The benchmark: attention beside this machine's own limits (minutes)");
+  sub->add_flag("--quick", options->quick, "Fewer repetitions");
+  sub->add_option("--filter", options->filter,
+                  "Only cases whose \"KERNELS CASE\" holds this, such as \"avx2 f32 forward\"")
+      ->type_name("TEXT");
+  add_machinery(sub, options->machinery, "all that can run");
+  add_json(sub, options->json);
+  return [options] { return run_bench(*options); };
+}
+
+/// CLI11's messages may have several lines; ours have one.
+std::string one_line(std::string text) {
+  for (char& letter : text) {
+    if (letter == '\n') letter = ' ';
+  }
+  text.erase(text.find_last_not_of(' ') + 1);
+  return text;
+}
+
+std::string list_subcommands(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* sub : app.get_subcommands({})) {
+    names += (names.empty() ? "" : ", ") + sub->get_name();
+  }
+  return names;
+}
+
+/// The subcommand that was asked for, or the app itself.
+const CLI::App& chosen(const CLI::App& app) {
+  const std::vector<CLI::App*> subcommands = app.get_subcommands();
+  return subcommands.empty() ? app : *subcommands.front();
+}
+
+Work print_text(std::string text) {
+  return [text = std::move(text)] {
+    std::fputs(text.c_str(), stdout);
+    return kExitGood;
+  };
+}
+
+}  // namespace
+
+std::function<int()> parse_command_line(int argc, const char* const* argv) {
+  CLI::App app(kDescription, "ladon");
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string("ladon ") + version());
+  app.require_subcommand(0, 1);
+  app.get_formatter()->column_width(28);
+
+  const std::vector<std::pair<std::string, Work>> works{
+      {"compare", compare(app)}, {"plan", plan(app)},   {"run", run(app)},
+      {"bench", bench(app)},     {"check", check(app)}, {"info", info(app)}};
+
+  const auto is_known = [&](const std::string& name) {
+    return std::any_of(works.begin(), works.end(),
+                       [&](const auto& work) { return work.first == name; });
+  };
+  if (argc > 1 && argv[1][0] != '-' && !is_known(argv[1])) {
+    throw UsageError("no subcommand '" + std::string(argv[1]) + "'; there are " +
+                     list_subcommands(app));
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const CLI::App& asked = chosen(app);
+    return print_text(&asked == &app ? app.help() : asked.help("ladon"));
+  } catch (const CLI::CallForVersion& version_text) {
+    return print_text(std::string(version_text.what()) + "\n");
+  } catch (const CLI::ParseError& error) {
+    const std::string name = chosen(app).get_name();
+    throw UsageError((name == "ladon" ? "" : name + ": ") + one_line(error.what()) +
+                     "; see ladon " + (name == "ladon" ? "" : name + " ") + "--help");
+  } catch (const UsageError& error) {
+    throw UsageError(chosen(app).get_name() + ": " + error.what());
+  }
+  for (const auto& [name, work] : works) {
+    if (app.got_subcommand(name)) return work;
+  }
+  throw UsageError("no subcommand; there are " + list_subcommands(app) + "; see ladon --help");
+}
+
+}  // namespace ladon::cli

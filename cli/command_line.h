@@ -1,0 +1,12 @@
+// The command line: subcommands, options, help. The one place that knows CLI11.
+#pragma once
+
+#include <functional>
+
+namespace ladon::cli {
+
+/// What the arguments ask for, ready to be done; it returns the exit status. Help and the version
+/// are work too. Throws UsageError.
+std::function<int()> parse_command_line(int argc, const char* const* argv);
+
+}  // namespace ladon::cli

@@ -1,0 +1,98 @@
+// The subcommands: what each is told, and the function that does it. Each prints to stdout and
+// returns the exit status, or throws Failure, UsageError or ladon::Error.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ladon/context.h"
+#include "ladon/dtype.h"
+#include "ladon/isa.h"
+
+namespace ladon::cli {
+
+/// The exit statuses. A signal ends the program as that signal.
+inline constexpr int kExitGood = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+/// What every command that computes can be told.
+struct Machinery {
+  std::optional<Isa> isa{};  // empty: as a Context chooses
+  int threads = 0;           // 0: as a Context chooses
+
+  ContextOptions context_options() const {
+    ContextOptions options;
+    options.num_threads = threads;
+    options.isa = isa;
+    return options;
+  }
+};
+
+struct InfoOptions {
+  bool json = false;
+};
+int run_info(const InfoOptions& options);
+
+struct PlanOptions {
+  std::string model{};   // a preset's name
+  std::string config{};  // or a config.json, or its folder; neither: all presets
+  std::vector<std::string> ignored_fields{};
+  std::int64_t context = 8192;
+  std::int64_t batch = 1;
+  std::int64_t kv_heads = 0;  // of the GQA row; 0: the model's, or a usual number
+  DType dtype = DType::kBF16;
+  std::optional<std::int64_t> memory{};
+  bool json = false;
+};
+int run_plan(const PlanOptions& options);
+
+struct CheckOptions {
+  Machinery machinery{};
+  std::uint64_t seed = 1;
+  double slack = 1;  // factor of the allowed errors
+  bool json = false;
+};
+int run_check(const CheckOptions& options);
+
+struct RunOptions {
+  Machinery machinery{};
+  std::string model{};
+  std::int64_t layer = 0;
+  std::string input{};
+  std::string output{};
+  std::string weights{};  // a picture; empty: none
+  std::int64_t sequence = 0;
+  bool cached = false;
+  std::int64_t chunk = 1;
+  std::optional<DType> dtype{};        // of the layer; empty: the input's
+  std::optional<DType> cache_dtype{};  // empty: the layer's
+  std::vector<std::string> ignored_fields{};
+  bool json = false;
+};
+int run_layer(const RunOptions& options);
+
+struct CompareOptions {
+  Machinery machinery{};
+  std::string size = "llama-3-8b";
+  DType dtype = DType::kBF16;
+  std::int64_t prompt = 512;
+  std::int64_t context = 4096;
+  std::int64_t batch = 1;
+  bool quick = false;
+  std::string plot{};  // empty: none
+  bool json = false;
+};
+int run_compare(const CompareOptions& options);
+
+struct BenchOptions {
+  Machinery machinery{};
+  std::string filter{};
+  bool quick = false;
+  bool json = false;
+};
+int run_bench(const BenchOptions& options);
+
+}  // namespace ladon::cli

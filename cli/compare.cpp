@@ -1,0 +1,179 @@
+// ladon compare: MHA, GQA, MQA and MLA layers of one size, run and checked on this machine.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include "commands.h"
+#include "failure.h"
+#include "json_output.h"
+#include "ladon/version.h"
+#include "layer_measure.h"
+#include "machine.h"
+#include "output_file.h"
+#include "plot/canvas.h"
+#include "plot/compare_chart.h"
+#include "progress.h"
+#include "signals.h"
+#include "text_table.h"
+#include "units.h"
+
+namespace ladon::cli {
+namespace {
+
+struct Comparison {
+  const CompareOptions& options;
+  const LayerSize& size;
+  int threads = 1;
+  Isa isa = Isa::kReference;
+  std::vector<LayerMeasurement> rows{};
+};
+
+std::string machine_line(const Comparison& comparison) {
+  return cpu_name() + ", " + std::to_string(comparison.threads) +
+         (comparison.threads == 1 ? " thread, " : " threads, ") + name_of(comparison.isa) +
+         " kernels, Ladon " + version();
+}
+
+std::string layer_line(const Comparison& comparison) {
+  const LayerSize& size = comparison.size;
+  return "one layer of " + std::string(size.name) + "'s size in " +
+         name_of(comparison.options.dtype) + ": embedding " + format_count(size.embed_dim) + ", " +
+         std::to_string(size.num_heads) + " heads of " + std::to_string(size.head_dim);
+}
+
+std::string work_line(const CompareOptions& options) {
+  std::string line = "prefill of " + format_count(options.prompt) + " tokens, decoding at " +
+                     format_count(options.context) + " tokens of context";
+  if (options.batch > 1) line += ", " + format_count(options.batch) + " sequences at once";
+  return line;
+}
+
+std::string share_text(const MeasuredRate& rate) {
+  return format_percent(rate.share()) + (rate.disturbed ? " *" : "");
+}
+
+void print_report(const Comparison& comparison) {
+  std::printf("%s\n%s\n%s\n\n", machine_line(comparison).c_str(), layer_line(comparison).c_str(),
+              work_line(comparison.options).c_str());
+  TextTable table({{"layer", Align::kLeft},
+                   {"", Align::kLeft},
+                   {"prefill tok/s"},
+                   {"of ceiling"},
+                   {"decode tok/s"},
+                   {"of ceiling"},
+                   {"cache B/token"},
+                   {"less than MHA"},
+                   {"largest error"}});
+  bool disturbed = false;
+  for (const LayerMeasurement& row : comparison.rows) {
+    disturbed = disturbed || row.prefill.disturbed || row.decode.disturbed;
+    table.add({std::string(row.variant.kind), row.details,
+               format_rate(row.prefill.tokens_per_second), share_text(row.prefill),
+               format_rate(row.decode.tokens_per_second), share_text(row.decode),
+               format_count(static_cast<std::int64_t>(row.cache_bytes_per_token)),
+               row.reduction == 0 ? "" : format_percent(row.reduction),
+               format_error(row.error) + (row.good() ? "" : " WRONG")});
+  }
+  std::fputs(table.text().c_str(), stdout);
+  const LayerMeasurement& first = comparison.rows.front();
+  std::printf(
+      "\nCeilings, measured in turns with each row (here the first's): %s GFLOP/s of multiply-adds,"
+      "\n%s GB/s of memory read. Decoding must read all weights and the cache for each token.\n"
+      "Errors: against plain loops in double, relative to the largest output; at most %s "
+      "allowed.\n",
+      format_rate(first.fma_gflops).c_str(), format_rate(first.read_gbps).c_str(),
+      format_error(first.allowed).c_str());
+  if (disturbed) std::printf("* disturbed: other programs used the CPUs, and it means little.\n");
+}
+
+Json rate_json(const MeasuredRate& rate) {
+  return {{"tokens_per_second", rate.tokens_per_second},
+          {"ceiling_tokens_per_second", rate.ceiling},
+          {"share", rate.share()},
+          {"bound", rate.bound},
+          {"disturbed", rate.disturbed}};
+}
+
+Json document_of(const Comparison& comparison) {
+  const CompareOptions& options = comparison.options;
+  Json document = json_document("compare");
+  document["compiler"] = compiler_name();
+  document["cpu"] = cpu_name();
+  document["threads"] = comparison.threads;
+  document["isa"] = name_of(comparison.isa);
+  document["size"] = comparison.size.name;
+  document["dtype"] = name_of(options.dtype);
+  document["embed_dim"] = comparison.size.embed_dim;
+  document["num_heads"] = comparison.size.num_heads;
+  document["head_dim"] = comparison.size.head_dim;
+  document["prompt"] = options.prompt;
+  document["context"] = options.context;
+  document["batch"] = options.batch;
+  document["quick"] = options.quick;
+  document["layers"] = Json::array();
+  bool good = true;
+  for (const LayerMeasurement& row : comparison.rows) {
+    good = good && row.good();
+    document["layers"].push_back({{"kind", row.variant.kind},
+                                  {"details", row.details},
+                                  {"weights", row.weights},
+                                  {"prefill", rate_json(row.prefill)},
+                                  {"decode", rate_json(row.decode)},
+                                  {"cache_bytes_per_token", row.cache_bytes_per_token},
+                                  {"reduction", row.reduction},
+                                  {"error", row.error},
+                                  {"allowed", row.allowed},
+                                  {"fma_gflops", row.fma_gflops},
+                                  {"read_gbps", row.read_gbps}});
+  }
+  document["good"] = good;
+  return document;
+}
+
+void draw(const Comparison& comparison) {
+  const auto canvas = draw_compare_chart(comparison.options.plot, comparison.rows,
+                                         {.title = "Four ways to attend, " + layer_line(comparison),
+                                          .machine = machine_line(comparison),
+                                          .work = work_line(comparison.options)});
+  const std::string picture = canvas->bytes();
+  const HeldSignals held;
+  OutputFile("compare: --plot", comparison.options.plot, picture).commit();
+}
+
+}  // namespace
+
+int run_compare(const CompareOptions& options) {
+  const LayerSize& size = layer_size(options.size);
+  if (!options.plot.empty()) {
+    check_picture_path("compare: --plot", options.plot);
+    check_writable("compare: --plot", options.plot);
+  }
+  require_memory("compare: this", memory_to_measure(size, options));
+  const Context context(options.machinery.context_options());
+  if (context.isa() == Isa::kReference) {
+    throw UsageError("compare: --isa: the reference is what the others are compared with");
+  }
+  Comparison comparison{options, size, context.num_threads(), context.isa()};
+  {
+    Progress progress;
+    progress.show("reading memory");
+    const bench::ReadBuffer buffer;
+    for (const LayerVariant& variant : layer_variants(size)) {
+      comparison.rows.push_back(
+          measure_layer(context, buffer, size, variant, options,
+                        [&](const std::string& step) { progress.show(step); }));
+    }
+  }
+  if (!options.plot.empty()) draw(comparison);
+  if (options.json) {
+    print_json(document_of(comparison));
+  } else {
+    print_report(comparison);
+    if (!options.plot.empty()) std::printf("wrote %s\n", options.plot.c_str());
+  }
+  const bool good = std::all_of(comparison.rows.begin(), comparison.rows.end(),
+                                [](const LayerMeasurement& row) { return row.good(); });
+  return good ? kExitGood : kExitFailed;
+}
+
+}  // namespace ladon::cli

@@ -1,0 +1,105 @@
+#include "machine.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <optional>
+
+#include "failure.h"
+#include "units.h"
+
+namespace ladon::cli {
+namespace {
+
+constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+
+/// The number behind a name in lines such as "MemAvailable:  123 kB" or "inactive_file 123".
+std::optional<std::int64_t> number_after(const std::string& path, std::string_view name) {
+  std::ifstream file(path);
+  std::string word;
+  while (file >> word) {
+    std::int64_t number = 0;
+    if (word == name && file >> number) return number;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return {};
+}
+
+std::optional<std::int64_t> only_number(const std::string& path) {
+  std::ifstream file(path);
+  std::int64_t number = 0;
+  if (file >> number) return number;
+  return {};
+}
+
+/// What the control group at this path still allows. Pages of files that can be dropped are free.
+std::int64_t rest_of_group(const std::string& folder) {
+  const auto limit = only_number(folder + "/memory.max");
+  const auto used = only_number(folder + "/memory.current");
+  if (!limit || !used) return kUnlimited;
+  const std::int64_t files = number_after(folder + "/memory.stat", "inactive_file").value_or(0);
+  return std::max<std::int64_t>(0, *limit - std::max<std::int64_t>(0, *used - files));
+}
+
+std::int64_t rest_of_groups() {
+  std::string own;
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("0::/")) own = line.substr(3);
+  }
+  std::int64_t rest = rest_of_group("/sys/fs/cgroup");
+  while (own.size() > 1) {
+    rest = std::min(rest, rest_of_group("/sys/fs/cgroup" + own));
+    own.erase(own.rfind('/'));
+  }
+  return rest;
+}
+
+std::int64_t rest_of_address_space() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kUnlimited;
+  const std::int64_t used = 1024 * number_after("/proc/self/status", "VmSize:").value_or(0);
+  return std::max<std::int64_t>(0, static_cast<std::int64_t>(limit.rlim_cur) - used);
+}
+
+}  // namespace
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("model name")) continue;
+    const std::size_t start = line.find_first_not_of(" \t", line.find(':') + 1);
+    if (start != std::string::npos) return line.substr(start);
+  }
+  return "unknown";
+}
+
+std::string compiler_name() {
+#if defined(__clang__)
+  return "clang " + std::to_string(__clang_major__) + "." + std::to_string(__clang_minor__) + "." +
+         std::to_string(__clang_patchlevel__);
+#else
+  return "gcc " + std::to_string(__GNUC__) + "." + std::to_string(__GNUC_MINOR__) + "." +
+         std::to_string(__GNUC_PATCHLEVEL__);
+#endif
+}
+
+std::int64_t available_memory() {
+  std::int64_t available = kUnlimited;
+  if (const auto kib = number_after("/proc/meminfo", "MemAvailable:")) available = *kib * 1024;
+  return std::min({available, rest_of_groups(), rest_of_address_space()});
+}
+
+void require_memory(std::string_view what, double bytes) {
+  const std::int64_t available = available_memory();
+  if (bytes <= static_cast<double>(available)) return;
+  constexpr double kMost = 0x1p62;
+  const std::string size = bytes < kMost ? "about " + format_bytes(static_cast<std::int64_t>(bytes))
+                                         : "more than " + format_bytes(std::int64_t{1} << 62);
+  throw Failure(std::string(what) + " needs " + size + " of memory; " + format_bytes(available) +
+                " are available");
+}
+
+}  // namespace ladon::cli

@@ -1,0 +1,33 @@
+// Files that a command writes: whole, or not at all.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace ladon::cli {
+
+/// Throws Failure now, rather than after minutes of work, where `path` can be seen not to be
+/// writable. `option` begins the message: "--plot".
+void check_writable(std::string_view option, const std::filesystem::path& path);
+
+/// A file that lies beside its place until commit() gives it its name. Hold HeldSignals while one
+/// lives. What is not committed is removed, and an older file of that name is as it was.
+class OutputFile {
+ public:
+  /// Writes everything. Throws Failure; `option` begins the message.
+  OutputFile(std::string_view option, const std::filesystem::path& path, std::string_view content);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  /// Throws Failure.
+  void commit();
+
+ private:
+  std::string option_;
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+};
+
+}  // namespace ladon::cli

@@ -1,0 +1,196 @@
+// ladon plan: what a model's KV cache needs, as the model keeps it and as it would in other ways.
+#include <cstdio>
+#include <string>
+
+#include "cache_plan.h"
+#include "commands.h"
+#include "failure.h"
+#include "json_output.h"
+#include "model_shape.h"
+#include "text_table.h"
+#include "units.h"
+
+namespace ladon::cli {
+namespace {
+
+/// One line of the answer.
+struct PlanRow {
+  CacheVariant variant;
+  std::int64_t bytes_per_token = 0;  // of all layers, windows or not
+  std::int64_t bytes = 0;
+  double reduction = 0;  // against MHA that drops nothing, in bytes
+  std::optional<std::int64_t> fits_context{};
+  std::optional<std::int64_t> fits_batch{};
+};
+
+std::vector<PlanRow> plan_rows(const ModelShape& model, const PlanOptions& options) {
+  const CacheRequest request{options.context, options.batch, options.dtype};
+  const auto mha = static_cast<double>(cache_bytes(model, {.kind = "MHA"}, request));
+  std::vector<PlanRow> rows;
+  for (const CacheVariant& variant : cache_variants(model)) {
+    PlanRow row{.variant = variant};
+    row.bytes_per_token =
+        cache_bytes(model, variant, {.context = 1, .batch = 1, .dtype = options.dtype});
+    row.bytes = cache_bytes(model, variant, request);
+    row.reduction = 1 - static_cast<double>(row.bytes) / mha;
+    if (options.memory) {
+      row.fits_context = most_context(model, variant, request, *options.memory);
+      row.fits_batch = most_batch(model, variant, request, *options.memory);
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+std::string details_of(const CacheVariant& variant) {
+  if (variant.kv_rank != 0) {
+    return "latent " + std::to_string(variant.kv_rank) + " + " + std::to_string(variant.rope_dim);
+  }
+  if (variant.kind == "GQA") return std::to_string(variant.num_kv_heads) + " KV heads";
+  return variant.kind == "MQA" ? "1 KV head" : "";
+}
+
+std::string fit_text(const std::optional<std::int64_t>& most) {
+  return most ? format_count(*most) : "any";
+}
+
+std::string request_text(const PlanOptions& options) {
+  return "context " + format_count(options.context) + ", batch " + format_count(options.batch) +
+         ", " + name_of(options.dtype);
+}
+
+std::string window_text(const ModelShape& model) {
+  std::int64_t limited = 0;
+  std::int64_t window = 0;
+  for (const std::int64_t one : model.windows) {
+    if (one == 0) continue;
+    ++limited;
+    window = one;
+  }
+  if (limited == 0) return {};
+  return "; a window of " + format_count(window) + " keys in " + std::to_string(limited) +
+         (limited == 1 ? " layer" : " layers");
+}
+
+void print_model(const ModelShape& model, const PlanOptions& options) {
+  const std::vector<PlanRow> rows = plan_rows(model, options);  // may throw: before the first line
+  std::printf("%s: %lld layers, %lld heads of %lld%s\n", model.title.c_str(),
+              static_cast<long long>(model.num_layers()), static_cast<long long>(model.num_heads),
+              static_cast<long long>(model.head_dim), window_text(model).c_str());
+  std::printf("KV cache at %s, without the weights\n\n", request_text(options).c_str());
+  std::vector<Column> columns{
+      {"cache", Align::kLeft}, {"", Align::kLeft}, {"bytes/token"}, {"total"}, {"less than MHA"}};
+  if (options.memory) {
+    columns.push_back({"most context"});
+    columns.push_back({"most batch"});
+  }
+  columns.push_back({"", Align::kLeft});
+  TextTable table(columns);
+  for (const PlanRow& row : plan_rows(model, options)) {
+    std::vector<std::string> cells{std::string(row.variant.kind), details_of(row.variant),
+                                   format_count(row.bytes_per_token), format_bytes(row.bytes),
+                                   row.reduction == 0 ? "" : format_percent(row.reduction)};
+    if (options.memory) {
+      cells.push_back(fit_text(row.fits_context));
+      cells.push_back(fit_text(row.fits_batch));
+    }
+    cells.emplace_back(row.variant.own ? "<- the model" : "");
+    table.add(cells);
+  }
+  std::fputs(table.text().c_str(), stdout);
+  if (options.memory) {
+    std::printf("\nmost context: at batch %s; most batch: at context %s; in %s\n",
+                format_count(options.batch).c_str(), format_count(options.context).c_str(),
+                format_bytes(*options.memory).c_str());
+  }
+}
+
+/// Every preset as it is.
+void print_overview(const PlanOptions& options) {
+  std::vector<Column> columns{{"model", Align::kLeft}, {"layers"}, {"heads"}, {"cache"},
+                              {"bytes/token"},         {"total"}};
+  if (options.memory) {
+    columns.push_back({"most context"});
+    columns.push_back({"most batch"});
+  }
+  TextTable table(columns);
+  for (const ModelShape& model : model_presets()) {
+    for (const PlanRow& row : plan_rows(model, options)) {
+      if (!row.variant.own) continue;
+      std::vector<std::string> cells{model.name,
+                                     std::to_string(model.num_layers()),
+                                     std::to_string(model.num_heads),
+                                     std::string(row.variant.kind),
+                                     format_count(row.bytes_per_token),
+                                     format_bytes(row.bytes)};
+      if (options.memory) {
+        cells.push_back(fit_text(row.fits_context));
+        cells.push_back(fit_text(row.fits_batch));
+      }
+      table.add(cells);
+    }
+  }
+  std::printf("KV caches at %s, without the weights. One of them in detail: --model NAME\n\n",
+              request_text(options).c_str());
+  std::fputs(table.text().c_str(), stdout);
+}
+
+Json model_json(const ModelShape& model, const PlanOptions& options) {
+  Json json;
+  json["name"] = model.name;
+  json["title"] = model.title;
+  json["kind"] = model.kind();
+  json["num_layers"] = model.num_layers();
+  json["embed_dim"] = model.embed_dim;
+  json["num_heads"] = model.num_heads;
+  json["head_dim"] = model.head_dim;
+  json["windows"] = model.windows;
+  json["caches"] = Json::array();
+  for (const PlanRow& row : plan_rows(model, options)) {
+    Json cache{{"kind", row.variant.kind},
+               {"own", row.variant.own},
+               {"details", details_of(row.variant)},
+               {"bytes_per_token", row.bytes_per_token},
+               {"bytes", row.bytes},
+               {"reduction", row.reduction}};
+    if (options.memory) {
+      cache["most_context"] = row.fits_context ? Json(*row.fits_context) : Json();
+      cache["most_batch"] = row.fits_batch ? Json(*row.fits_batch) : Json();
+    }
+    json["caches"].push_back(cache);
+  }
+  return json;
+}
+
+}  // namespace
+
+int run_plan(const PlanOptions& options) {
+  const bool all = options.model.empty() && options.config.empty();
+  std::vector<ModelShape> models;
+  if (!options.config.empty()) {
+    models.push_back(model_from_config(options.config, options.ignored_fields));
+  } else if (!all) {
+    models.push_back(model_preset(options.model));
+  } else {
+    models.assign(model_presets().begin(), model_presets().end());
+  }
+  if (options.json) {
+    Json document = json_document("plan");
+    document["context"] = options.context;
+    document["batch"] = options.batch;
+    document["dtype"] = name_of(options.dtype);
+    if (options.memory) document["memory"] = *options.memory;
+    document["models"] = Json::array();
+    for (const ModelShape& model : models) {
+      document["models"].push_back(model_json(model, options));
+    }
+    print_json(document);
+  } else if (all) {
+    print_overview(options);
+  } else {
+    print_model(models.front(), options);
+  }
+  return kExitGood;
+}
+
+}  // namespace ladon::cli

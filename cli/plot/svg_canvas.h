@@ -1,0 +1,22 @@
+// Pictures as SVG.
+#pragma once
+
+#include "plot/canvas.h"
+
+namespace ladon::cli {
+
+class SvgCanvas final : public Canvas {
+ public:
+  SvgCanvas(double width, double height);
+  void rectangle(const Box& box, Color fill) override;
+  void line(Point from, Point to, Color color, double thickness) override;
+  void text(Point at, std::string_view words, const TextStyle& style) override;
+  /// As a PNG inside the SVG: a rectangle for each pixel would be megabytes.
+  void image(const Box& box, const Image& image) override;
+  std::string bytes() const override;
+
+ private:
+  std::string text_;
+};
+
+}  // namespace ladon::cli

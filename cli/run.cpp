@@ -1,0 +1,255 @@
+// ladon run: an attention layer of a model folder over an input file.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "commands.h"
+#include "failure.h"
+#include "json_output.h"
+#include "ladon/checkpoint.h"
+#include "ladon/npy.h"
+#include "layer_run.h"
+#include "machine.h"
+#include "output_file.h"
+#include "plot/canvas.h"
+#include "plot/heat_map.h"
+#include "progress.h"
+#include "signals.h"
+#include "units.h"
+
+namespace ladon::cli {
+namespace {
+
+/// What the output's numbers are like, so that a NaN is seen at once.
+struct Summary {
+  double least = std::numeric_limits<double>::infinity();
+  double most = -std::numeric_limits<double>::infinity();
+  double mean = 0;
+  std::int64_t not_finite = 0;
+};
+
+Summary summarise(const Tensor& tensor) {
+  Summary summary;
+  const Tensor numbers = Tensor::copy_of(tensor, DType::kF64);
+  const auto* values = numbers.data_as<double>();
+  const std::int64_t count = numbers.num_elements();
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(values[i])) {
+      ++summary.not_finite;
+      continue;
+    }
+    summary.least = std::min(summary.least, values[i]);
+    summary.most = std::max(summary.most, values[i]);
+    summary.mean += values[i];
+  }
+  const std::int64_t finite = count - summary.not_finite;
+  if (finite == 0) return {.least = 0, .most = 0, .mean = 0, .not_finite = summary.not_finite};
+  summary.mean /= static_cast<double>(finite);
+  return summary;
+}
+
+const LayerOptions& layer_options(const ModelDescription& model, std::int64_t layer) {
+  if (layer >= model.num_layers) {
+    throw UsageError("run: --layer: got " + std::to_string(layer) + ", expected 0 to " +
+                     std::to_string(model.num_layers - 1));
+  }
+  return model.layers[static_cast<std::size_t>(layer)];
+}
+
+/// [seq, embed] or [batch, seq, embed] as the latter.
+Tensor read_input(const RunOptions& options, std::int64_t embed_dim) {
+  Tensor x = read_npy(options.input);
+  const bool fits = (x.rank() == 2 || x.rank() == 3) && x.size(x.rank() - 1) == embed_dim;
+  if (!fits || !is_float(x.dtype())) {
+    throw Failure("run: --input: " + options.input + " holds " + x.shape().to_string() + " of " +
+                  name_of(x.dtype()) + ", expected floats [seq, " + std::to_string(embed_dim) +
+                  "] or [batch, seq, " + std::to_string(embed_dim) + "]");
+  }
+  return x;
+}
+
+/// Throws before anything large is allocated.
+void check_memory(const RunOptions& options, const ModelDescription& model,
+                  const LayerOptions& layer) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(options.input, error);
+  if (error) {
+    throw Failure("run: --input: cannot read " + options.input + ": " + error.message());
+  }
+  // Weights with their gradients, which every layer has; input, output, projections and caches.
+  const double weights = parameter_elements(layer) * (options.dtype == DType::kF64 ? 16 : 8);
+  const auto input = static_cast<double>(size);
+  const double wide =
+      static_cast<double>(model.num_heads * model.head_dim) / static_cast<double>(model.embed_dim);
+  require_memory("run: this layer and input", weights + input * (6 + 8 * wide));
+}
+
+void check_options(const RunOptions& options, const ModelDescription& model,
+                   const LayerOptions& layer) {
+  if (options.cached && !is_causal(layer)) {
+    throw UsageError("run: --cached: the layers of " + model.family +
+                     " are not causal, so a cache cannot give what the whole sequence gives");
+  }
+}
+
+struct Report {
+  const RunOptions& options;
+  const ModelDescription& model;
+  const AttentionLayer& layer;
+  int threads;
+  Isa isa;
+  Dims shape;
+  std::int64_t tokens;
+  const LayerResult& result;
+  Summary summary;
+};
+
+void print_report(const Report& report) {
+  const RunOptions& options = report.options;
+  std::printf("layer %lld of %s (%s): %s in %s, %lld heads, %lld KV heads\n",
+              static_cast<long long>(options.layer), options.model.c_str(),
+              report.model.family.c_str(), std::string(report.layer.type_name()).c_str(),
+              name_of(report.layer.dtype()), static_cast<long long>(report.layer.num_heads()),
+              static_cast<long long>(report.layer.num_kv_heads()));
+  std::printf(
+      "%s %s, %s: %.3f s, %s tokens/s on %d %s, %s kernels\n", options.input.c_str(),
+      report.shape.to_string().c_str(),
+      options.cached ? ("cached, " + format_count(options.chunk) + " at a time").c_str() : "whole",
+      report.result.seconds,
+      format_rate(static_cast<double>(report.tokens) / report.result.seconds).c_str(),
+      report.threads, report.threads == 1 ? "thread" : "threads", name_of(report.isa));
+  if (options.cached) {
+    std::printf("the cache holds %s\n", format_bytes(report.result.cache_bytes).c_str());
+  }
+  std::printf("output from %.4g to %.4g, mean %.4g", report.summary.least, report.summary.most,
+              report.summary.mean);
+  if (report.summary.not_finite != 0) {
+    std::printf("; %s numbers are NaN or infinite",
+                format_count(report.summary.not_finite).c_str());
+  }
+  std::printf("\nwrote %s\n", options.output.c_str());
+  if (!options.weights.empty()) std::printf("wrote %s\n", options.weights.c_str());
+}
+
+Json document_of(const Report& report) {
+  const RunOptions& options = report.options;
+  Json document = json_document("run");
+  document["model"] = options.model;
+  document["family"] = report.model.family;
+  document["layer"] = options.layer;
+  document["layer_type"] = report.layer.type_name();
+  document["dtype"] = name_of(report.layer.dtype());
+  document["isa"] = name_of(report.isa);
+  document["threads"] = report.threads;
+  document["input"] = options.input;
+  document["shape"] = std::vector<std::int64_t>(report.shape.begin(), report.shape.end());
+  document["cached"] = options.cached;
+  if (options.cached) {
+    document["chunk"] = options.chunk;
+    document["cache_bytes"] = report.result.cache_bytes;
+  }
+  document["seconds"] = report.result.seconds;
+  document["output"] = options.output;
+  if (!options.weights.empty()) document["weights"] = options.weights;
+  document["summary"] = {{"least", report.summary.least},
+                         {"most", report.summary.most},
+                         {"mean", report.summary.mean},
+                         {"not_finite", report.summary.not_finite}};
+  return document;
+}
+
+/// The picture of one sequence's weights, as a file's bytes.
+std::string draw_weights(const Context& context, const AttentionLayer& layer, const Tensor& x,
+                         const RunOptions& options, const ModelDescription& model) {
+  const auto length = static_cast<double>(x.size(1));
+  require_memory("run: --weights: a picture of so many tokens",
+                 2 * 4 * length * length * static_cast<double>(layer.num_heads()));
+  const Tensor weights = weights_of(context, layer, x.view().select(0, options.sequence));
+  return draw_heat_map(
+             options.weights, weights,
+             {.title = "Attention weights, layer " + std::to_string(options.layer) + " (" +
+                       model.family + ")",
+              .subtitle =
+                  std::to_string(x.size(1)) + " tokens" +
+                  (x.size(0) > 1 ? " of sequence " + std::to_string(options.sequence) : "")})
+      ->bytes();
+}
+
+}  // namespace
+
+int run_layer(const RunOptions& options) {
+  check_writable("run: --output", options.output);
+  if (!options.weights.empty()) {
+    check_picture_path("run: --weights", options.weights);
+    check_writable("run: --weights", options.weights);
+  }
+  const ModelDescription model =
+      describe_model(options.model, {.ignored_fields = options.ignored_fields});
+  const LayerOptions& layer_is = layer_options(model, options.layer);
+  check_options(options, model, layer_is);
+  check_memory(options, model, layer_is);
+
+  const Tensor input = read_input(options, model.embed_dim);
+  const bool batched = input.rank() == 3;
+  const Dims shape = batched ? input.shape() : Dims{1, input.size(0), input.size(1)};
+  if (!options.weights.empty() && (options.sequence >= shape[0] || shape[1] == 0)) {
+    throw UsageError("run: --sequence: the input has no sequence " +
+                     std::to_string(options.sequence) + " with tokens to draw");
+  }
+  const DType dtype = options.dtype.value_or(input.dtype());
+  const auto layer = load_attention(options.model, options.layer,
+                                    {.dtype = dtype, .ignored_fields = options.ignored_fields});
+  const Tensor x = Tensor::copy_of(input.view().reshape(shape), dtype);
+
+  const Context context(options.machinery.context_options());
+  LayerResult result;
+  std::string picture;
+  {
+    Progress progress;
+    progress.show("running the layer");
+    if (options.cached) {
+      CachedRun how{.chunk = options.chunk, .cache_dtype = options.cache_dtype};
+      how.progress = [&](std::int64_t tokens) {
+        progress.show("token " + format_count(tokens) + " of " + format_count(shape[1]), false);
+      };
+      result = run_cached(context, *layer, x, how);
+    } else {
+      result = run_whole(context, *layer, x);
+    }
+    if (!options.weights.empty()) {
+      progress.show("drawing the weights");
+      picture = draw_weights(context, *layer, x, options, model);
+    }
+  }
+  const Tensor output = Tensor::copy_of(result.out.view().reshape(input.shape()), input.dtype());
+  {
+    // Both or none: what is likely to fail is done before the first of them gets its name.
+    const HeldSignals held;
+    std::optional<OutputFile> drawn;
+    if (!picture.empty()) drawn.emplace("run: --weights", options.weights, picture);
+    write_npy(options.output, output);
+    if (drawn) drawn->commit();
+  }
+  const Report report{options,
+                      model,
+                      *layer,
+                      context.num_threads(),
+                      context.isa(),
+                      input.shape(),
+                      shape[0] * shape[1],
+                      result,
+                      summarise(output)};
+  if (options.json) {
+    print_json(document_of(report));
+  } else {
+    print_report(report);
+  }
+  return kExitGood;
+}
+
+}  // namespace ladon::cli

@@ -1,0 +1,270 @@
+// attention(), its backward, caches and rope, on small random problems.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compare_tensors.h"
+#include "ladon/alibi.h"
+#include "ladon/attention.h"
+#include "ladon/kv_cache.h"
+#include "ladon/paged_kv_cache.h"
+#include "ladon/random.h"
+#include "ladon/rope.h"
+#include "self_test.h"
+
+namespace ladon::cli {
+namespace {
+
+/// Rounded to dtype; the same numbers for the truth in double.
+struct Pair {
+  Tensor value;
+  Tensor truth;
+};
+
+Pair normal_pair(DType dtype, const Dims& shape, std::uint64_t seed, std::uint64_t stream) {
+  Pair pair{Tensor(dtype, shape), {}};
+  fill_normal(pair.value, 0, 1, seed, stream);
+  pair.truth = Tensor::copy_of(pair.value, DType::kF64);
+  return pair;
+}
+
+/// A mix of options. Sizes are odd on purpose: the edges of tiles and vectors are where faults
+/// live.
+struct Problem {
+  std::string name;
+  std::int64_t batch = 2;
+  std::int64_t query_len = 0;
+  std::int64_t kv_len = 0;
+  std::int64_t num_heads = 0;
+  std::int64_t num_kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;
+  AttentionOptions options{};
+  bool bias = false;
+  bool sinks = false;
+  bool alibi = false;
+};
+
+std::vector<Problem> tile_problems() {
+  return {
+      {"MHA full", 2, 67, 131, 3, 3, 64, 64, {}},
+      {"GQA causal", 2, 70, 70, 6, 2, 40, 24, {.causal = true}},
+      {"MQA window bias sinks",
+       1,
+       65,
+       200,
+       5,
+       1,
+       17,
+       33,
+       {.causal = true, .window_left = 31, .softcap = 20},
+       true,
+       true,
+       true},
+      {"MHA causal 128", 1, 129, 129, 2, 2, 128, 128, {.causal = true}},
+  };
+}
+
+std::vector<Problem> few_problems() {
+  return {
+      {"MHA one query", 2, 1, 1100, 2, 2, 64, 64, {.causal = true}},
+      {"GQA one query", 2, 1, 777, 6, 2, 128, 128, {.causal = true}},
+      {"MQA two queries bias sinks", 1, 2, 515, 4, 1, 40, 24, {.causal = true}, true, true, true},
+  };
+}
+
+/// The tensors of a problem, and what options point to.
+class Inputs {
+ public:
+  Inputs(const Problem& problem, DType dtype, std::uint64_t seed)
+      : options_(problem.options),
+        q(normal_pair(dtype,
+                      {problem.batch, problem.query_len, problem.num_heads, problem.head_dim}, seed,
+                      1)),
+        k(normal_pair(dtype,
+                      {problem.batch, problem.kv_len, problem.num_kv_heads, problem.head_dim}, seed,
+                      2)),
+        v(normal_pair(dtype,
+                      {problem.batch, problem.kv_len, problem.num_kv_heads, problem.value_dim},
+                      seed, 3)),
+        bias_(normal_pair(DType::kF32, {1, problem.num_heads, problem.query_len, problem.kv_len},
+                          seed, 4)),
+        sinks_(normal_pair(DType::kF32, {problem.num_heads}, seed, 5)),
+        slopes_(Tensor::from_values(DType::kF32, {problem.num_heads},
+                                    alibi_slopes(problem.num_heads))) {
+    if (problem.bias) options_.bias = bias_.value;
+    if (problem.sinks) options_.sinks = sinks_.value;
+    if (problem.alibi) options_.alibi_slopes = slopes_;
+  }
+  Inputs(const Inputs&) = delete;
+  Inputs& operator=(const Inputs&) = delete;
+
+  const AttentionOptions& options() const { return options_; }
+  const Pair& bias() const { return bias_; }
+  const Pair& sinks() const { return sinks_; }
+
+ private:
+  AttentionOptions options_;
+
+ public:
+  Pair q, k, v;
+
+ private:
+  Pair bias_, sinks_;
+  Tensor slopes_;
+};
+
+Dims lse_shape(const Tensor& q) { return {q.size(0), q.size(2), q.size(1)}; }
+
+/// out and lse of a forward call.
+struct Result {
+  Tensor out;
+  Tensor lse;
+};
+
+Result run_forward(const Context& context, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const AttentionOptions& options) {
+  Result result{Tensor(q.dtype(), {q.size(0), q.size(1), q.size(2), v.size(3)}),
+                Tensor(q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, lse_shape(q))};
+  attention(context, q, k, v, options, result.out, result.lse);
+  return result;
+}
+
+}  // namespace
+
+void SelfTest::check_forward(DType dtype, int variant) {
+  const std::vector<Problem> problems = area_ == "decode" ? few_problems() : tile_problems();
+  const Problem& problem = problems[static_cast<std::size_t>(variant)];
+  const Inputs inputs(problem, dtype, seed_);
+  const Result got =
+      run_forward(context_, inputs.q.value, inputs.k.value, inputs.v.value, inputs.options());
+  const Result truth =
+      run_forward(reference_, inputs.q.truth, inputs.k.truth, inputs.v.truth, inputs.options());
+  compare(problem.name + ": out", got.out, truth.out, dtype);
+  compare(problem.name + ": lse", got.lse, truth.lse,
+          dtype == DType::kF64 ? DType::kF64 : DType::kF32);
+  const Result single =
+      run_forward(single_, inputs.q.value, inputs.k.value, inputs.v.value, inputs.options());
+  promise(std::string(name_of(dtype)) + " " + problem.name + ": same bits on one thread",
+          same_bits(got.out, single.out) && same_bits(got.lse, single.lse));
+}
+
+void SelfTest::forward() {
+  for (const DType dtype : kFloatTypes) {
+    for (int variant = 0; variant < static_cast<int>(tile_problems().size()); ++variant) {
+      check_forward(dtype, variant);
+    }
+  }
+}
+
+void SelfTest::decode() {
+  for (const DType dtype : kFloatTypes) {
+    for (int variant = 0; variant < static_cast<int>(few_problems().size()); ++variant) {
+      check_forward(dtype, variant);
+    }
+  }
+}
+
+void SelfTest::check_backward(DType dtype, int variant) {
+  const std::vector<Problem> problems = tile_problems();
+  const Problem& problem = problems[static_cast<std::size_t>(variant)];
+  const Inputs inputs(problem, dtype, seed_ + 1);
+  const Pair dout = normal_pair(
+      dtype, {problem.batch, problem.query_len, problem.num_heads, problem.value_dim}, seed_, 6);
+
+  struct Gradients {
+    Tensor dq, dk, dv, dbias, dsinks;
+  };
+  const auto run = [&](const Context& context, bool truth) {
+    const Tensor& q = truth ? inputs.q.truth : inputs.q.value;
+    const Tensor& k = truth ? inputs.k.truth : inputs.k.value;
+    const Tensor& v = truth ? inputs.v.truth : inputs.v.value;
+    const Result saved = run_forward(context, q, k, v, inputs.options());
+    Gradients gradients{Tensor(q.dtype(), q.shape()), Tensor(k.dtype(), k.shape()),
+                        Tensor(v.dtype(), v.shape()),
+                        Tensor(DType::kF64, inputs.bias().value.shape()),
+                        Tensor(DType::kF64, inputs.sinks().value.shape())};
+    AttentionGradients wanted{.dq = gradients.dq, .dk = gradients.dk, .dv = gradients.dv};
+    if (problem.bias) wanted.dbias = gradients.dbias;
+    if (problem.sinks) wanted.dsinks = gradients.dsinks;
+    attention_backward(
+        context, q, k, v, inputs.options(),
+        {.out = saved.out, .lse = saved.lse, .dout = truth ? dout.truth : dout.value}, wanted);
+    return gradients;
+  };
+  const Gradients got = run(context_, false);
+  const Gradients truth = run(reference_, true);
+  // The saved output is rounded as well.
+  compare(problem.name + ": dq", got.dq, truth.dq, dtype, 2);
+  compare(problem.name + ": dk", got.dk, truth.dk, dtype, 2);
+  compare(problem.name + ": dv", got.dv, truth.dv, dtype, 2);
+  if (problem.bias) compare(problem.name + ": dbias", got.dbias, truth.dbias, dtype, 2);
+  if (problem.sinks) compare(problem.name + ": dsinks", got.dsinks, truth.dsinks, dtype, 2);
+}
+
+void SelfTest::backward() {
+  for (const DType dtype : kFloatTypes) {
+    for (int variant = 0; variant < static_cast<int>(tile_problems().size()); ++variant) {
+      check_backward(dtype, variant);
+    }
+  }
+}
+
+void SelfTest::check_cache(DType query_dtype, DType storage) {
+  constexpr std::int64_t kWindow = 40;
+  KvCacheOptions options{
+      .batch = 2, .num_kv_heads = 2, .head_dim = 40, .value_dim = 24, .dtype = storage};
+  std::vector<KvCache> caches;
+  caches.push_back(KvCache::contiguous(options));
+  caches.push_back(KvCache::window(options, kWindow));
+  caches.push_back(KvCache::paged(std::make_shared<PagePool>(options, 16, 64), 2));
+  for (KvCache& cache : caches) {
+    // In three parts, the last of which is new to the queries.
+    std::uint64_t stream = 10;
+    for (const std::int64_t length : {37, 60, 3}) {
+      Tensor k(DType::kF32, {2, length, 2, 40});
+      Tensor v(DType::kF32, {2, length, 2, 24});
+      fill_normal(k, 0, 1, seed_, stream++);
+      fill_normal(v, 0, 1, seed_, stream++);
+      cache.append(k, v);
+    }
+    for (const std::int64_t query_len : {1, 3}) {
+      // A window's ring holds no more than the newest query needs: older ones are left out.
+      if (cache.kind() == "window" && query_len > 1) continue;
+      const Pair q = normal_pair(query_dtype, {2, query_len, 6, 40}, seed_, stream++);
+      const AttentionOptions attend{.causal = true, .window_left = kWindow};
+      Tensor got(query_dtype, {2, query_len, 6, 24});
+      Tensor truth(DType::kF64, {2, query_len, 6, 24});
+      attention(context_, q.value, cache.view(), attend, got);
+      attention(reference_, q.truth, cache.view(), attend, truth);
+      compare(std::string(cache.kind()) + " " + name_of(storage) + ", " +
+                  std::to_string(query_len) + (query_len == 1 ? " query" : " queries"),
+              got, truth, query_dtype);
+    }
+  }
+}
+
+void SelfTest::caches() {
+  for (const DType storage : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) {
+    check_cache(DType::kF32, storage);
+    check_cache(DType::kBF16, storage);
+  }
+  check_cache(DType::kF64, DType::kF64);
+}
+
+void SelfTest::rotary() {
+  for (const DType dtype : kFloatTypes) {
+    for (const RopeLayout layout : {RopeLayout::kHalfSplit, RopeLayout::kInterleaved}) {
+      const Pair x = normal_pair(dtype, {2, 33, 3, 40}, seed_, 20);
+      Tensor got(dtype, x.value.shape());
+      Tensor truth(DType::kF64, x.truth.shape());
+      const RopeOptions options{.layout = layout, .rotary_dim = 32};
+      const RopePositions positions{.first = 1000};
+      rope(context_, x.value, options, positions, got);
+      rope(reference_, x.truth, options, positions, truth);
+      compare(layout == RopeLayout::kHalfSplit ? "half-split" : "interleaved", got, truth, dtype);
+    }
+  }
+}
+
+}  // namespace ladon::cli

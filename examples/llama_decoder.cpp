@@ -1,0 +1,261 @@
+// A whole small decoder of the Llama kind, run from a model folder: embedding, norms, attention
+// with a cache, gated MLP, output head, greedy sampling. Attention is Ladon's; the rest is plain
+// loops, here to show where the layers go in a real model.
+//
+//   llama_decoder --make DIR             writes a folder with a small random model
+//   llama_decoder DIR [id ...]           continues a prompt of token ids, greedily
+//   llama_decoder --check DIR [id ...]   the same, and compares every step with a run without a
+//   cache
+#include <ladon/ladon.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using ladon::DType;
+using ladon::Tensor;
+
+/// y = x W^T for rows of x; W is [out, in].
+Tensor linear(const Tensor& x, const Tensor& weight) {
+  const std::int64_t rows = x.size(0);
+  const std::int64_t in = weight.size(1);
+  const std::int64_t out = weight.size(0);
+  Tensor y(DType::kF32, {rows, out});
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t n = 0; n < out; ++n) {
+      const float* a = x.data_as<float>() + r * in;
+      const float* w = weight.data_as<float>() + n * in;
+      float sum = 0;
+      for (std::int64_t i = 0; i < in; ++i) sum += a[i] * w[i];
+      y.data_as<float>()[r * out + n] = sum;
+    }
+  }
+  return y;
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon) {
+  const std::int64_t dim = weight.size(0);
+  Tensor y(DType::kF32, x.shape());
+  for (std::int64_t r = 0; r < x.size(0); ++r) {
+    const float* from = x.data_as<float>() + r * dim;
+    float squares = 0;
+    for (std::int64_t i = 0; i < dim; ++i) squares += from[i] * from[i];
+    const float factor = 1 / std::sqrt(squares / static_cast<float>(dim) + epsilon);
+    for (std::int64_t i = 0; i < dim; ++i) {
+      y.data_as<float>()[r * dim + i] = from[i] * factor * weight.data_as<float>()[i];
+    }
+  }
+  return y;
+}
+
+void add_to(Tensor& x, const Tensor& more) {
+  for (std::int64_t i = 0; i < x.num_elements(); ++i) {
+    x.data_as<float>()[i] += more.data_as<float>()[i];
+  }
+}
+
+struct Block {
+  std::unique_ptr<ladon::AttentionLayer> attention;
+  Tensor attention_norm, mlp_norm;
+  Tensor gate, up, down;
+
+  Tensor mlp(const Tensor& x) const {
+    Tensor hidden = linear(x, gate);
+    const Tensor factor = linear(x, up);
+    for (std::int64_t i = 0; i < hidden.num_elements(); ++i) {
+      float& value = hidden.data_as<float>()[i];
+      value = value / (1 + std::exp(-value)) * factor.data_as<float>()[i];  // SiLU, gated
+    }
+    return linear(hidden, down);
+  }
+};
+
+class Decoder {
+ public:
+  explicit Decoder(const std::filesystem::path& folder) {
+    // Everything of attention: heads, rope, biases. What else the model has is read here.
+    const ladon::ModelDescription model = ladon::describe_model(folder);
+    const ladon::ShardedSafetensors weights = ladon::ShardedSafetensors::open(folder);
+    std::ifstream config_file(folder / "config.json");
+    epsilon_ = nlohmann::json::parse(config_file).value("rms_norm_eps", 1e-6F);
+    const auto load = [&](const std::string& name) { return weights.load(name, DType::kF32); };
+    embedding_ = load("model.embed_tokens.weight");
+    final_norm_ = load("model.norm.weight");
+    if (weights.has("lm_head.weight")) head_ = load("lm_head.weight");
+    for (std::int64_t i = 0; i < model.num_layers; ++i) {
+      const std::string prefix = "model.layers." + std::to_string(i) + ".";
+      blocks_.push_back(
+          {.attention = ladon::load_attention(weights, model, i, {.dtype = DType::kF32}),
+           .attention_norm = load(prefix + "input_layernorm.weight"),
+           .mlp_norm = load(prefix + "post_attention_layernorm.weight"),
+           .gate = load(prefix + "mlp.gate_proj.weight"),
+           .up = load(prefix + "mlp.up_proj.weight"),
+           .down = load(prefix + "mlp.down_proj.weight")});
+    }
+  }
+
+  std::int64_t vocabulary() const { return embedding_.size(0); }
+
+  /// One cache for each layer.
+  std::vector<ladon::KvCache> new_caches() const {
+    std::vector<ladon::KvCache> caches;
+    for (const Block& block : blocks_) {
+      caches.push_back(ladon::KvCache::contiguous(block.attention->cache_options()));
+    }
+    return caches;
+  }
+
+  /// Logits of the last of these tokens, which follow those in the caches.
+  std::vector<float> forward(const ladon::Context& context, const std::vector<std::int64_t>& tokens,
+                             std::vector<ladon::KvCache>& caches) const {
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    Tensor x(DType::kF32, {count, embedding_.size(1)});
+    for (std::int64_t t = 0; t < count; ++t) {
+      const std::int64_t id = tokens[static_cast<std::size_t>(t)];
+      ladon::copy(embedding_.view().select(0, id), x.view().select(0, t));
+    }
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      const Block& block = blocks_[i];
+      const Tensor normed = rms_norm(x, block.attention_norm, epsilon_);
+      add_to(x, block.attention->forward(context, normed, caches[i]));
+      add_to(x, block.mlp(rms_norm(x, block.mlp_norm, epsilon_)));
+    }
+    const Tensor last = Tensor::copy_of(x.view().slice(0, count - 1, count));
+    const Tensor logits =
+        linear(rms_norm(last, final_norm_, epsilon_), head_.rank() == 0 ? embedding_ : head_);
+    return {logits.data_as<float>(), logits.data_as<float>() + logits.num_elements()};
+  }
+
+ private:
+  float epsilon_ = 0;
+  Tensor embedding_, final_norm_, head_;  // the head is the embedding where the file has none
+  std::vector<Block> blocks_;
+};
+
+std::int64_t most_likely(const std::vector<float>& logits) {
+  return std::max_element(logits.begin(), logits.end()) - logits.begin();
+}
+
+int decode(const std::filesystem::path& folder, std::vector<std::int64_t> tokens, bool check) {
+  constexpr int kNewTokens = 16;
+  const Decoder decoder(folder);
+  const ladon::Context context;
+  for (const std::int64_t id : tokens) {
+    if (id < 0 || id >= decoder.vocabulary()) {
+      throw std::runtime_error("got token " + std::to_string(id) + ", expected one below " +
+                               std::to_string(decoder.vocabulary()));
+    }
+  }
+  std::vector<ladon::KvCache> caches = decoder.new_caches();
+  std::vector<std::int64_t> next = tokens;  // the prompt at once, then token by token
+  double largest = 0;
+  for (int step = 0; step < kNewTokens; ++step) {
+    const std::vector<float> logits = decoder.forward(context, next, caches);
+    if (check) {
+      std::vector<ladon::KvCache> fresh = decoder.new_caches();
+      const std::vector<float> whole = decoder.forward(context, tokens, fresh);
+      for (std::size_t i = 0; i < logits.size(); ++i) {
+        largest = std::max(largest, static_cast<double>(std::fabs(logits[i] - whole[i])));
+      }
+    }
+    next = {most_likely(logits)};
+    tokens.push_back(next.front());
+  }
+  for (const std::int64_t token : tokens) std::printf("%lld ", static_cast<long long>(token));
+  std::printf(
+      "\ncache: %lld bytes for %lld tokens and %zu layers\n",
+      static_cast<long long>(caches.front().bytes_used()) * static_cast<long long>(caches.size()),
+      static_cast<long long>(caches.front().length()), caches.size());
+  if (!check) return 0;
+  std::printf("largest difference to a run without a cache: %.1e\n", largest);
+  return largest < 1e-4 ? 0 : 1;
+}
+
+/// A model of 2 layers, 4 query heads on 2 KV heads, with random weights.
+void make_model(const std::filesystem::path& folder) {
+  constexpr std::int64_t kEmbed = 64;
+  constexpr std::int64_t kHidden = 160;
+  constexpr std::int64_t kVocabulary = 300;
+  std::filesystem::create_directories(folder);
+  std::vector<ladon::NamedTensor> tensors;
+  std::uint64_t stream = 0;
+  const auto add = [&](const std::string& name, const ladon::Dims& shape) {
+    Tensor tensor(DType::kF32, shape);
+    if (shape.rank() == 1) {
+      ladon::fill_uniform(tensor, 0.8, 1.2, /*seed=*/7, stream++);
+    } else {
+      ladon::fill_normal(tensor, 0, 1 / std::sqrt(static_cast<double>(shape[1])), 7, stream++);
+    }
+    tensors.push_back({name, std::move(tensor)});
+  };
+  add("model.embed_tokens.weight", {kVocabulary, kEmbed});
+  add("model.norm.weight", {kEmbed});
+  add("lm_head.weight", {kVocabulary, kEmbed});
+  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
+    add(layer + "input_layernorm.weight", {kEmbed});
+    add(layer + "post_attention_layernorm.weight", {kEmbed});
+    add(layer + "self_attn.q_proj.weight", {64, kEmbed});
+    add(layer + "self_attn.k_proj.weight", {32, kEmbed});
+    add(layer + "self_attn.v_proj.weight", {32, kEmbed});
+    add(layer + "self_attn.o_proj.weight", {kEmbed, 64});
+    add(layer + "mlp.gate_proj.weight", {kHidden, kEmbed});
+    add(layer + "mlp.up_proj.weight", {kHidden, kEmbed});
+    add(layer + "mlp.down_proj.weight", {kEmbed, kHidden});
+  }
+  ladon::write_safetensors(folder / "model.safetensors", ladon::items_of(tensors),
+                           {{"format", "pt"}});
+  std::ofstream config(folder / "config.json");
+  config << nlohmann::json{{"model_type", "llama"},        {"architectures", {"LlamaForCausalLM"}},
+                           {"hidden_size", kEmbed},        {"intermediate_size", kHidden},
+                           {"num_hidden_layers", 2},       {"num_attention_heads", 4},
+                           {"num_key_value_heads", 2},     {"vocab_size", kVocabulary},
+                           {"rms_norm_eps", 1e-5},         {"rope_theta", 10000.0},
+                           {"hidden_act", "silu"},         {"max_position_embeddings", 512},
+                           {"tie_word_embeddings", false}, {"torch_dtype", "float32"}}
+                .dump(2);
+  if (!config.flush()) throw std::runtime_error("could not write config.json");
+}
+
+int run(const std::vector<std::string>& arguments) {
+  const bool make = !arguments.empty() && arguments[0] == "--make";
+  const bool check = !arguments.empty() && arguments[0] == "--check";
+  const std::size_t folder = make || check ? 1 : 0;
+  if (arguments.size() <= folder) {
+    std::fputs("usage: llama_decoder [--make | --check] FOLDER [token id ...]\n", stderr);
+    return 2;
+  }
+  if (make) {
+    make_model(arguments[folder]);
+    return 0;
+  }
+  std::vector<std::int64_t> tokens;
+  for (std::size_t i = folder + 1; i < arguments.size(); ++i) {
+    tokens.push_back(std::stoll(arguments[i]));
+  }
+  if (tokens.empty()) tokens = {1, 17, 42, 99, 7};
+  return decode(arguments[folder], tokens, check);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "llama_decoder: %s\n", error.what());
+    return 1;
+  }
+}

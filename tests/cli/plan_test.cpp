@@ -1,0 +1,185 @@
+// `ladon plan`: figures worked by hand, from the published configs.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "cli/run_ladon.h"
+#include "io/io_support.h"
+
+namespace ladon::test {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+
+/// The caches of the one model in the document, by their kind.
+std::map<std::string, Json> caches_of(const Json& document) {
+  std::map<std::string, Json> caches;
+  for (const Json& cache : document.at("models").at(0).at("caches")) {
+    caches[cache.at("kind").get<std::string>()] = cache;
+  }
+  return caches;
+}
+
+TEST(CliPlan, DeepSeekV3) {
+  const Json document = document_of({"plan", "--model", "deepseek-v3", "--context", "131072",
+                                     "--batch", "8", "--dtype", "bf16", "--memory", "80GiB"});
+  auto caches = caches_of(document);
+  ASSERT_EQ(caches.size(), 4U);
+  // 61 layers; 8 * 131072 = 2^20 tokens; 2 bytes a number.
+  //   MHA  128 heads * (128 + 128) = 32768 numbers    3,997,696 bytes a token
+  //   GQA    8 heads * (128 + 128) =  2048              249,856
+  //   MQA              128 + 128   =   256               31,232
+  //   MLA              512 +  64   =   576               70,272
+  EXPECT_EQ(caches["MHA"]["bytes_per_token"], 3997696);
+  EXPECT_EQ(caches["GQA"]["bytes_per_token"], 249856);
+  EXPECT_EQ(caches["MQA"]["bytes_per_token"], 31232);
+  EXPECT_EQ(caches["MLA"]["bytes_per_token"], 70272);
+  EXPECT_EQ(caches["MHA"]["bytes"], 3997696 * kMiB);
+  EXPECT_EQ(caches["GQA"]["bytes"], 244 * kGiB);
+  EXPECT_EQ(caches["MQA"]["bytes"], 31232 * kMiB);  // 30.5 GiB
+  EXPECT_EQ(caches["MLA"]["bytes"], 70272 * kMiB);  // 68.625 GiB
+  EXPECT_TRUE(caches["MLA"]["own"].get<bool>());
+  EXPECT_FALSE(caches["MHA"]["own"].get<bool>());
+  EXPECT_DOUBLE_EQ(caches["MLA"]["reduction"].get<double>(), 1 - 576.0 / 32768);
+  // 80 * 2^30 / (8 * 70272) = 152797.7 tokens; 80 / 8.578125 = 9.3 sequences.
+  EXPECT_EQ(caches["MLA"]["most_context"], 152797);
+  EXPECT_EQ(caches["MLA"]["most_batch"], 9);
+  EXPECT_EQ(caches["MHA"]["most_batch"], 0);
+}
+
+TEST(CliPlan, Llama3Of70B) {
+  auto caches = caches_of(document_of({"plan", "--model", "llama-3-70b", "--context", "8k"}));
+  // 80 layers * 8 KV heads * 256 numbers * 2 bytes = 327,680 bytes a token; times 8192: 2.5 GiB.
+  // MHA has 64 heads: 8 times that. MLA of 4 * 128 + 64 = 576 numbers: 92,160 bytes a token.
+  EXPECT_EQ(caches["GQA"]["bytes_per_token"], 327680);
+  EXPECT_EQ(caches["GQA"]["bytes"], 5 * kGiB / 2);
+  EXPECT_EQ(caches["MHA"]["bytes"], 20 * kGiB);
+  EXPECT_EQ(caches["MQA"]["bytes"], 320 * kMiB);
+  EXPECT_EQ(caches["MLA"]["bytes"], 720 * kMiB);
+  EXPECT_TRUE(caches["GQA"]["own"].get<bool>());
+  EXPECT_EQ(caches["GQA"]["reduction"], 0.875);
+}
+
+TEST(CliPlan, Mistral7BAndItsWindow) {
+  auto caches = caches_of(
+      document_of({"plan", "--model", "mistral-7b", "--context", "32k", "--memory", "4GiB"}));
+  // 32 layers * 8 KV heads * 256 numbers * 2 bytes = 131,072 bytes a token. The window keeps 4096
+  // of the 32768 tokens: 512 MiB, where MHA without one needs 32768 * 524,288 bytes = 16 GiB.
+  EXPECT_EQ(caches["GQA"]["bytes_per_token"], 131072);
+  EXPECT_EQ(caches["GQA"]["bytes"], 512 * kMiB);
+  EXPECT_EQ(caches["MHA"]["bytes"], 16 * kGiB);
+  EXPECT_EQ(caches["MQA"]["bytes"], 512 * kMiB);
+  EXPECT_EQ(caches["GQA"]["reduction"], 1 - 1.0 / 32);
+  EXPECT_TRUE(caches["GQA"]["most_context"].is_null());  // any
+  EXPECT_EQ(caches["GQA"]["most_batch"], 8);
+  EXPECT_EQ(caches["MHA"]["most_context"], 8192);
+  // Within the window there is nothing to save.
+  caches = caches_of(document_of({"plan", "--model", "mistral-7b", "--context", "4k"}));
+  EXPECT_EQ(caches["GQA"]["bytes"], 512 * kMiB);
+  EXPECT_EQ(caches["GQA"]["reduction"], 0.75);
+}
+
+TEST(CliPlan, Falcon7B) {
+  auto caches =
+      caches_of(document_of({"plan", "--model", "falcon-7b", "--context", "2048", "--batch", "4"}));
+  // 71 heads of 64, one KV head, 32 layers: 2 * 64 numbers * 2 bytes * 32 = 8192 bytes a token;
+  // times 4 * 2048 tokens: 64 MiB. MHA: 71 times that. 71 is prime, so there is no GQA.
+  ASSERT_EQ(caches.size(), 3U);
+  EXPECT_EQ(caches["MQA"]["bytes_per_token"], 8192);
+  EXPECT_EQ(caches["MQA"]["bytes"], 64 * kMiB);
+  EXPECT_EQ(caches["MHA"]["bytes"], 71 * 64 * kMiB);
+  EXPECT_TRUE(caches["MQA"]["own"].get<bool>());
+  EXPECT_DOUBLE_EQ(caches["MQA"]["reduction"].get<double>(), 1 - 1.0 / 71);
+}
+
+TEST(CliPlan, EverySecondLayerHasAWindow) {
+  auto caches = caches_of(document_of({"plan", "--model", "gpt-oss-20b", "--context", "1024"}));
+  // 24 layers * 8 KV heads * 128 numbers * 2 bytes; 12 layers keep 1024 tokens, 12 keep 128.
+  EXPECT_EQ(caches["GQA"]["bytes"], 12 * (1024 + 128) * 2048);
+}
+
+TEST(CliPlan, DtypesAndScales) {
+  auto caches =
+      caches_of(document_of({"plan", "--model", "llama-3-8b", "--context", "1", "--dtype", "i8"}));
+  // 32 layers * 8 heads * (256 bytes, and a scale of 4 bytes for the key and one for the value).
+  EXPECT_EQ(caches["GQA"]["bytes"], 32 * 8 * (256 + 8));
+  caches =
+      caches_of(document_of({"plan", "--model", "llama-3-8b", "--context", "1", "--dtype", "f32"}));
+  EXPECT_EQ(caches["GQA"]["bytes"], 32 * 8 * 256 * 4);
+}
+
+TEST(CliPlan, TheTableSaysTheSame) {
+  const Outcome outcome = run_ladon({"plan", "--model", "deepseek-v3", "--context", "131072",
+                                     "--batch", "8", "--memory", "80GiB"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.err, "");
+  for (const char* part : {"DeepSeek-V3: 61 layers, 128 heads of 128", "latent 512 + 64", "70,272",
+                           "68.62 GiB", "98.2 %", "152,797", "<- the model", "in 80 GiB"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;
+  }
+}
+
+TEST(CliPlan, WithoutAModelAllOfThem) {
+  const Json document = document_of({"plan", "--memory", "24GB"});
+  std::vector<std::string> names;
+  for (const Json& model : document["models"]) names.push_back(model["name"]);
+  for (const char* name : {"deepseek-v3", "deepseek-v2", "deepseek-v2-lite", "llama-3-8b",
+                           "llama-3-70b", "mistral-7b", "falcon-7b", "qwen3-8b", "gpt-oss-20b"}) {
+    EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
+    const Outcome outcome = run_ladon({"plan"});
+    EXPECT_NE(outcome.out.find(std::string("\n") + name + " "), std::string::npos) << outcome.out;
+  }
+  EXPECT_EQ(document["memory"], 24000000000);
+}
+
+TEST(CliPlan, AConfigFile) {
+  const TempFolder temp;
+  write_bytes(temp / "config.json", R"({"model_type":"mistral","hidden_size":4096,
+    "num_attention_heads":32,"num_hidden_layers":32,"num_key_value_heads":8,
+    "rms_norm_eps":1e-05,"rope_theta":10000.0,"sliding_window":4096})");
+  const Json preset = document_of({"plan", "--model", "mistral-7b", "--context", "32k"});
+  for (const std::string& path : {temp.path().string(), (temp / "config.json").string()}) {
+    const Json read = document_of({"plan", "--config", path, "--context", "32k"});
+    EXPECT_EQ(read["models"][0]["caches"], preset["models"][0]["caches"]);
+    EXPECT_EQ(read["models"][0]["windows"], preset["models"][0]["windows"]);
+    EXPECT_EQ(read["models"][0]["name"], "mistral");
+  }
+  write_bytes(temp / "config.json", R"({"model_type":"llama","hidden_size":64,
+    "num_attention_heads":4,"num_hidden_layers":2,"my_attention_note":1})");
+  EXPECT_NE(complaint_of({"plan", "--config", temp.path().string()}, 1).find("my_attention_note"),
+            std::string::npos);
+  document_of({"plan", "--config", temp.path().string(), "--ignore-field", "my_attention_note"});
+}
+
+TEST(CliPlan, Mistakes) {
+  const auto expect = [](std::vector<std::string> arguments, int status, const char* part) {
+    arguments.insert(arguments.begin(), "plan");
+    const std::string complaint = complaint_of(arguments, status);
+    EXPECT_NE(complaint.find(part), std::string::npos) << complaint;
+  };
+  expect({"--model", "gpt-9"}, 2, "--model: no preset 'gpt-9'; there are deepseek-v3, ");
+  expect({"--context", "0"}, 2, "plan: --context: '0' is no whole number from 1 to");
+  expect({"--context", "12q"}, 2, "'12q' is no whole number");
+  expect({"--context", "9999999999999999999"}, 2, "is no whole number");
+  expect({"--batch", "-1"}, 2, "'-1' is no whole number");
+  expect({"--dtype", "f8"}, 2, "--dtype: no dtype 'f8'; there are f64, f32, f16, bf16, i8");
+  expect({"--memory", "lots"}, 2, "--memory: 'lots' is no size");
+  expect({"--memory", "-1GiB"}, 2, "--memory: '-1GiB' is no size");
+  expect({"--memory", "1 Zorkmid"}, 2, "is no size");
+  expect({"--model", "llama-3-8b", "--config", "."}, 2, "exclude");
+  expect({"--config", "/nonexistent/folder"}, 1, "/nonexistent/folder");
+  expect({"--config", "/dev/null"}, 1, "/dev/null");
+  // More bytes than can be counted.
+  expect({"--model", "llama-3-8b", "--context", "1048576m", "--batch", "1048576m"}, 1, "too large");
+  const TempFolder temp;
+  write_bytes(temp / "config.json", R"({"model_type":"llama")");
+  expect({"--config", temp.path().string()}, 1, "config.json");
+  write_bytes(temp / "config.json", R"({"model_type":"hal9000"})");
+  expect({"--config", temp.path().string()}, 1, "hal9000");
+}
+
+}  // namespace
+}  // namespace ladon::test

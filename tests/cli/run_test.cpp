@@ -1,0 +1,231 @@
+// `ladon run`: a layer of a model folder over files.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "cli/run_ladon.h"
+#include "io/io_support.h"
+#include "ladon/checkpoint.h"
+#include "ladon/npy.h"
+#include "ladon/random.h"
+#include "models/model_folder.h"
+
+namespace ladon::test {
+namespace {
+
+/// A folder with a small model in it, and an input.
+class CliRun : public testing::Test {
+ protected:
+  static constexpr std::int64_t kLength = 13;
+
+  void SetUp() override {
+    std::filesystem::create_directory(temp_ / "files");
+    write_case("llama3");
+    save_input({2, kLength, 20}, DType::kF32);
+  }
+
+  void write_case(const std::string& name) {
+    std::filesystem::remove_all(temp_ / "model");
+    std::filesystem::create_directory(temp_ / "model");
+    write_model(temp_ / "model", family_case(name), DType::kF32);
+  }
+
+  void save_input(const Dims& shape, DType dtype) {
+    input_ = Tensor(dtype, shape);
+    if (is_float(dtype)) fill_normal(input_, 0, 1, 1);
+    write_npy(file("x.npy"), input_);
+  }
+
+  std::string model() const { return (temp_ / "model").string(); }
+  std::string file(const std::string& name) const { return (temp_ / "files" / name).string(); }
+  /// Names in the folder of files.
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(temp_ / "files")) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  std::vector<std::string> arguments(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all{"run",     "--model",     model(),    "--layer",    "1",
+                                 "--input", file("x.npy"), "--output", file("y.npy")};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  Tensor expected() const {
+    const auto layer = load_attention(model(), 1, {.dtype = DType::kF32});
+    return layer->forward(Context(), input_);
+  }
+
+  static double difference(const Tensor& a, const Tensor& b) {
+    EXPECT_EQ(a.shape(), b.shape());
+    const Tensor x = Tensor::copy_of(a, DType::kF64);
+    const Tensor y = Tensor::copy_of(b, DType::kF64);
+    double most = 0;
+    for (std::int64_t i = 0; i < x.num_elements(); ++i) {
+      most = std::max(most, std::abs(x.data_as<double>()[i] - y.data_as<double>()[i]));
+    }
+    return most;
+  }
+
+  TempFolder temp_;
+  Tensor input_;
+};
+
+TEST_F(CliRun, WholeGivesTheLayersBits) {
+  const nlohmann::json document = document_of(arguments());
+  EXPECT_EQ(document["family"], "llama");
+  EXPECT_EQ(document["shape"], (std::vector<std::int64_t>{2, kLength, 20}));
+  EXPECT_EQ(document["summary"]["not_finite"], 0);
+  EXPECT_FALSE(document.contains("chunk"));
+  const Tensor out = read_npy(file("y.npy"));
+  EXPECT_EQ(out.dtype(), DType::kF32);
+  EXPECT_EQ(difference(out, expected()), 0);
+  EXPECT_EQ(files(), (std::vector<std::string>{"x.npy", "y.npy"}));
+}
+
+TEST_F(CliRun, CachedAgrees) {
+  for (const char* chunk : {"1", "4", "100"}) {
+    const nlohmann::json document = document_of(arguments({"--cached", "--chunk", chunk}));
+    EXPECT_EQ(document["chunk"], std::stoi(chunk));
+    // 2 sequences of 13 tokens; 2 KV heads of 8 numbers, keys and values, in f32.
+    EXPECT_EQ(document["cache_bytes"], 2 * kLength * 2 * 2 * 8 * 4);
+    EXPECT_LT(difference(read_npy(file("y.npy")), expected()), 1e-5);
+  }
+  document_of(arguments({"--cached", "--cache-dtype", "bf16", "--threads", "1"}));
+  const double error = difference(read_npy(file("y.npy")), expected());
+  EXPECT_GT(error, 0);
+  EXPECT_LT(error, 0.1);
+}
+
+TEST_F(CliRun, OneSequenceAndOtherDtypes) {
+  save_input({5, 20}, DType::kF64);
+  const Outcome outcome = run_ladon(arguments());
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_NE(outcome.out.find("[5, 20], whole"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("in f64"), std::string::npos) << outcome.out;
+  const Tensor out = read_npy(file("y.npy"));
+  EXPECT_EQ(out.dtype(), DType::kF64);
+  EXPECT_EQ(out.shape(), (Dims{5, 20}));
+  // The output keeps the input's dtype, whatever the layer computes in.
+  document_of(arguments({"--dtype", "bf16"}));
+  EXPECT_EQ(read_npy(file("y.npy")).dtype(), DType::kF64);
+  save_input({0, 20}, DType::kF32);
+  document_of(arguments());
+  EXPECT_EQ(read_npy(file("y.npy")).shape(), (Dims{0, 20}));
+}
+
+TEST_F(CliRun, PicturesOfTheWeights) {
+  document_of(arguments({"--weights", file("w.png"), "--sequence", "1"}));
+  document_of(arguments({"--weights", file("w.svg"), "--cached"}));
+  EXPECT_EQ(files(), (std::vector<std::string>{"w.png", "w.svg", "x.npy", "y.npy"}));
+  EXPECT_TRUE(read_bytes(file("w.png")).starts_with("\x89PNG\r\n\x1a\n"));
+  const std::string svg = read_bytes(file("w.svg"));
+  EXPECT_TRUE(svg.starts_with("<svg "));
+  EXPECT_TRUE(svg.ends_with("</svg>\n"));
+  for (const char* words : {"Attention weights, layer 1 (llama)", "13 tokens", "head 0", "head 5",
+                            "query token", "key token", ">weight<"}) {
+    EXPECT_NE(svg.find(words), std::string::npos) << words;
+  }
+}
+
+TEST_F(CliRun, BadFilesAndShapes) {
+  const auto expect = [&](const std::vector<std::string>& more, int status,
+                          const std::string& part) {
+    const std::string complaint = complaint_of(arguments(more), status);
+    EXPECT_NE(complaint.find(part), std::string::npos) << complaint;
+    EXPECT_EQ(files(), (std::vector<std::string>{"x.npy"}));
+  };
+  save_input({3, 21}, DType::kF32);
+  expect({}, 1, "holds [3, 21] of f32, expected floats [seq, 20] or [batch, seq, 20]");
+  save_input({20}, DType::kF32);
+  expect({}, 1, "holds [20] of f32");
+  save_input({3, 20}, DType::kI32);
+  expect({}, 1, "holds [3, 20] of i32");
+  write_bytes(file("x.npy"), "no array");
+  expect({}, 1, "x.npy");
+  save_input({3, 20}, DType::kF32);
+  std::filesystem::resize_file(file("x.npy"), 200);
+  expect({}, 1, "x.npy");
+  save_input({3, 20}, DType::kF32);
+  expect({"--weights", file("w.jpg")}, 2, "ends in .svg or .png");
+  expect({"--weights", file("none/w.svg")}, 1, "--weights: cannot write ");
+  expect({"--weights", file("w.svg"), "--sequence", "1"}, 2, "no sequence 1");
+  expect({"--sequence", "1"}, 2, "--weights");
+  expect({"--chunk", "2"}, 2, "--cached");
+  expect({"--dtype", "i8"}, 2, "no dtype 'i8'");
+}
+
+TEST_F(CliRun, BadModels) {
+  const auto complaint = [&](const std::vector<std::string>& all, int status) {
+    std::vector<std::string> with{"run"};
+    with.insert(with.end(), all.begin(), all.end());
+    return complaint_of(with, status);
+  };
+  const std::string x = file("x.npy");
+  const std::string y = file("y.npy");
+  EXPECT_NE(complaint({"--model", model(), "--input", x}, 2).find("--output is required"),
+            std::string::npos);
+  EXPECT_NE(complaint({"--model", model(), "--layer", "2", "--input", x, "--output", y}, 2)
+                .find("--layer: got 2, expected 0 to 1"),
+            std::string::npos);
+  EXPECT_NE(
+      complaint({"--model", "/nonexistent", "--input", x, "--output", y}, 1).find("/nonexistent"),
+      std::string::npos);
+  EXPECT_NE(complaint({"--model", model(), "--input", file("none.npy"), "--output", y}, 1)
+                .find("none.npy: No such file or directory"),
+            std::string::npos);
+  EXPECT_NE(complaint({"--model", model(), "--input", x, "--output", temp_.path().string()}, 1)
+                .find("--output: cannot write "),
+            std::string::npos);
+  std::filesystem::remove(temp_ / "model" / "model.safetensors");
+  EXPECT_NE(complaint({"--model", model(), "--input", x, "--output", y}, 1).find("model"),
+            std::string::npos);
+  EXPECT_EQ(files(), (std::vector<std::string>{"x.npy"}));
+}
+
+TEST_F(CliRun, ALayerThatIsNotCausalHasNoCache) {
+  write_case("bert");
+  const std::string complaint = complaint_of(arguments({"--cached"}), 2);
+  EXPECT_NE(complaint.find("the layers of bert are not causal"), std::string::npos) << complaint;
+}
+
+TEST_F(CliRun, ImpossibleSizesAreRefusedFirst) {
+  // 4 * 2^20 * 2^20 weights of 8 bytes, counting gradients: 32 TiB. There are no tensors to read.
+  write_bytes(temp_ / "model" / "config.json", R"({"model_type":"llama","hidden_size":1048576,
+    "num_attention_heads":4096,"head_dim":256,"num_hidden_layers":2})");
+  const std::string complaint = complaint_of(arguments(), 1);
+  EXPECT_NE(complaint.find("run: this layer and input needs about 32 TiB of memory; "),
+            std::string::npos)
+      << complaint;
+}
+
+TEST_F(CliRun, AFullDiskLeavesNothing) {
+  write_bytes(file("y.npy"), "older");
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{}, {"--weights", file("w.svg")}}) {
+    const std::string complaint =
+        complaint_of(LadonRun{.arguments = arguments(more), .file_size_limit = 1000}, 1);
+    EXPECT_NE(complaint.find("File too large"), std::string::npos) << complaint;
+    EXPECT_EQ(files(), (std::vector<std::string>{"x.npy", "y.npy"}));
+    EXPECT_EQ(read_bytes(file("y.npy")), "older");
+  }
+}
+
+TEST_F(CliRun, AnInterruptLeavesNothing) {
+  // Long enough to be in the middle: 60,000 calls.
+  save_input({60000, 20}, DType::kF32);
+  const Outcome outcome = run_ladon(LadonRun{.arguments = arguments({"--cached", "--threads", "1"}),
+                                             .signal_after = 400,
+                                             .signal = SIGINT});
+  EXPECT_EQ(outcome.signal, SIGINT);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(outcome.err, "ladon: interrupted\n");
+  EXPECT_EQ(files(), (std::vector<std::string>{"x.npy"}));
+}
+
+}  // namespace
+}  // namespace ladon::test
