@@ -202,8 +202,8 @@ nb::object wrap_layer(std::unique_ptr<AttentionLayer>&& layer) {
 }
 
 void bind_layers(nb::module_& module) {
-  nb::class_<SavedForward>(module, "SavedForward",
-                           "What backward() needs of a forward_training() call.");
+  const nb::class_<SavedForward> saved(module, "SavedForward",
+                                       "What backward() needs of a forward_training() call.");
 
   const std::string inputs = "self, x: Array, key: Array | None = None, value: Array | None = None";
   const std::string cached =
