@@ -150,14 +150,19 @@ nb::object backward(Layer& self, nb::handle grad_object, nb::handle saved_object
 
 /// Weights or gradients by name; the arrays share the layer's memory and keep it alive.
 nb::dict shared_arrays(nb::handle self_object, nb::handle framework, bool gradients) {
-  const Where where{gradients ? "gradients" : "parameters", "framework"};
+  const Framework kind =
+      to_framework(framework, {gradients ? "gradients" : "parameters", "framework"});
   auto& self = nb::cast<Layer&>(self_object);
+  const std::span<Parameter> all = self.layer->named_parameters();
+  if (gradients) {  // zeros before the first backward(), which then goes on in the same memory
+    changing(self, [&] {
+      for (Parameter& parameter : all) parameter.make_gradient();
+    });
+  }
   nb::dict dict;
-  for (Parameter& parameter : self.layer->named_parameters()) {
-    if (gradients) parameter.make_gradient();  // zeros before the first backward()
+  for (Parameter& parameter : all) {
     Tensor& tensor = gradients ? parameter.gradient : parameter.value;
-    dict[parameter.name.c_str()] =
-        share_array(tensor.view(), self_object, to_framework(framework, where));
+    dict[parameter.name.c_str()] = share_array(tensor.view(), self_object, kind);
   }
   return dict;
 }
