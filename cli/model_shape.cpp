@@ -112,7 +112,7 @@ const ModelShape& model_preset(std::string_view name) {
     if (preset.name == name) return preset;
     names += (names.empty() ? "" : ", ") + preset.name;
   }
-  throw UsageError("--model: no preset '" + std::string(name) + "'; there are " + names +
+  throw UsageError("plan: --model: no preset '" + std::string(name) + "'; there are " + names +
                    " (or give --config)");
 }
 

@@ -97,6 +97,17 @@ void check_options(const RunOptions& options, const ModelDescription& model,
   }
 }
 
+/// `shape` is [batch, seq, embed].
+void check_picture(const RunOptions& options, const ModelDescription& model, const Dims& shape) {
+  if (options.sequence >= shape[0] || shape[1] == 0) {
+    throw UsageError("run: --sequence: the input has no sequence " +
+                     std::to_string(options.sequence) + " with tokens to draw");
+  }
+  const auto length = static_cast<double>(shape[1]);
+  require_memory("run: --weights: a picture of so many tokens",
+                 2 * 4 * length * length * static_cast<double>(model.num_heads));
+}
+
 struct Report {
   const RunOptions& options;
   const ModelDescription& model;
@@ -166,9 +177,6 @@ Json document_of(const Report& report) {
 /// The picture of one sequence's weights, as a file's bytes.
 std::string draw_weights(const Context& context, const AttentionLayer& layer, const Tensor& x,
                          const RunOptions& options, const ModelDescription& model) {
-  const auto length = static_cast<double>(x.size(1));
-  require_memory("run: --weights: a picture of so many tokens",
-                 2 * 4 * length * length * static_cast<double>(layer.num_heads()));
   const Tensor weights = weights_of(context, layer, x.view().select(0, options.sequence));
   return draw_heat_map(
              options.weights, weights,
@@ -197,10 +205,7 @@ int run_layer(const RunOptions& options) {
   const Tensor input = read_input(options, model.embed_dim);
   const bool batched = input.rank() == 3;
   const Dims shape = batched ? input.shape() : Dims{1, input.size(0), input.size(1)};
-  if (!options.weights.empty() && (options.sequence >= shape[0] || shape[1] == 0)) {
-    throw UsageError("run: --sequence: the input has no sequence " +
-                     std::to_string(options.sequence) + " with tokens to draw");
-  }
+  if (!options.weights.empty()) check_picture(options, model, shape);
   const DType dtype = options.dtype.value_or(input.dtype());
   const auto layer = load_attention(options.model, options.layer,
                                     {.dtype = dtype, .ignored_fields = options.ignored_fields});

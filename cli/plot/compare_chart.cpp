@@ -60,7 +60,8 @@ void draw_panel(Canvas& canvas, const Panel& panel, double left,
 
   canvas.text({left, kTop - 26}, panel.title, {.size = 13, .bold = true});
   canvas.text({left, kTop - 10}, panel.unit, {.size = 11, .color = kGrey});
-  for (double value = 0; value <= top_value; value += step) {
+  for (int i = 0; i * step <= top_value; ++i) {
+    const double value = i * step;
     const double y = bottom - height_of(value);
     canvas.line({left, y}, {left + kPanelWidth, y}, value == 0 ? kGrey : kPaleGrey);
     canvas.text({left - 6, y + 4}, number_text(value),

@@ -81,6 +81,22 @@ void draw_scale(Canvas& canvas, const Box& box, double largest) {
   canvas.text({box.x, box.y - 8}, "weight", {.size = 11});
 }
 
+/// A grid somewhat wider than high; without an empty place where the heads allow it.
+std::int64_t columns_for(std::int64_t heads) {
+  const double wanted = std::sqrt(1.5 * static_cast<double>(heads));
+  const auto distance = [&](std::int64_t columns) {
+    return std::abs(std::log(static_cast<double>(columns) / wanted));
+  };
+  std::int64_t best = std::min(heads, static_cast<std::int64_t>(std::ceil(wanted)));
+  bool full = heads % best == 0;
+  for (std::int64_t columns = 1; columns <= heads; ++columns) {
+    if (heads % columns != 0 || distance(columns) > std::log(1.7)) continue;
+    if (!full || distance(columns) < distance(best)) best = columns;
+    full = true;
+  }
+  return best;
+}
+
 /// Where the first and the last token of an axis are.
 void draw_ticks(Canvas& canvas, const Box& panel, const ConstTensorView& weights, bool left,
                 bool bottom) {
@@ -105,8 +121,7 @@ std::unique_ptr<Canvas> draw_heat_map(const std::filesystem::path& path,
   const std::int64_t heads = weights.size(0);
   const std::int64_t longest = std::max(weights.size(1), weights.size(2));
   const std::int64_t step = std::max<std::int64_t>(1, (longest + kMostCells - 1) / kMostCells);
-  const auto columns =
-      static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(heads) * 1.5)));
+  const std::int64_t columns = columns_for(heads);
   const std::int64_t rows = (heads + columns - 1) / columns;
   const double side = heads == 1 ? 420 : heads <= 12 ? 190 : 130;
 

@@ -213,6 +213,16 @@ TEST_F(CliRun, ImpossibleSizesAreRefusedFirst) {
       << complaint;
 }
 
+TEST_F(CliRun, AnImpossiblePictureIsRefusedFirst) {
+  // 6 heads * 2^20 * 2^20 weights of 4 bytes, and a copy: 48 TiB.
+  save_input({1 << 20, 20}, DType::kF16);
+  const std::string complaint = complaint_of(arguments({"--weights", file("w.svg")}), 1);
+  EXPECT_NE(complaint.find("a picture of so many tokens needs about 48 TiB of memory; "),
+            std::string::npos)
+      << complaint;
+  EXPECT_EQ(files(), (std::vector<std::string>{"x.npy"}));
+}
+
 TEST_F(CliRun, AFullDiskLeavesNothing) {
   write_bytes(file("y.npy"), "older");
   for (const std::vector<std::string>& more :
