@@ -11,10 +11,14 @@ stamps=$build/lint
 [[ ${3:-} == --all ]] && rm -rf "$stamps"
 mkdir -p "$stamps"
 
-newest_input=$(find .clang-tidy include src cli bench \( -name '*.h' -o -name '*.inl' -o -name .clang-tidy \) \
+folders=(src cli bench examples)
+# The Python package is linted where it is part of the build.
+grep -q '/python/src/' "$build/compile_commands.json" && folders+=(python)
+
+newest_input=$(find .clang-tidy include src cli bench python \( -name '*.h' -o -name '*.inl' -o -name .clang-tidy \) \
   -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-)
 
-sources=$(find src cli bench examples -name '*.cpp' -not -path '*/isa/*' -not -path '*/ceilings/*' | sort)
+sources=$(find "${folders[@]}" -name '*.cpp' -not -path '*/isa/*' -not -path '*/ceilings/*' | sort)
 files=()
 while IFS= read -r file; do
   stamp=$stamps/${file//\//_}

@@ -150,6 +150,8 @@ nb::object py_merge_attention(nb::handle outs_object, nb::handle lses_object,
   outputs.allocate(first, first.rank() == 4 ? first.size(3) : 0);
   std::vector<ConstTensorView> out_views;
   std::vector<ConstTensorView> lse_views;
+  out_views.reserve(outs.size());
+  lse_views.reserve(lses.size());
   for (const Array& out : outs) out_views.push_back(out.view());
   for (const Array& lse : lses) lse_views.push_back(lse.view());
   without_gil([&] {

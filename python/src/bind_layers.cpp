@@ -150,14 +150,19 @@ nb::object backward(Layer& self, nb::handle grad_object, nb::handle saved_object
 
 /// Weights or gradients by name; the arrays share the layer's memory and keep it alive.
 nb::dict shared_arrays(nb::handle self_object, nb::handle framework, bool gradients) {
-  const Where where{gradients ? "gradients" : "parameters", "framework"};
+  const Framework kind =
+      to_framework(framework, {gradients ? "gradients" : "parameters", "framework"});
   auto& self = nb::cast<Layer&>(self_object);
+  const std::span<Parameter> all = self.layer->named_parameters();
+  if (gradients) {  // zeros before the first backward(), which then goes on in the same memory
+    changing(self, [&] {
+      for (Parameter& parameter : all) parameter.make_gradient();
+    });
+  }
   nb::dict dict;
-  for (Parameter& parameter : self.layer->named_parameters()) {
-    if (gradients) parameter.make_gradient();  // zeros before the first backward()
+  for (Parameter& parameter : all) {
     Tensor& tensor = gradients ? parameter.gradient : parameter.value;
-    dict[parameter.name.c_str()] =
-        share_array(tensor.view(), self_object, to_framework(framework, where));
+    dict[parameter.name.c_str()] = share_array(tensor.view(), self_object, kind);
   }
   return dict;
 }
@@ -202,8 +207,8 @@ nb::object wrap_layer(std::unique_ptr<AttentionLayer>&& layer) {
 }
 
 void bind_layers(nb::module_& module) {
-  nb::class_<SavedForward>(module, "SavedForward",
-                           "What backward() needs of a forward_training() call.");
+  const nb::class_<SavedForward> saved(module, "SavedForward",
+                                       "What backward() needs of a forward_training() call.");
 
   const std::string inputs = "self, x: Array, key: Array | None = None, value: Array | None = None";
   const std::string cached =

@@ -153,18 +153,21 @@ std::int64_t mha_bytes_per_token(const KvCacheOptions& options) noexcept {
 KvCacheOptions checked_options(std::string_view operation, KvCacheOptions options) {
   if (options.value_dim == 0) options.value_dim = options.head_dim;
   if (options.num_heads == 0) options.num_heads = options.num_kv_heads;
-  if (options.mha_dim == 0) options.mha_dim = options.head_dim + options.value_dim;
   // A token of the widest model fits a few times; what is past this is an error of the caller's,
   // and sizes below cannot overflow.
   constexpr std::int64_t kMost = std::int64_t{1} << 24;
   for (const auto& [name, value] :
        {std::pair{"num_kv_heads", options.num_kv_heads}, std::pair{"head_dim", options.head_dim},
-        std::pair{"value_dim", options.value_dim}, std::pair{"num_heads", options.num_heads},
-        std::pair{"mha_dim", options.mha_dim}}) {
+        std::pair{"value_dim", options.value_dim}, std::pair{"num_heads", options.num_heads}}) {
     if (value < 1 || value > kMost) {
       fail(operation, name,
            "got " + std::to_string(value) + ", expected 1 to " + std::to_string(kMost));
     }
+  }
+  if (options.mha_dim == 0) options.mha_dim = options.head_dim + options.value_dim;
+  if (options.mha_dim < 1 || options.mha_dim > 2 * kMost) {
+    fail(operation, "mha_dim",
+         "got " + std::to_string(options.mha_dim) + ", expected 1 to " + std::to_string(2 * kMost));
   }
   if (options.num_heads % options.num_kv_heads != 0) {
     fail(operation, "num_heads",

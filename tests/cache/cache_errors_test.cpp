@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,8 +30,11 @@ TEST(CacheErrors, Options) {
             "KvCache::contiguous: value_dim: got -3, expected 1 to 16777216");
   EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .num_heads = 3}),
             "KvCache::contiguous: num_heads: got 3, expected a multiple of num_kv_heads = 2");
-  EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .mha_dim = -5}),
-            "KvCache::contiguous: mha_dim: got -5, expected 1 to 16777216");
+  const std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = least}),
+            "KvCache::contiguous: head_dim: got -9223372036854775808, expected 1 to 16777216");
+  EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .mha_dim = -1}),
+            "KvCache::contiguous: mha_dim: got -1, expected 1 to 33554432");
   EXPECT_EQ(message({.batch = -1, .num_kv_heads = 2, .head_dim = 4}),
             "KvCache::contiguous: batch: got -1, expected 0 to 2147483648");
   EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .dtype = DType::kI32}),

@@ -128,6 +128,19 @@ def test_parameters_share_memory_and_keep_the_layer():
     assert gone() is None
 
 
+def test_gradients_share_memory():
+    layer = ladon.MultiHeadAttention(embed_dim=8, num_heads=2)
+    gradients = layer.gradients()
+    assert not any(value.any() for value in gradients.values())
+    out, saved = layer.forward_training(np.ones((1, 2, 8), np.float32))
+    layer.backward(out, saved)
+    assert gradients["out_proj.weight"].any()
+    for name, value in layer.gradients().items():
+        assert address(value) == address(gradients[name])
+    layer.zero_grad()
+    assert not any(value.any() for value in gradients.values())
+
+
 def test_empty_arrays():
     for shape in ((0, 3, 2, 4), (2, 0, 2, 4)):
         q = np.zeros(shape, np.float32)

@@ -18,7 +18,7 @@ except ImportError:
 
 CALLS = int(os.environ.get("LADON_PYTHON_FUZZ_CALLS", "20000"))
 SEED = int(os.environ.get("LADON_PYTHON_FUZZ_SEED", "1"))
-# Besides what the issue of a call can rightly be: MemoryError and OSError come as ladon.Error too.
+# What a call may raise. Memory and files that cannot be had come as ladon.Error too.
 CLEAN = (ladon.Error, TypeError, ValueError)
 
 ATTENTION_OPTIONS = (

@@ -100,3 +100,34 @@ def test_torch_layout(tmp_path, random):
     again = ladon.load_torch_attention(tmp_path / "a.safetensors", num_heads=2, prefix="self_attn.")
     x = random(1, 4, 8)
     assert np.array_equal(again(x), layer(x))
+
+
+def test_latent_models(tmp_path, random):
+    config = {
+        "model_type": "deepseek_v3",
+        "hidden_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "vocab_size": 10,
+        "torch_dtype": "float32",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = ladon.describe_model(tmp_path)["layers"][0]
+    made = ladon.LatentAttention(**options, seed=2)
+    ladon.save_safetensors(tmp_path / "model.safetensors", ladon.attention_tensors(made, "deepseek_v3", 0))
+    layer = ladon.load_attention(tmp_path, 0)
+    assert isinstance(layer, ladon.LatentAttention) and layer.latent_dim == 14
+    x = random(1, 5, 24)
+    assert np.array_equal(layer(x), made(x))
+    rows = {row["kind"]: row for row in ladon.plan(tmp_path, length=100)}
+    assert rows["MLA"]["elements"] == 100 * 14
+    assert rows["MHA"]["elements"] == 100 * 4 * (12 + 6)

@@ -22,8 +22,15 @@ def _cases():
     return [name for name in names if wanted.match(name) and "_expanded" not in name]
 
 
+# Older versions of ONNX (1.19 for one) exchange the modes 1 and 2 of qk_matmul_output. Ladon follows the newer text.
+_mode_1 = onnx.defs.get_schema("Attention", 23).attributes["qk_matmul_output_mode"].description.split("`1`")[1]
+_old_modes = "softcap" not in _mode_1.split("`2`")[0]
+
+
 @pytest.mark.parametrize("name", _cases())
 def test_onnx_case(name):
+    if _old_modes and re.search("qk_matmul_(bias|softcap)", name):
+        pytest.skip(f"onnx {onnx.__version__} numbers qk_matmul_output_mode in the old order")
     case = _runner.test_cases["OnnxBackendNodeModelTest"](name)
     result = unittest.TestResult()
     case.run(result)
