@@ -155,14 +155,11 @@ void visit_tokens(KvStorage& storage, const KvCache::Impl& cache, std::int64_t s
     const auto row =
         static_cast<std::size_t>(part->num_elements() / std::max<std::int64_t>(1, part->size(0))) *
         size_of(part->dtype());
-    for (std::int64_t token = begin; token < end;) {
-      const std::int64_t slot = cache.slot_of(sequence, token);
-      std::int64_t run = 1;
-      while (token + run < end && cache.slot_of(sequence, token + run) == slot + run) ++run;
-      visit(static_cast<std::byte*>(part->data()) + static_cast<std::size_t>(slot) * row,
-            static_cast<std::size_t>(run) * row);
-      token += run;
-    }
+    cache.for_each_run(
+        sequence, begin, end, [&](std::int64_t, std::int64_t run, std::int64_t slot) {
+          visit(static_cast<std::byte*>(part->data()) + static_cast<std::size_t>(slot) * row,
+                static_cast<std::size_t>(run) * row);
+        });
   }
 }
 
@@ -216,7 +213,7 @@ Header read_header(Reader& reader, const KvCacheOptions& options) {
   for (std::uint64_t b = 0; b < batch; ++b) {
     const auto first = reader.take<std::int64_t>();
     const auto length = reader.take<std::int64_t>();
-    if (first < 0 || length < first || length > (std::int64_t{1} << 40)) {
+    if (first < 0 || length < first || length > kMostTokens) {
       file.refuse("sequence " + std::to_string(b) + ": got tokens " + std::to_string(first) +
                   " to " + std::to_string(length) + ", expected a range");
     }

@@ -72,11 +72,10 @@ void KvCache::reorder(std::span<const std::int64_t> from) {
 }
 
 void KvCache::reserve(std::int64_t length) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 40;
   impl_->check_idle("KvCache::reserve");
-  if (length < 0 || length > kMost) {
+  if (length < 0 || length > kMostTokens) {
     fail("KvCache::reserve", "length",
-         "got " + std::to_string(length) + ", expected 0 to " + std::to_string(kMost));
+         "got " + std::to_string(length) + ", expected 0 to " + std::to_string(kMostTokens));
   }
   impl_->reserve(length);
 }

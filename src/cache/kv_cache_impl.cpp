@@ -10,9 +10,6 @@
 namespace ladon {
 namespace {
 
-/// Far above any memory, and small enough that sums of a few of them do not overflow.
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
-
 void check_rows(std::string_view operation, const NamedView& argument, std::int64_t heads,
                 std::int64_t dim) {
   check_view(operation, argument, 4);
@@ -141,14 +138,11 @@ void KvCache::Impl::write_tokens(const ConstTensorView& k, const ConstTensorView
       if (x.absent()) return x;
       return x.select(0, packed ? 0 : b).slice(0, source + begin, source + end);
     };
-    // As many tokens at a time as have slots side by side.
-    for (std::int64_t done = 0; done < count;) {
-      const std::int64_t slot = slot_of(b, length + done);
-      std::int64_t run = 1;
-      while (done + run < count && slot_of(b, length + done + run) == slot + run) ++run;
-      storage().write_slots(rows_of(k, done, done + run), rows_of(v, done, done + run), slot);
-      done += run;
-    }
+    for_each_run(
+        b, length, length + count, [&](std::int64_t token, std::int64_t run, std::int64_t slot) {
+          const std::int64_t done = token - length;
+          storage().write_slots(rows_of(k, done, done + run), rows_of(v, done, done + run), slot);
+        });
     packed_start += count;
   }
 }

@@ -54,6 +54,20 @@ class KvCache::Impl {
   /// Where token number `token` of a sequence lies: one that is held, or that there is room for.
   virtual std::int64_t slot_of(std::int64_t sequence, std::int64_t token) const noexcept = 0;
 
+  /// visit(token, count, slot) for tokens [begin, end), as many at a time as have slots side by
+  /// side.
+  template <class Visit>
+  void for_each_run(std::int64_t sequence, std::int64_t begin, std::int64_t end,
+                    const Visit& visit) const {
+    for (std::int64_t token = begin; token < end;) {
+      const std::int64_t slot = slot_of(sequence, token);
+      std::int64_t run = 1;
+      while (token + run < end && slot_of(sequence, token + run) == slot + run) ++run;
+      visit(token, run, slot);
+      token += run;
+    }
+  }
+
   virtual void publish_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids);
   virtual std::int64_t adopt_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids);
 

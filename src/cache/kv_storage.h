@@ -9,6 +9,10 @@
 
 namespace ladon {
 
+/// Most tokens of a sequence: far above any memory, and small enough that sums of a few do not
+/// overflow.
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+
 struct KvStorage {
   // [slots, num_kv_heads, dim]; v is empty (rank 0) where the values are in the keys.
   Tensor k{}, v{};

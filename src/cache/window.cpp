@@ -149,14 +149,13 @@ class Window final : public KvCache::Impl {
 
 std::unique_ptr<KvCache::Impl> make_window(const KvCacheOptions& options, std::int64_t window_left,
                                            std::int64_t spare) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 40;
-  if (window_left < 0 || window_left > kMost) {
+  if (window_left < 0 || window_left > kMostTokens) {
     fail(kOperation, "window_left",
-         "got " + std::to_string(window_left) + ", expected 0 to " + std::to_string(kMost));
+         "got " + std::to_string(window_left) + ", expected 0 to " + std::to_string(kMostTokens));
   }
-  if (spare < 0 || spare > kMost) {
+  if (spare < 0 || spare > kMostTokens) {
     fail(kOperation, "spare",
-         "got " + std::to_string(spare) + ", expected 0 to " + std::to_string(kMost));
+         "got " + std::to_string(spare) + ", expected 0 to " + std::to_string(kMostTokens));
   }
   return std::make_unique<Window>(checked_options(kOperation, options), window_left, spare);
 }

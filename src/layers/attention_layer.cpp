@@ -11,6 +11,40 @@ namespace ladon {
 
 SavedForward::Impl::~Impl() = default;
 
+void SavedForward::Impl::keep_call(const AttentionOptions& attention, const LayerCall& call) {
+  options = attention;
+  options.sinks = {};
+  options.alibi_slopes = {};
+  if (!call.mask.absent()) {
+    mask_ = Tensor::copy_of(call.mask);
+    options.mask = mask_;
+  }
+  if (!call.bias.absent()) {
+    bias_ = Tensor::copy_of(call.bias);
+    options.bias = bias_;
+  }
+  kv_lengths_.assign(call.kv_lengths.begin(), call.kv_lengths.end());
+  options.kv_lengths = kv_lengths_;
+  const auto keep = [](const RopePositions& from, std::vector<std::int64_t>& list) {
+    list.assign(from.explicit_positions.begin(), from.explicit_positions.end());
+    return RopePositions{.first = from.first, .explicit_positions = list};
+  };
+  query_positions = keep(call.query_positions, query_position_list_);
+  key_positions = keep(call.key_positions, key_position_list_);
+}
+
+const SavedForward::Impl& check_saved(std::string_view operation, const SavedForward& saved,
+                                      const std::shared_ptr<const char>& identity) {
+  if (saved.impl() == nullptr) {
+    fail(operation, "saved", "got nothing, expected what forward_training() saved");
+  }
+  if (saved.impl()->layer() != identity) {
+    fail(operation, "saved",
+         "got what another layer saved, expected what this layer's forward_training() saved");
+  }
+  return *saved.impl();
+}
+
 SavedForward::SavedForward() = default;
 SavedForward::~SavedForward() = default;
 SavedForward::SavedForward(SavedForward&&) noexcept = default;

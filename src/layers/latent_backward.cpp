@@ -151,14 +151,7 @@ class BackwardPass {
 
 InputGradients LatentAttention::backward(const Context& context, const ConstTensorView& grad_out,
                                          const SavedForward& saved) {
-  if (saved.impl() == nullptr) {
-    fail(kOperation, "saved", "got nothing, expected what forward_training() saved");
-  }
-  if (saved.impl()->layer() != identity_) {
-    fail(kOperation, "saved",
-         "got what another layer saved, expected what this layer's forward_training() saved");
-  }
-  const auto& state = static_cast<const Saved&>(*saved.impl());
+  const auto& state = static_cast<const Saved&>(check_saved(kOperation, saved, identity_));
   const std::int64_t batch = state.x.size(0);
   const std::int64_t length = state.x.size(1);
   check_tensor(kOperation, {"grad_out", grad_out}, dtype(),

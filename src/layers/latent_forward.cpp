@@ -169,23 +169,7 @@ class Forward {
     saved_->values = std::move(values_);
     saved_->attended = std::move(attended_);
     saved_->lse = std::move(lse_);
-    saved_->options = options_;
-    if (!call_.mask.absent()) {
-      saved_->mask = Tensor::copy_of(call_.mask);
-      saved_->options.mask = saved_->mask;
-    }
-    if (!call_.bias.absent()) {
-      saved_->bias = Tensor::copy_of(call_.bias);
-      saved_->options.bias = saved_->bias;
-    }
-    saved_->kv_lengths.assign(call_.kv_lengths.begin(), call_.kv_lengths.end());
-    saved_->options.kv_lengths = saved_->kv_lengths;
-    const auto keep = [](const RopePositions& from, std::vector<std::int64_t>& list) {
-      list.assign(from.explicit_positions.begin(), from.explicit_positions.end());
-      return RopePositions{.first = from.first, .explicit_positions = list};
-    };
-    saved_->query_positions = keep(call_.query_positions, saved_->query_position_list);
-    saved_->key_positions = keep(call_.key_positions, saved_->key_position_list);
+    saved_->keep_call(options_, call_);
   }
 
   const Context& context_;

@@ -93,18 +93,11 @@ class Saved final : public SavedForward::Impl {
  public:
   using Impl::Impl;
 
-  bool batched = true;
   Tensor x;                      // [batch, seq, embed]
   Tensor low, normed_low;        // the queries' latents before and after their norm
   Tensor compressed, latents;    // [latent | rope key] before and after norm and rope
   Tensor queries, keys, values;  // [batch, seq, heads, dim]
   Tensor attended, lse;
-  // The call, with copies of what it pointed to.
-  AttentionOptions options;
-  Tensor mask, bias;
-  std::vector<std::int64_t> kv_lengths;
-  RopePositions query_positions, key_positions;
-  std::vector<std::int64_t> query_position_list, key_position_list;
 };
 
 }  // namespace ladon::latent

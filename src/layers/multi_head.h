@@ -24,18 +24,11 @@ class Saved final : public SavedForward::Impl {
 
   bool self = false;
   bool own_value = false;
-  bool batched = true;
   bool one_position = false;  // attention was the identity: q, k and lse are empty
   Tensor query, key, value;   // key and value are empty where they are another input
   Tensor q, k, v;             // projected, normed and turned: [batch, seq, heads, head_dim]
   Tensor attended;            // [batch, query_len, num_heads, head_dim]
   Tensor lse;
-  // The call, with copies of what it pointed to.
-  AttentionOptions options;
-  Tensor mask, bias;
-  std::vector<std::int64_t> kv_lengths;
-  RopePositions query_positions, key_positions;
-  std::vector<std::int64_t> query_position_list, key_position_list;
 
   ConstTensorView key_input() const { return self ? query : key; }
   ConstTensorView value_input() const { return own_value ? ConstTensorView(value) : key_input(); }

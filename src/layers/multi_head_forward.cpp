@@ -160,7 +160,7 @@ Tensor run_forward(const Context& context, const MultiHeadAttention& layer,
     saved->v = std::move(v);
     saved->attended = std::move(attended);
     saved->lse = std::move(lse);
-    saved->options = options;
+    saved->keep_call(options, call);
   }
   if (inputs.batched) return out;
   Tensor flat = Tensor::uninitialized(layer.dtype(), {out.size(1), out.size(2)});
@@ -168,31 +168,14 @@ Tensor run_forward(const Context& context, const MultiHeadAttention& layer,
   return flat;
 }
 
-/// Copies of what the call pointed to, so that the saved state stands alone.
-void keep_call(const CheckedInputs& inputs, const LayerCall& call, Saved& saved) {
+/// Copies of the inputs, so that the saved state stands alone.
+void keep_inputs(const CheckedInputs& inputs, Saved& saved) {
   saved.self = inputs.self;
   saved.own_value = inputs.own_value;
   saved.batched = inputs.batched;
   saved.query = Tensor::copy_of(inputs.query);
   if (!inputs.self) saved.key = Tensor::copy_of(inputs.key);
   if (inputs.own_value) saved.value = Tensor::copy_of(inputs.value);
-  if (!call.mask.absent()) {
-    saved.mask = Tensor::copy_of(call.mask);
-    saved.options.mask = saved.mask;
-  }
-  if (!call.bias.absent()) {
-    saved.bias = Tensor::copy_of(call.bias);
-    saved.options.bias = saved.bias;
-  }
-  saved.kv_lengths.assign(call.kv_lengths.begin(), call.kv_lengths.end());
-  saved.options.kv_lengths = saved.kv_lengths;
-  saved.options.sinks = {};  // the layer's own, looked up again
-  const auto keep = [](const RopePositions& from, std::vector<std::int64_t>& list) {
-    list.assign(from.explicit_positions.begin(), from.explicit_positions.end());
-    return RopePositions{.first = from.first, .explicit_positions = list};
-  };
-  saved.query_positions = keep(call.query_positions, saved.query_position_list);
-  saved.key_positions = keep(call.key_positions, saved.key_position_list);
 }
 
 }  // namespace
@@ -208,7 +191,7 @@ TrainingForward MultiHeadAttention::forward_training(const Context& context,
   const CheckedInputs checked = check_inputs(options_, inputs);
   auto saved = std::make_unique<Saved>(identity_);
   Tensor out = run_forward(context, *this, checked, call, saved.get());
-  keep_call(checked, call, *saved);
+  keep_inputs(checked, *saved);
   return {std::move(out), SavedForward(std::move(saved))};
 }
 
