@@ -63,7 +63,8 @@ class ForwardRun {
   struct LayOut {
     std::int64_t partial_rows = 0;  // over all sequences
     std::int64_t most_splits = 0;
-    std::size_t starts = 0;  // byte offsets in the workspace
+    std::int64_t least_cuts = 1;  // of the KV heads, so that every thread finds work
+    std::size_t starts = 0;       // byte offsets in the workspace
     std::size_t partial_starts = 0;
     std::size_t groups = 0;
     std::size_t scratch = 0;
@@ -84,11 +85,17 @@ class ForwardRun {
 
   LayOut lay_out() const {
     LayOut out;
+    std::int64_t units = 0;
     for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
       const SequencePlan plan = plan_sequence(params_, params_.sequences[s], kernels_);
       out.partial_rows += partial_rows_of(plan);
       out.most_splits = std::max(out.most_splits, plan.splits);
+      units += plan.units;
     }
+    // Several tasks a thread, so that the last one to end is not long alone.
+    constexpr std::int64_t kTasksPerThread = 4;
+    out.least_cuts =
+        ceil_div(kTasksPerThread * context_.num_threads(), std::max<std::int64_t>(units, 1));
     const std::size_t threads = static_cast<std::size_t>(context_.num_threads());
     const std::size_t index_bytes =
         aligned(static_cast<std::size_t>(params_.num_sequences + 1) * sizeof(std::int64_t));
@@ -122,6 +129,12 @@ class ForwardRun {
     return workspace_.data() + layout_.partial_out + static_cast<std::size_t>(row) * row_bytes_;
   }
 
+  /// KV heads of one task.
+  std::int64_t heads_at_once(const SequencePlan& plan) const {
+    const std::int64_t heads = ceil_div(params_.num_kv_heads, layout_.least_cuts);
+    return std::min(heads, most_heads_at_once(params_, plan, kernels_));
+  }
+
   void fill_starts() const {
     starts()[0] = 0;
     partial_starts()[0] = 0;
@@ -133,7 +146,8 @@ class ForwardRun {
     for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
       const SequencePlan plan = plan_sequence(params_, params_.sequences[s], kernels_);
       const std::int64_t others = groups()[s].sequences == 0 ? groups()[s].splits : 0;
-      starts()[s + 1] = starts()[s] + (plan.units - others) * params_.num_kv_heads;
+      const std::int64_t cuts = ceil_div(params_.num_kv_heads, heads_at_once(plan));
+      starts()[s + 1] = starts()[s] + (plan.units - others) * cuts;
       partial_starts()[s + 1] = partial_starts()[s] + partial_rows_of(plan);
     }
   }
@@ -145,9 +159,11 @@ class ForwardRun {
     output.dtype = params_.out.dtype;
     output.token_stride = params_.out.token_stride;
     output.head_stride = params_.out.head_stride;
+    output.kv_head_stride = params_.group * params_.out.head_stride;
     output.data = element_at(params_.out.data, params_.out.dtype,
                              sequence.out + head * params_.out.head_stride);
     output.lse = params_.lse;
+    output.lse_kv_head_stride = params_.group * params_.lse.head_stride;
     if (params_.lse.data != nullptr) {
       output.lse.data = element_at(params_.lse.data, dtype_of_lse(params_.lse),
                                    sequence.lse + head * params_.lse.head_stride);
@@ -157,13 +173,15 @@ class ForwardRun {
 
   /// Rows of one split, one after the other. lse is kept in double: an f32 lse of 1e4 would cost
   /// the merge its accuracy.
-  cpu::ForwardOutput partial_output(std::int64_t first_row) const {
+  cpu::ForwardOutput partial_output(const SequencePlan& plan, std::int64_t first_row) const {
     cpu::ForwardOutput output;
     output.dtype = compute_dtype_;
     output.data = partial_out(first_row);
     output.token_stride = params_.group * params_.value_dim;
     output.head_stride = params_.value_dim;
+    output.kv_head_stride = plan.splits * plan.rows * params_.value_dim;
     output.lse = {partial_lse(first_row), true, params_.group, 1};
+    output.lse_kv_head_stride = plan.splits * plan.rows;
     output.add_sinks = false;
     return output;
   }
@@ -175,26 +193,35 @@ class ForwardRun {
 
   void run_unit(std::int64_t s, std::int64_t unit, int worker) const {
     const PrefixGroup& group = groups()[s];
-    const std::int64_t kv_head = unit % params_.num_kv_heads;
-    const std::int64_t index = unit / params_.num_kv_heads;
-    if (group.sequences == 0) return run_task(s, kv_head, group.splits + index, worker);
-    const std::int64_t sequences = index < group.splits ? group.sequences : 1;
-    for (std::int64_t i = 0; i < sequences; ++i) run_task(s + i, kv_head, index, worker);
+    const SequencePlan plan = plan_sequence(params_, params_.sequences[s], kernels_);
+    const std::int64_t heads = heads_at_once(plan);
+    const std::int64_t cuts = ceil_div(params_.num_kv_heads, heads);
+    const std::int64_t first = unit % cuts * heads;
+    const std::int64_t count = std::min(heads, params_.num_kv_heads - first);
+    const std::int64_t index = unit / cuts;
+    if (group.sequences == 0) return run_task(s, first, count, group.splits + index, worker);
+    if (index >= group.splits) return run_task(s, first, count, index, worker);
+    // One head at a time, so that it is still in the cache when the next sequence comes.
+    for (std::int64_t head = first; head < first + count; ++head) {
+      for (std::int64_t i = 0; i < group.sequences; ++i) run_task(s + i, head, 1, index, worker);
+    }
   }
 
-  /// Tile or split number `index` of one KV head.
-  void run_task(std::int64_t s, std::int64_t kv_head, std::int64_t index, int worker) const {
+  /// Tile or split number `index` of one KV head, or of several where rows are few.
+  void run_task(std::int64_t s, std::int64_t kv_head, std::int64_t kv_head_count,
+                std::int64_t index, int worker) const {
     const Sequence& sequence = params_.sequences[s];
     const SequencePlan plan = plan_sequence(params_, sequence, kernels_);
     cpu::ForwardTask task;
     task.sequence = s;
     task.kv_head = kv_head;
+    task.kv_head_count = kv_head_count;
     task.row_count = plan.rows;
     task.key_end = sequence.kv_len;
     if (plan.splits > 1) {
       task.key_begin = (plan.first_split + index) * kSplitKeys;
       task.key_end = std::min(task.key_begin + kSplitKeys, sequence.kv_len);
-      task.output = partial_output(first_partial_row(s, plan, task.kv_head, index));
+      task.output = partial_output(plan, first_partial_row(s, plan, task.kv_head, index));
     } else {
       // Last tile first: under a causal mask it has the most keys, and heavy tasks go first.
       task.row_begin = (plan.tiles - 1 - index) * kernels_.tile_rows;

@@ -49,6 +49,23 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
   return plan;
 }
 
+// Bytes of K and V of one token that a task of few rows goes through at a time. The block of 64
+// tokens that is worked on and the one that is on its way then take half of a small L2 cache.
+inline constexpr std::int64_t kTokenBytes = 4096;
+
+/// KV heads that a task of few rows takes at once, at most. Heads know nothing of each other, so
+/// this may depend on anything without changing a bit.
+inline std::int64_t most_heads_at_once(const AttentionParams& params, const SequencePlan& plan,
+                                       const cpu::KernelSet& kernels) {
+  if (!plan.few) return 1;
+  const std::int64_t bytes = params.head_dim * static_cast<std::int64_t>(size_of(params.k.dtype)) +
+                             params.value_dim * static_cast<std::int64_t>(size_of(params.v.dtype));
+  std::int64_t heads = kTokenBytes / bytes;
+  if (heads > kernels.few_states / plan.rows) heads = kernels.few_states / plan.rows;
+  if (heads > params.num_kv_heads) heads = params.num_kv_heads;
+  return heads < 1 ? 1 : heads;
+}
+
 // Most sequences of a group: past it the splits of a short prefix would feed too few threads, and
 // the prefix is read from memory once for 16 sequences, which is little beside their own keys.
 inline constexpr std::int64_t kMostShared = 16;

@@ -10,6 +10,7 @@
 #include "core/checks.h"
 #include "core/element.h"
 #include "core/fail.h"
+#include "core/huge_pages.h"
 
 namespace ladon {
 namespace {
@@ -50,6 +51,7 @@ Tensor Tensor::uninitialized(DType dtype, const Dims& shape) {
            "got " + shape.to_string() + " of " + name_of(dtype) + ", which takes " +
                std::to_string(bytes) + " bytes, expected a size that fits the memory");
     }
+    prefer_huge_pages(tensor.data_, bytes);
   }
   tensor.dtype_ = dtype;
   tensor.shape_ = shape;

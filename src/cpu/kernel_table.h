@@ -11,20 +11,24 @@
 namespace ladon::cpu {
 
 /// Where a forward kernel writes: the caller's tensors, or partial results over some of the keys.
-/// `data` and `lse` point at the sequence's token 0 and the group's first head.
+/// `data` and `lse` point at the sequence's token 0 and the first head of the task's first group.
 struct ForwardOutput {
   void* data = nullptr;
   DType dtype = DType::kF32;
   std::int64_t token_stride = 0;
   std::int64_t head_stride = 0;
-  LseOperand lse;  // data may be null
+  std::int64_t kv_head_stride = 0;  // from one group to the next
+  LseOperand lse;                   // data may be null
+  std::int64_t lse_kv_head_stride = 0;
   bool add_sinks = true;
 };
 
 /// Rows [row_begin, row_begin + row_count) of one KV head against keys [key_begin, key_end).
+/// forward_few also takes several KV heads at once.
 struct ForwardTask {
   std::int64_t sequence = 0;
   std::int64_t kv_head = 0;
+  std::int64_t kv_head_count = 1;
   std::int64_t row_begin = 0;
   std::int64_t row_count = 0;
   std::int64_t key_begin = 0;
@@ -89,6 +93,7 @@ struct KernelSet {
   std::size_t compute_bytes = 0;  // of one number
   std::int64_t tile_rows = 0;     // most rows of a ForwardTask for forward_tile
   std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
+  std::int64_t few_states = 0;    // most rows times KV heads of one for forward_few
 #define LADON_KERNEL(name, Params, Task)                                         \
   void (*name)(const Params& params, const Task& task, void* scratch) = nullptr; \
   std::size_t (*name##_scratch)(const Params& params) = nullptr;

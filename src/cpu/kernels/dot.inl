@@ -1,4 +1,4 @@
-// Many dot products: out[row][key] = a[row] . b[key], both operands as they lie.
+// Many dot products: out[row][key] = a[row] . b[key], both operands as they lie, b as it is stored.
 //
 // Lanes run along the vectors that are multiplied; one horizontal sum ends each product. The order
 // of each sum depends on the length alone, so a row's bits do not depend on how many rows there
@@ -8,8 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/kernels/convert.inl"
-#include "cpu/kernels/math.inl"
+#include "cpu/kernels/stored_rows.inl"
 
 namespace ladon::cpu {
 namespace {
@@ -20,11 +19,14 @@ template <class V>
 constexpr int kDotRows = V::kGemmRows >= 6 ? 6 : 2;
 
 /// kKeys x kRows products of length `dim`, a whole number of vectors.
-template <class V, int kKeys, int kRows>
+template <class V, DType kStored, int kKeys, int kRows>
 inline void dot_registers(std::int64_t dim, const typename V::Scalar* a, std::int64_t a_stride,
-                          const typename V::Scalar* b, std::int64_t b_stride,
-                          typename V::Scalar* out, std::int64_t out_stride) {
+                          const StoredRows& b, std::int64_t first_key, typename V::Scalar* out,
+                          std::int64_t out_stride) {
   V sums[std::size_t{kRows}][std::size_t{kKeys}];
+  const char* keys[std::size_t{kKeys}];
+  LADON_UNROLL
+  for (int k = 0; k < kKeys; ++k) keys[k] = b[first_key + k];
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     LADON_UNROLL
@@ -33,7 +35,7 @@ inline void dot_registers(std::int64_t dim, const typename V::Scalar* a, std::in
   for (std::int64_t i = 0; i < dim; i += V::kLanes) {
     V key[std::size_t{kKeys}];
     LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) key[k] = load<V>(b + k * b_stride + i);
+    for (int k = 0; k < kKeys; ++k) key[k] = load_stored<V, kStored>(keys[k], i);
     LADON_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const V row = load<V>(a + r * a_stride + i);
@@ -43,51 +45,56 @@ inline void dot_registers(std::int64_t dim, const typename V::Scalar* a, std::in
   }
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) out[r * out_stride + k] = sum(sums[r][k]);
-  }
-}
-
-/// The last rows, fewer than kDotRows.
-template <class V, int kKeys, int kRows = kDotRows<V> - 1>
-inline void dot_last_rows(std::int64_t rows, std::int64_t dim, const typename V::Scalar* a,
-                          std::int64_t a_stride, const typename V::Scalar* b, std::int64_t b_stride,
-                          typename V::Scalar* out, std::int64_t out_stride) {
-  if constexpr (kRows > 0) {
-    if (rows == kRows) {
-      dot_registers<V, kKeys, kRows>(dim, a, a_stride, b, b_stride, out, out_stride);
+    typename V::Scalar* to = out + r * out_stride + first_key;
+    if constexpr (kKeys == 4) {
+      store_sums(to, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
     } else {
-      dot_last_rows<V, kKeys, kRows - 1>(rows, dim, a, a_stride, b, b_stride, out, out_stride);
+      LADON_UNROLL
+      for (int k = 0; k < kKeys; ++k) to[k] = sum(sums[r][k]);
     }
   }
 }
 
-template <class V, int kKeys>
+/// The last rows, fewer than kDotRows.
+template <class V, DType kStored, int kKeys, int kRows = kDotRows<V> - 1>
+inline void dot_last_rows(std::int64_t rows, std::int64_t dim, const typename V::Scalar* a,
+                          std::int64_t a_stride, const StoredRows& b, std::int64_t first_key,
+                          typename V::Scalar* out, std::int64_t out_stride) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      dot_registers<V, kStored, kKeys, kRows>(dim, a, a_stride, b, first_key, out, out_stride);
+    } else {
+      dot_last_rows<V, kStored, kKeys, kRows - 1>(rows, dim, a, a_stride, b, first_key, out,
+                                                  out_stride);
+    }
+  }
+}
+
+template <class V, DType kStored, int kKeys>
 inline void dot_rows(std::int64_t rows, std::int64_t dim, const typename V::Scalar* a,
-                     std::int64_t a_stride, const typename V::Scalar* b, std::int64_t b_stride,
+                     std::int64_t a_stride, const StoredRows& b, std::int64_t first_key,
                      typename V::Scalar* out, std::int64_t out_stride) {
   std::int64_t r = 0;
   for (; r + kDotRows<V> <= rows; r += kDotRows<V>) {
-    dot_registers<V, kKeys, kDotRows<V>>(dim, a + r * a_stride, a_stride, b, b_stride,
-                                         out + r * out_stride, out_stride);
+    dot_registers<V, kStored, kKeys, kDotRows<V>>(dim, a + r * a_stride, a_stride, b, first_key,
+                                                  out + r * out_stride, out_stride);
   }
-  dot_last_rows<V, kKeys>(rows - r, dim, a + r * a_stride, a_stride, b, b_stride,
-                          out + r * out_stride, out_stride);
+  dot_last_rows<V, kStored, kKeys>(rows - r, dim, a + r * a_stride, a_stride, b, first_key,
+                                   out + r * out_stride, out_stride);
 }
 
-/// `dim` is a whole number of vectors; both operands must be readable that far.
-template <class V>
-void dot_products(std::int64_t rows, std::int64_t keys, std::int64_t dim,
-                  const typename V::Scalar* a, std::int64_t a_stride,
-                  const Block<typename V::Scalar>& b, typename V::Scalar* out,
-                  std::int64_t out_stride) {
-  std::int64_t k = 0;
-  for (; k + kDotKeys <= keys; k += kDotKeys) {
-    dot_rows<V, kDotKeys>(rows, dim, a, a_stride, b.data + k * b.stride, b.stride, out + k,
-                          out_stride);
+/// The products of `keys` rows of b from `first_key` on. `dim` is a whole number of vectors; both
+/// operands must be readable that far.
+template <class V, DType kStored>
+inline void dot_products(std::int64_t rows, std::int64_t first_key, std::int64_t keys,
+                         std::int64_t dim, const typename V::Scalar* a, std::int64_t a_stride,
+                         const StoredRows& b, typename V::Scalar* out, std::int64_t out_stride) {
+  std::int64_t k = first_key;
+  for (; k + kDotKeys <= first_key + keys; k += kDotKeys) {
+    dot_rows<V, kStored, kDotKeys>(rows, dim, a, a_stride, b, k, out, out_stride);
   }
-  for (; k < keys; ++k) {
-    dot_rows<V, 1>(rows, dim, a, a_stride, b.data + k * b.stride, b.stride, out + k, out_stride);
+  for (; k < first_key + keys; ++k) {
+    dot_rows<V, kStored, 1>(rows, dim, a, a_stride, b, k, out, out_stride);
   }
 }
 

@@ -2,10 +2,15 @@
 //
 // Lanes run along the head dimension for q.k and for the output, and along keys for the softmax:
 // with one row there are no queries to fill lanes with. All rows of a KV head (its group of query
-// heads, times the tokens) are served by one read of each K and V byte. The bound is that read:
-// 2 * head_dim * size bytes a key at memory speed, while the arithmetic is 4 * head_dim flops a key
-// and row. The driver cuts the keys at fixed places and merges the parts, so threads share one
-// sequence's keys without changing a bit.
+// heads, times the tokens) are served by one read of each K and V byte, widened on the way. The
+// bound is that read: 2 * head_dim * size bytes a key at memory speed, while the arithmetic is
+// 4 * head_dim flops a key and row. The driver cuts the keys at fixed places and merges the parts,
+// so threads share one sequence's keys without changing a bit.
+//
+// A task takes several KV heads where it can: a token's heads lie side by side in memory, and going
+// through a block of tokens head by head reads it from one end to the other. One head at a time
+// over all keys touches a new page with every row, and pays a memory latency for it: 2 to 4 times
+// slower (Zen 4, 8 KV heads of 128, 8192 keys).
 #pragma once
 
 #include <cstddef>
@@ -13,6 +18,7 @@
 
 #include "cpu/kernels/dot.inl"
 #include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/weighted_rows.inl"
 
 namespace ladon::cpu {
 namespace {
@@ -20,15 +26,18 @@ namespace {
 // Up to here a dot product per row and key (head_dim / lanes FMAs and a horizontal sum) beats a
 // tile whose lanes are mostly empty (head_dim FMAs a key, whatever the rows).
 inline constexpr std::int64_t kFewRows = 8;
+// Rows of all KV heads of a task: their q and their sums, 64 KiB at head_dim 128, share L2 with the
+// keys and values on their way.
+inline constexpr std::int64_t kFewStates = 64;
 
 template <class V>
 struct ForwardFewScratch {
   using Scalar = typename V::Scalar;
   std::int64_t head_dim;   // padded to whole vectors
   std::int64_t value_dim;  // padded to whole vectors
-  Scalar* q;               // [kFewRows][head_dim], scaled
-  Scalar* out;             // [kFewRows][value_dim]
-  Scalar* scores;          // [kFewRows][kKeyBlock]
+  Scalar* q;               // [state][head_dim], scaled
+  Scalar* out;             // [state][value_dim]
+  Scalar* scores;          // [state][kKeyBlock]
   Scalar* extra;           // [kFewRows][kKeyBlock]
   Scalar* keep;            // [kFewRows][kKeyBlock]
   Scalar* staging;         // K or V block
@@ -38,9 +47,10 @@ struct ForwardFewScratch {
     ScratchArena arena(base);
     head_dim = round_up(params.head_dim, V::kLanes);
     value_dim = round_up(params.value_dim, V::kLanes);
-    q = arena.take<Scalar>(kFewRows * head_dim);
-    out = arena.take<Scalar>(kFewRows * value_dim);
-    scores = arena.take<Scalar>(kFewRows * kKeyBlock);
+    const std::int64_t states = smaller(kFewStates, params.num_kv_heads * kFewRows);
+    q = arena.take<Scalar>(states * head_dim);
+    out = arena.take<Scalar>(states * value_dim);
+    scores = arena.take<Scalar>(states * kKeyBlock);
     extra = arena.take<Scalar>(kFewRows * kKeyBlock);
     keep = arena.take<Scalar>(kFewRows * kKeyBlock);
     staging = arena.take<Scalar>(kKeyBlock * larger(head_dim, value_dim));
@@ -48,21 +58,47 @@ struct ForwardFewScratch {
   }
 };
 
-/// Asks for rows [begin, end) of one head before they are needed. Rows of a head lie a whole token
-/// apart, which the hardware's prefetcher does not follow; on Zen 4 this makes f32 decoding 1.3 and
-/// bf16 decoding 1.7 times as fast (8 KV heads of 128, 8192 keys).
-template <KvPart kPart>
-inline void prefetch_kv(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
-                        std::int64_t begin, std::int64_t end) {
+// Keys that are asked for ahead of those that are multiplied: 8 rows of 256 bytes are on their way
+// while 2 groups of 4 keys are worked on, which hides a memory latency of 100 ns.
+inline constexpr std::int64_t kKeysAhead = 8;
+
+/// Where a block of keys, and the first ones after it, lie: the row of each key's slot, at the
+/// task's first head.
+struct KeyRows {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;  // of the block
+  std::int64_t found = 0;  // and those after it
+  std::int64_t slots[kKeyBlock + kKeysAhead];
+  const char* k[kKeyBlock + kKeysAhead];
+  const char* v[kKeyBlock + kKeysAhead];
+};
+
+inline void find_rows(KeyRows& block, const AttentionParams& params, const Sequence& sequence,
+                      std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
+  block.begin = begin;
+  block.count = smaller(kKeyBlock, end - begin);
+  block.found = smaller(kKeyBlock + kKeysAhead, end - begin);
+  for (std::int64_t i = 0; i < block.found; ++i) {
+    const std::int64_t slot = kv_slot(params.kv_layout, sequence, begin + i);
+    block.slots[i] = slot;
+    block.k[i] = static_cast<const char*>(
+        at(params.k.data, params.k.dtype, kv_row<KvPart::kKeys>(params, sequence, kv_head, slot)));
+    block.v[i] = static_cast<const char*>(at(
+        params.v.data, params.v.dtype, kv_row<KvPart::kValues>(params, sequence, kv_head, slot)));
+  }
+}
+
+/// Asks for one head's numbers of some rows before they are needed. The hardware's prefetchers
+/// stop at the end of a page, and K and V take turns.
+inline void prefetch_rows(const Operand& operand, const char* const* rows, std::int64_t begin,
+                          std::int64_t end, std::int64_t head, std::int64_t dim) {
   constexpr std::int64_t kLine = 64;
-  const Operand& operand = kv_operand<kPart>(params);
-  const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
-  const std::int64_t bytes = dim * static_cast<std::int64_t>(size_of(operand.dtype));
-  for (std::int64_t key = begin; key < end; ++key) {
-    const std::int64_t slot = kv_slot(params.kv_layout, sequence, key);
-    const char* start = static_cast<const char*>(
-        at(operand.data, operand.dtype, kv_row<kPart>(params, sequence, head, slot)));
-    for (std::int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(start + byte, 0, 2);
+  const std::int64_t size = static_cast<std::int64_t>(size_of(operand.dtype));
+  for (std::int64_t i = begin; i < end; ++i) {
+    const char* row = rows[i] + head * operand.head_stride * size;
+    for (std::int64_t byte = 0; byte < dim * size; byte += kLine) {
+      __builtin_prefetch(row + byte, 0, 2);
+    }
   }
 }
 
@@ -117,68 +153,232 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
   return factor[0];
 }
 
+/// One block's rows of K or V, for the products: as they are stored where that can be, else widened
+/// into the staging buffer, which has room for one head.
+template <class V, KvPart kPart>
+class BlockOperand {
+ public:
+  using Scalar = typename V::Scalar;
+
+  BlockOperand(const AttentionParams& params, const Sequence& sequence, const KeyRows& block,
+               std::int64_t kv_head, std::int64_t padded_dim, Scalar* staging)
+      : dtype_(kv_operand<kPart>(params).dtype), rows_(kPart == KvPart::kKeys ? block.k : block.v) {
+    const Operand& operand = kv_operand<kPart>(params);
+    if (loads_stored<V>(dtype_, kPart == KvPart::kKeys ? params.head_dim : params.value_dim)) {
+      head_bytes_ = operand.head_stride * static_cast<std::int64_t>(size_of(dtype_));
+      return;
+    }
+    dtype_ = kDTypeOf<Scalar>;
+    const Block<Scalar> staged = load_kv<kPart>(params, sequence, kv_head, block.begin,
+                                                block.begin + block.count, padded_dim, staging);
+    for (std::int64_t i = 0; i < block.count; ++i) {
+      staged_[i] = reinterpret_cast<const char*>(staged.data + i * staged.stride);
+    }
+    rows_ = staged_;
+  }
+  BlockOperand(const BlockOperand&) = delete;
+  BlockOperand& operator=(const BlockOperand&) = delete;
+
+  DType dtype() const { return dtype_; }
+  /// Of the task's KV head number `head`.
+  StoredRows rows(std::int64_t head) const { return {rows_, head * head_bytes_}; }
+
+ private:
+  DType dtype_;
+  const char* const* rows_;
+  std::int64_t head_bytes_ = 0;
+  const char* staged_[kKeyBlock];
+};
+
+/// Where the rows of the task's KV head number `head` go.
+inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
+  output.data = at(output.data, output.dtype, head * output.kv_head_stride);
+  if (output.lse.data != nullptr) {
+    output.lse.data = at(output.lse.data, output.lse.is_f64 ? DType::kF64 : DType::kF32,
+                         head * output.lse_kv_head_stride);
+  }
+  return output;
+}
+
+/// The rows of all KV heads of a task: their state, and what is done to it.
+template <class V>
+class FewRows {
+ public:
+  using Scalar = typename V::Scalar;
+
+  FewRows(const AttentionParams& params, const ForwardTask& task, void* memory)
+      : params_(params),
+        task_(task),
+        sequence_(params.sequences[task.sequence]),
+        scratch_(params, memory) {
+    for (Scalar& value : maximum_) value = MathConstants<Scalar>::kLowest;
+    for (std::int64_t head = 0; head < task.kv_head_count; ++head) load_queries(head);
+  }
+
+  void attend() {
+    KeyRows block;
+    std::int64_t begin = rows_.some_first;
+    for (; begin < rows_.some_end; begin += kKeyBlock) {
+      find_rows(block, params_, sequence_, task_.kv_head, begin, rows_.some_end);
+      score(block);
+      for (std::int64_t head = 0; head < task_.kv_head_count; ++head) weigh(block, head);
+    }
+  }
+
+  void finish() {
+    for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
+      choose(head);
+      const ForwardOutput output = output_of(task_.output, head);
+      for (std::int64_t r = 0; r < rows_.count; ++r) {
+        const std::int64_t state = state_of(head, r);
+        const RowFinish end =
+            finish_row(params_, output, rows_.head[r], maximum_[state], denominator_[state]);
+        Scalar* out = scratch_.out + state * scratch_.value_dim;
+        const Scalar factor = static_cast<Scalar>(end.factor);
+        for (std::int64_t i = 0; i < params_.value_dim; ++i) {
+          out[i] = denominator_[state] == 0 ? Scalar{0} : out[i] * factor;
+        }
+        write_row(output, rows_.token[r], rows_.head[r] % params_.group, params_.value_dim, out,
+                  end.lse);
+      }
+    }
+  }
+
+ private:
+  std::int64_t state_of(std::int64_t head, std::int64_t row) const {
+    return head * task_.row_count + row;
+  }
+  Scalar* scores_of(std::int64_t head) const {
+    return scratch_.scores + state_of(head, 0) * kKeyBlock;
+  }
+
+  /// Makes rows_ those of one KV head.
+  void choose(std::int64_t head) {
+    set_rows(rows_, params_, sequence_, (task_.kv_head + head) * params_.group, params_.group,
+             task_.row_begin, task_.row_count, task_.key_begin, task_.key_end);
+  }
+
+  void load_queries(std::int64_t head) {
+    choose(head);
+    const Scalar scale = narrow<Scalar>(params_.rules.scale);
+    for (std::int64_t r = 0; r < rows_.count; ++r) {
+      Scalar* q = scratch_.q + state_of(head, r) * scratch_.head_dim;
+      Scalar* out = scratch_.out + state_of(head, r) * scratch_.value_dim;
+      const std::int64_t start = sequence_.q + rows_.token[r] * params_.q.token_stride +
+                                 rows_.head[r] * params_.q.head_stride;
+      load_row(at(params_.q.data, params_.q.dtype, start), params_.q.dtype, params_.head_dim, q);
+      for (std::int64_t i = 0; i < params_.head_dim; ++i) q[i] *= scale;
+      for (std::int64_t i = params_.head_dim; i < scratch_.head_dim; ++i) q[i] = 0;
+      for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] = 0;
+    }
+  }
+
+  /// q.k of all heads: a few keys at a time, head by head, which is how they lie in memory.
+  void score(const KeyRows& block) {
+    const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
+                                              scratch_.head_dim, scratch_.staging);
+    with_stored<V>(keys.dtype(), [&](auto stored) {
+      for (std::int64_t key = 0; key < block.count; key += kDotKeys) {
+        const std::int64_t count = smaller(kDotKeys, block.count - key);
+        for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
+          prefetch_rows(params_.k, block.k, key + kKeysAhead,
+                        smaller(key + kKeysAhead + count, block.found), head, params_.head_dim);
+          prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
+          dot_products<V, decltype(stored)::kDType>(
+              task_.row_count, key, count, scratch_.head_dim,
+              scratch_.q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim,
+              keys.rows(head), scores_of(head), kKeyBlock);
+        }
+      }
+    });
+  }
+
+  /// One head's scores to weights, and the weighted values to its sums.
+  void weigh(const KeyRows& block, std::int64_t head) {
+    choose(head);
+    Scalar* scores = scores_of(head);
+    const auto scale_by = [&](const float* scales) {
+      alignas(64) Scalar factors[kKeyBlock] = {};
+      const float* first = scales + (task_.kv_head + head) * params_.kv_layout.scale_head_stride;
+      for (std::int64_t i = 0; i < block.count; ++i) {
+        factors[i] =
+            static_cast<Scalar>(first[block.slots[i] * params_.kv_layout.scale_slot_stride]);
+      }
+      // A masked weight stays what it is, whatever the scale.
+      const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
+      for (std::int64_t r = 0; r < rows_.count; ++r) {
+        for (std::int64_t i = 0; i < kKeyBlock; i += V::kLanes) {
+          Scalar* at_key = scores + r * kKeyBlock + i;
+          const V score = load<V>(at_key);
+          store(at_key, select(identical(score, masked), score, score * load<V>(factors + i)));
+        }
+      }
+    };
+    // What was widened into the staging buffer has its scale already.
+    if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(DType::kI8, params_.head_dim)) {
+      scale_by(params_.kv_layout.k_scales);
+    }
+    set_block(rules_, params_, sequence_, rows_, block.begin, block.count, scratch_.extra,
+              scratch_.keep, kKeyBlock, 1);
+    for (std::int64_t r = 0; r < rows_.count; ++r) {
+      const std::int64_t state = state_of(head, r);
+      const Scalar factor = softmax_row<V>(rules_, r, block.count, scores + r * kKeyBlock,
+                                           maximum_ + state, denominator_ + state);
+      if (factor == 1) continue;
+      Scalar* out = scratch_.out + state * scratch_.value_dim;
+      for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
+    }
+    if (params_.kv_layout.v_scales != nullptr && loads_stored<V>(DType::kI8, params_.value_dim)) {
+      scale_by(params_.kv_layout.v_scales);
+    }
+    add_values(block, head);
+  }
+
+  /// What is masked adds nothing, not even where it is NaN.
+  void add_values(const KeyRows& block, std::int64_t head) {
+    const std::int64_t dim = scratch_.value_dim;
+    Scalar* out = scratch_.out + state_of(head, 0) * dim;
+    const BlockOperand<V, KvPart::kValues> values(params_, sequence_, block, task_.kv_head, dim,
+                                                  scratch_.staging);
+    with_stored<V>(values.dtype(), [&](auto stored) {
+      constexpr DType kStored = decltype(stored)::kDType;
+      const StoredRows v = values.rows(head);
+      if (rules_.masks() && !all_finite<V, kStored>(v, block.count, dim)) {
+        const Block<Scalar> staged =
+            load_kv<KvPart::kValues>(params_, sequence_, task_.kv_head + head, block.begin,
+                                     block.begin + block.count, dim, scratch_.staging);
+        gemm_guarded<V, Layout::kRows, Guard::kMaskedA>(rows_.count, dim, block.count,
+                                                        scores_of(head), kKeyBlock, staged.data,
+                                                        staged.stride, out, dim, true);
+        return;
+      }
+      add_weighted_rows<V, kStored>(rows_.count, block.count, dim, scores_of(head), kKeyBlock, v,
+                                    out, dim);
+    });
+  }
+
+  const AttentionParams& params_;
+  const ForwardTask& task_;
+  const Sequence& sequence_;
+  const ForwardFewScratch<V> scratch_;
+  Rows<Scalar> rows_;
+  BlockRules<Scalar> rules_;
+  Scalar maximum_[kFewStates];
+  Scalar denominator_[kFewStates] = {};
+};
+
 template <class V>
 void forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  using Scalar = typename V::Scalar;
-  const ForwardFewScratch<V> scratch(params, memory);
-  const Sequence& sequence = params.sequences[task.sequence];
-  const std::int64_t first_head = task.kv_head * params.group;
-  Rows<Scalar> rows;
-  set_rows(rows, params, sequence, first_head, params.group, task.row_begin, task.row_count,
-           task.key_begin, task.key_end);
-
-  const Scalar scale = narrow<Scalar>(params.rules.scale);
-  for (std::int64_t r = 0; r < rows.count; ++r) {
-    Scalar* q = scratch.q + r * scratch.head_dim;
-    const std::int64_t start =
-        sequence.q + rows.token[r] * params.q.token_stride + rows.head[r] * params.q.head_stride;
-    load_row(at(params.q.data, params.q.dtype, start), params.q.dtype, params.head_dim, q);
-    for (std::int64_t i = 0; i < params.head_dim; ++i) q[i] *= scale;
-    for (std::int64_t i = params.head_dim; i < scratch.head_dim; ++i) q[i] = 0;
-  }
-  for (std::int64_t i = 0; i < rows.count * scratch.value_dim; ++i) scratch.out[i] = 0;
-  Scalar maximum[kFewRows];
-  Scalar denominator[kFewRows] = {};
-  for (Scalar& value : maximum) value = MathConstants<Scalar>::kLowest;
-
-  BlockRules<Scalar> block;
-  for (std::int64_t begin = rows.some_first; begin < rows.some_end; begin += kKeyBlock) {
-    const std::int64_t end = smaller(begin + kKeyBlock, rows.some_end);
-    const std::int64_t count = end - begin;
-    prefetch_kv<KvPart::kValues>(params, sequence, task.kv_head, begin, end);
-    const Block<Scalar> keys = load_kv<KvPart::kKeys>(params, sequence, task.kv_head, begin, end,
-                                                      scratch.head_dim, scratch.staging);
-    dot_products<V>(rows.count, count, scratch.head_dim, scratch.q, scratch.head_dim, keys,
-                    scratch.scores, kKeyBlock);
-    set_block(block, params, sequence, rows, begin, count, scratch.extra, scratch.keep, kKeyBlock,
-              1);
-    for (std::int64_t r = 0; r < rows.count; ++r) {
-      const Scalar factor = softmax_row<V>(block, r, count, scratch.scores + r * kKeyBlock,
-                                           maximum + r, denominator + r);
-      if (factor == 1) continue;
-      Scalar* out = scratch.out + r * scratch.value_dim;
-      for (std::int64_t i = 0; i < scratch.value_dim; ++i) out[i] *= factor;
-    }
-    prefetch_kv<KvPart::kKeys>(params, sequence, task.kv_head, end,
-                               smaller(end + kKeyBlock, rows.some_end));
-    const Block<Scalar> values = load_kv<KvPart::kValues>(params, sequence, task.kv_head, begin,
-                                                          end, scratch.value_dim, scratch.staging);
-    const bool guard = block.masks() && !all_finite(values, count, params.value_dim);
-    gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(
-        guard, rows.count, scratch.value_dim, count, scratch.scores, kKeyBlock, values.data,
-        values.stride, scratch.out, scratch.value_dim, true);
-  }
-
-  for (std::int64_t r = 0; r < rows.count; ++r) {
-    const RowFinish finish =
-        finish_row(params, task.output, rows.head[r], maximum[r], denominator[r]);
-    Scalar* out = scratch.out + r * scratch.value_dim;
-    const Scalar factor = static_cast<Scalar>(finish.factor);
-    for (std::int64_t i = 0; i < params.value_dim; ++i) {
-      out[i] = denominator[r] == 0 ? Scalar{0} : out[i] * factor;
-    }
-    write_row(task.output, rows.token[r], rows.head[r] - first_head, params.value_dim, out,
-              finish.lse);
+  const bool as_stored = loads_stored<V>(params.k.dtype, params.head_dim) &&
+                         loads_stored<V>(params.v.dtype, params.value_dim);
+  ForwardTask part = task;
+  part.kv_head_count = as_stored ? task.kv_head_count : 1;
+  for (std::int64_t head = 0; head < task.kv_head_count; head += part.kv_head_count) {
+    part.kv_head = task.kv_head + head;
+    part.output = output_of(task.output, head);
+    FewRows<V> rows(params, part, memory);
+    rows.attend();
+    rows.finish();
   }
 }
 

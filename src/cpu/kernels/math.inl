@@ -51,6 +51,15 @@ inline bool any(typename V::Mask mask) {
   return any(static_cast<V*>(nullptr), mask);
 }
 
+/// Four sums, where the instruction set has no quicker way to take four at once.
+template <class V>
+inline void store_sums(typename V::Scalar* to, V a, V b, V c, V d) {
+  to[0] = sum(a);
+  to[1] = sum(b);
+  to[2] = sum(c);
+  to[3] = sum(d);
+}
+
 template <class Scalar>
 struct MathConstants;
 

@@ -19,6 +19,7 @@ constexpr KernelSet make_kernel_set() {
   set.compute_bytes = sizeof(typename V::Scalar);
   set.tile_rows = kTileRows<V>;
   set.few_rows = kFewRows;
+  set.few_states = kFewStates;
 #define LADON_KERNEL(name, Params, Task) \
   set.name = name<V>;                    \
   set.name##_scratch = name##_scratch<V>;

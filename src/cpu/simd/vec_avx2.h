@@ -115,13 +115,31 @@ inline double largest(F64 a) {
   return _mm_cvtsd_f64(_mm_max_sd(half, _mm_unpackhi_pd(half, half)));
 }
 
-// The 16-bit formats, kLanes at a time.
+/// Four sums, each the same as sum() gives.
+inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
+  const __m256 ab =
+      _mm256_add_ps(_mm256_permute2f128_ps(a.v, b.v, 0x20), _mm256_permute2f128_ps(a.v, b.v, 0x31));
+  const __m256 cd =
+      _mm256_add_ps(_mm256_permute2f128_ps(c.v, d.v, 0x20), _mm256_permute2f128_ps(c.v, d.v, 0x31));
+  const __m256 pairs =
+      _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
+  const __m256 sums = _mm256_add_ps(pairs, _mm256_permute_ps(pairs, 0xB1));  // a a c c, b b d d
+  const __m128 ac = _mm256_castps256_ps128(sums);
+  const __m128 bd = _mm256_extractf128_ps(sums, 1);
+  _mm_storeu_ps(to, _mm_movelh_ps(_mm_unpacklo_ps(ac, bd), _mm_unpackhi_ps(ac, bd)));
+}
+
+// The smaller formats, kLanes at a time.
 inline F32 load_bf16(const std::uint16_t* p) {
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))};
 }
 inline F32 load_f16(const std::uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline F32 load_i8(const signed char* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
 }
 inline void store_bf16(std::uint16_t* p, F32 a) {
   // Round to nearest even by adding just under half a unit; NaN only keeps its quiet bit.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <emmintrin.h>
+#include <xmmintrin.h>
 
 #include <cstdint>
 
@@ -113,14 +114,24 @@ inline float largest(F32 a) {
 }
 inline double largest(F64 a) { return _mm_cvtsd_f64(_mm_max_sd(a.v, _mm_unpackhi_pd(a.v, a.v))); }
 
-// The 16-bit formats, kLanes at a time, one by one: there are no instructions for them.
+/// Four sums, each the same as sum() gives.
+inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
+  _MM_TRANSPOSE4_PS(a.v, b.v, c.v, d.v);
+  _mm_storeu_ps(to, _mm_add_ps(_mm_add_ps(a.v, c.v), _mm_add_ps(b.v, d.v)));
+}
+
+// The smaller formats, kLanes at a time, one by one: there are no instructions for them.
 inline F32 load_bf16(const std::uint16_t* p) {
-  return {_mm_setr_ps(detail::bfloat16_bits_to_float(p[0]), detail::bfloat16_bits_to_float(p[1]),
-                      detail::bfloat16_bits_to_float(p[2]), detail::bfloat16_bits_to_float(p[3]))};
+  const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return {_mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), half))};
 }
 inline F32 load_f16(const std::uint16_t* p) {
   return {_mm_setr_ps(detail::float16_bits_to_float(p[0]), detail::float16_bits_to_float(p[1]),
                       detail::float16_bits_to_float(p[2]), detail::float16_bits_to_float(p[3]))};
+}
+inline F32 load_i8(const signed char* p) {
+  return {_mm_setr_ps(static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
+                      static_cast<float>(p[3]))};
 }
 inline void store_bf16(std::uint16_t* p, F32 a) {
   float lanes[4];

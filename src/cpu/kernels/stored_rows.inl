@@ -1,0 +1,76 @@
+// Rows of numbers as they are stored, widened to the compute type as they are loaded: a cache or a
+// weight of bf16 or int8 then costs its own bytes and no copy.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/convert.inl"
+#include "cpu/kernels/math.inl"
+
+namespace ladon::cpu {
+namespace {
+
+/// A stored type as a type, to choose a loop by.
+template <DType kType>
+struct StoredAs {
+  static constexpr DType kDType = kType;
+};
+
+/// Vector number i / kLanes of a row.
+template <class V, DType kStored>
+inline V load_stored(const char* row, std::int64_t i) {
+  if constexpr (kStored == kDTypeOf<typename V::Scalar>) {
+    return load<V>(reinterpret_cast<const typename V::Scalar*>(row) + i);
+  } else if constexpr (kStored == DType::kBF16) {
+    return load_bf16(reinterpret_cast<const std::uint16_t*>(row) + i);
+  } else if constexpr (kStored == DType::kF16) {
+    return load_f16(reinterpret_cast<const std::uint16_t*>(row) + i);
+  } else {
+    static_assert(kStored == DType::kI8);
+    return load_i8(reinterpret_cast<const signed char*>(row) + i);
+  }
+}
+
+/// Whether rows of `dim` numbers can be used as they lie.
+template <class V>
+inline bool loads_stored(DType dtype, std::int64_t dim) {
+  return dim % V::kLanes == 0 && (dtype == kDTypeOf<typename V::Scalar> ||
+                                  (sizeof(typename V::Scalar) == 4 && dtype != DType::kF64));
+}
+
+/// Calls function(StoredAs<dtype>) for a dtype that loads_stored() takes.
+template <class V, class Function>
+inline void with_stored(DType dtype, const Function& function) {
+  if constexpr (sizeof(typename V::Scalar) == 4) {
+    if (dtype == DType::kBF16) return function(StoredAs<DType::kBF16>{});
+    if (dtype == DType::kF16) return function(StoredAs<DType::kF16>{});
+    if (dtype == DType::kI8) return function(StoredAs<DType::kI8>{});
+  }
+  function(StoredAs<kDTypeOf<typename V::Scalar>>{});
+}
+
+/// Rows of one type, each wherever it lies.
+struct StoredRows {
+  const char* const* rows = nullptr;
+  std::int64_t offset = 0;  // bytes from there to the first number that counts
+
+  const char* operator[](std::int64_t i) const { return rows[i] + offset; }
+};
+
+/// True when every number of every row is finite: x - x is then 0, else NaN, and a NaN stays in any
+/// sum.
+template <class V, DType kStored>
+inline bool all_finite(const StoredRows& rows, std::int64_t count, std::int64_t dim) {
+  if constexpr (kStored == DType::kI8) return true;
+  V trace = zero<V>();
+  for (std::int64_t row = 0; row < count; ++row) {
+    for (std::int64_t i = 0; i < dim; i += V::kLanes) {
+      const V value = load_stored<V, kStored>(rows[row], i);
+      trace = trace + (value - value);
+    }
+  }
+  return sum(trace) == 0;
+}
+
+}  // namespace
+}  // namespace ladon::cpu

@@ -1,0 +1,108 @@
+// Weighted sums of rows: out[row] += sum over keys of weights[row][key] * v[key], v as it is
+// stored.
+//
+// Lanes run along a row of v. Sums stay in registers over all keys, and each vector of v that is
+// loaded and widened serves every row. The order of the sum is the order of the keys.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/stored_rows.inl"
+
+namespace ladon::cpu {
+namespace {
+
+// Rows that share a pass over v; with fewer rows more vectors are held, so that enough sums are on
+// their way at once.
+template <class V>
+constexpr int kWeightedRows = V::kGemmRows >= 6 ? 6 : 3;
+template <class V, int kRows>
+constexpr int kWeightedVectors = kRows == 1                          ? 8
+                                 : (kRows == 2 || V::kGemmRows >= 6) ? 4
+                                                                     : 2;
+
+template <class V, DType kStored, int kRows, int kVectors>
+inline void weighted_registers(std::int64_t keys, std::int64_t column,
+                               const typename V::Scalar* weights, std::int64_t weights_stride,
+                               const StoredRows& v, typename V::Scalar* out,
+                               std::int64_t out_stride) {
+  V sums[std::size_t{kRows}][std::size_t{kVectors}];
+  LADON_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    LADON_UNROLL
+    for (int n = 0; n < kVectors; ++n) sums[r][n] = zero<V>();
+  }
+  for (std::int64_t k = 0; k < keys; ++k) {
+    const char* row = v[k];
+    V value[std::size_t{kVectors}];
+    LADON_UNROLL
+    for (int n = 0; n < kVectors; ++n) {
+      value[n] = load_stored<V, kStored>(row, column + n * V::kLanes);
+    }
+    LADON_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const V weight = broadcast<V>(weights[r * weights_stride + k]);
+      LADON_UNROLL
+      for (int n = 0; n < kVectors; ++n) sums[r][n] = fma(weight, value[n], sums[r][n]);
+    }
+  }
+  LADON_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    LADON_UNROLL
+    for (int n = 0; n < kVectors; ++n) {
+      typename V::Scalar* to = out + r * out_stride + column + n * V::kLanes;
+      store(to, load<V>(to) + sums[r][n]);
+    }
+  }
+}
+
+/// kRows rows over all columns.
+template <class V, DType kStored, int kRows>
+inline void weighted_columns(std::int64_t keys, std::int64_t dim, const typename V::Scalar* weights,
+                             std::int64_t weights_stride, const StoredRows& v,
+                             typename V::Scalar* out, std::int64_t out_stride) {
+  constexpr int kVectors = kWeightedVectors<V, kRows>;
+  std::int64_t i = 0;
+  for (; i + kVectors * V::kLanes <= dim; i += kVectors * V::kLanes) {
+    weighted_registers<V, kStored, kRows, kVectors>(keys, i, weights, weights_stride, v, out,
+                                                    out_stride);
+  }
+  for (; i < dim; i += V::kLanes) {
+    weighted_registers<V, kStored, kRows, 1>(keys, i, weights, weights_stride, v, out, out_stride);
+  }
+}
+
+/// The last rows, fewer than kWeightedRows.
+template <class V, DType kStored, int kRows = kWeightedRows<V> - 1>
+inline void weighted_last_rows(std::int64_t rows, std::int64_t keys, std::int64_t dim,
+                               const typename V::Scalar* weights, std::int64_t weights_stride,
+                               const StoredRows& v, typename V::Scalar* out,
+                               std::int64_t out_stride) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      weighted_columns<V, kStored, kRows>(keys, dim, weights, weights_stride, v, out, out_stride);
+    } else {
+      weighted_last_rows<V, kStored, kRows - 1>(rows, keys, dim, weights, weights_stride, v, out,
+                                                out_stride);
+    }
+  }
+}
+
+/// `dim` is a whole number of vectors; rows of v and out must be readable that far.
+template <class V, DType kStored>
+void add_weighted_rows(std::int64_t rows, std::int64_t keys, std::int64_t dim,
+                       const typename V::Scalar* weights, std::int64_t weights_stride,
+                       const StoredRows& v, typename V::Scalar* out, std::int64_t out_stride) {
+  constexpr int kStep = kWeightedRows<V>;
+  std::int64_t r = 0;
+  for (; r + kStep <= rows; r += kStep) {
+    weighted_columns<V, kStored, kStep>(keys, dim, weights + r * weights_stride, weights_stride, v,
+                                        out + r * out_stride, out_stride);
+  }
+  weighted_last_rows<V, kStored>(rows - r, keys, dim, weights + r * weights_stride, weights_stride,
+                                 v, out + r * out_stride, out_stride);
+}
+
+}  // namespace
+}  // namespace ladon::cpu
