@@ -165,6 +165,27 @@ inline void fold_rows(const typename V::Scalar* from, std::int64_t count, std::i
   }
 }
 
+// Keys that are scored between two requests for later ones: whole steps of the matrix product, be
+// they of 3 or 6 rows.
+inline constexpr std::int64_t kKeysAtOnce = 12;
+
+/// Asks for keys and values [begin, end) of one head before they are needed. Rows of a head lie a
+/// whole token apart, which the hardware's prefetchers do not follow.
+inline void prefetch_kv(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
+                        std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kLine = 64;
+  const auto prefetch = [](const Operand& operand, std::int64_t row, std::int64_t dim) {
+    const char* start = static_cast<const char*>(at(operand.data, operand.dtype, row));
+    const std::int64_t bytes = dim * static_cast<std::int64_t>(size_of(operand.dtype));
+    for (std::int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(start + byte, 0, 2);
+  };
+  for (std::int64_t key = begin; key < end; ++key) {
+    const std::int64_t slot = kv_slot(params.kv_layout, sequence, key);
+    prefetch(params.k, kv_row<KvPart::kKeys>(params, sequence, head, slot), params.head_dim);
+    prefetch(params.v, kv_row<KvPart::kValues>(params, sequence, head, slot), params.value_dim);
+  }
+}
+
 /// What turns a row's sums into its output: the factor of the sums, and the row's lse.
 struct RowFinish {
   double factor;
@@ -228,8 +249,13 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
     const std::int64_t count = end - begin;
     const Block<Scalar> keys = load_kv<KvPart::kKeys>(params, sequence, task.kv_head, begin, end,
                                                       head_dim, scratch.staging);
-    gemm<V, Layout::kRows>(count, width, head_dim, keys.data, keys.stride, scratch.q, width,
-                           scratch.scores, width, false);
+    for (std::int64_t i = 0; i < count; i += kKeysAtOnce) {
+      const std::int64_t some = smaller(kKeysAtOnce, count - i);
+      prefetch_kv(params, sequence, task.kv_head, begin + kKeyBlock + i,
+                  smaller(begin + kKeyBlock + i + some, rows.some_end));
+      gemm<V, Layout::kRows>(some, width, head_dim, keys.data + i * keys.stride, keys.stride,
+                             scratch.q, width, scratch.scores + i * width, width, false);
+    }
     set_block(block, params, sequence, rows, begin, count, scratch.extra, scratch.keep, 1, width);
     const bool moved =
         softmax_block<V>(block, width, count, scratch.scores, maximum, denominator, rescale);
