@@ -30,7 +30,8 @@ FmaLoop fma_loop_of(Isa isa) {
   switch (isa) {
     case Isa::kBaseline: return fma_loop_baseline;
     case Isa::kAvx2: return fma_loop_avx2;
-    case Isa::kAvx512: return fma_loop_avx512;
+    case Isa::kAvx512:
+    case Isa::kAvx512Bf16: return fma_loop_avx512;
     case Isa::kReference: break;
   }
   throw std::logic_error("no ceiling for this instruction set");

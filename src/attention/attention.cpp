@@ -295,15 +295,18 @@ void set_outputs(Problem& problem, const ConstTensorView& q, const ConstTensorVi
   if (!lse.absent()) problem.set_lse(lse);
 }
 
-void run(const Context& context, const Problem& problem, DType q_dtype) {
+const cpu::KernelSet& kernels_of(const cpu::KernelTable& table, const AttentionParams& params) {
+  if (params.q.dtype == DType::kF64) return table.f64;
+  const bool all_bf16 = params.q.dtype == DType::kBF16 && params.k.dtype == DType::kBF16 &&
+                        params.v.dtype == DType::kBF16;
+  return all_bf16 ? table.bf16 : table.f32;
+}
+
+void run(const Context& context, const Problem& problem) {
+  const AttentionParams& params = problem.params();
   const cpu::KernelTable* table = context.impl().kernels();
-  if (table == nullptr) {
-    run_reference(context, problem.params());
-  } else if (q_dtype == DType::kF64) {
-    ForwardRun(context, problem.params(), table->f64).run();
-  } else {
-    ForwardRun(context, problem.params(), table->f32).run();
-  }
+  if (table == nullptr) return run_reference(context, params);
+  ForwardRun(context, params, kernels_of(*table, params)).run();
 }
 
 }  // namespace
@@ -315,7 +318,7 @@ void attention(const Context& context, const ConstTensorView& q, const ConstTens
   Problem problem(context, kOperation, q, k, v, options);
   set_outputs(problem, q, k, v, options, out, lse);
   if (out.num_elements() == 0) return;  // however many heads or sequences have no queries
-  run(context, problem, q.dtype());
+  run(context, problem);
 }
 
 void attention(const Context& context, const ConstTensorView& q, const KvCacheView& cache,
@@ -323,7 +326,7 @@ void attention(const Context& context, const ConstTensorView& q, const KvCacheVi
   Problem problem(context, kOperation, q, cache, options);
   set_outputs(problem, q, cache_keys(cache), cache_values(cache), options, out, lse);
   if (out.num_elements() == 0) return;
-  run(context, problem, q.dtype());
+  run(context, problem);
 }
 
 Tensor attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,

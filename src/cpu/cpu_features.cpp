@@ -29,6 +29,8 @@ CpuFeatures detect_cpu_features() noexcept {
   unsigned ebx = 0;
   unsigned ecx = 0;
   unsigned edx = 0;
+  if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) == 0) return features;
+  features.intel = ebx == signature_INTEL_ebx && ecx == signature_INTEL_ecx;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return features;
   features.fma = has_bit(ecx, 12);
   features.f16c = has_bit(ecx, 29);
@@ -45,6 +47,8 @@ CpuFeatures detect_cpu_features() noexcept {
   features.avx512dq = has_bit(ebx, 17);
   features.avx512bw = has_bit(ebx, 30);
   features.avx512vl = has_bit(ebx, 31);
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return features;
+  features.avx512_bf16 = has_bit(eax, 5);
   return features;
 }
 

@@ -11,6 +11,8 @@ struct CpuFeatures {
   bool avx512bw = false;
   bool avx512dq = false;
   bool avx512vl = false;
+  bool avx512_bf16 = false;
+  bool intel = false;         // the vendor
   bool os_saves_ymm = false;  // XCR0 has the AVX state
   bool os_saves_zmm = false;  // XCR0 has the AVX-512 state too
 };

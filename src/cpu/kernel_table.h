@@ -104,6 +104,8 @@ struct KernelSet {
 struct KernelTable {
   KernelSet f32;
   KernelSet f64;
+  KernelSet bf16;         // where q, k and v are all bf16; may be the same as f32
+  bool has_bf16 = false;  // it is not
 };
 
 /// Scratch memory must be aligned to this.
@@ -118,5 +120,6 @@ inline constexpr const char* kKernelNames[] = {
 extern const KernelTable kBaselineKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512Bf16Kernels;
 
 }  // namespace ladon::cpu

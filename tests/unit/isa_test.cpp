@@ -16,7 +16,8 @@
 namespace ladon {
 namespace {
 
-constexpr Isa kAll[] = {Isa::kReference, Isa::kBaseline, Isa::kAvx2, Isa::kAvx512};
+constexpr Isa kAll[] = {Isa::kReference, Isa::kBaseline, Isa::kAvx2, Isa::kAvx512,
+                        Isa::kAvx512Bf16};
 
 class IsaTest : public testing::Test {
  protected:
@@ -32,6 +33,8 @@ cpu::CpuFeatures everything() {
           .avx512bw = true,
           .avx512dq = true,
           .avx512vl = true,
+          .avx512_bf16 = true,
+          .intel = false,
           .os_saves_ymm = true,
           .os_saves_zmm = true};
 }
@@ -49,7 +52,7 @@ TEST_F(IsaTest, TheListIsWholeAndSlowestFirst) {
   const std::vector<IsaInfo> infos = list_isas();
   ASSERT_EQ(infos.size(), std::size(kAll));
   int chosen = 0;
-  Isa fastest = Isa::kReference;
+  const Isa fastest = cpu::choose_isa({}, cpu::detect_cpu_features());
   for (std::size_t i = 0; i < infos.size(); ++i) {
     const IsaInfo& info = infos[i];
     EXPECT_EQ(info.isa, kAll[i]);
@@ -57,7 +60,6 @@ TEST_F(IsaTest, TheListIsWholeAndSlowestFirst) {
     EXPECT_FALSE(info.reason.empty());
     EXPECT_EQ(info.kernels.empty(), info.isa == Isa::kReference);
     EXPECT_EQ(info.runnable, cpu::refusal_of(info.isa, cpu::detect_cpu_features()).empty());
-    if (info.runnable) fastest = info.isa;
     if (!info.chosen) continue;
     ++chosen;
     EXPECT_TRUE(info.runnable);
@@ -83,8 +85,10 @@ TEST_F(IsaTest, TheForcedOneIsInUse) {
       if (other.chosen) {
         EXPECT_EQ(other.reason, "forced by LADON_ISA");
       } else if (other.runnable) {
-        EXPECT_EQ(other.reason,
-                  (other.isa < info.isa ? "slower than " : "LADON_ISA names ") + info.name);
+        if (other.isa < info.isa) {
+          EXPECT_EQ(other.reason, "slower than " + info.name);
+        }
+        EXPECT_TRUE(other.reason.ends_with(info.name)) << other.reason;
       }
     }
     // What the code asks for comes before the environment.
@@ -102,6 +106,15 @@ TEST_F(IsaTest, EachSetHasKernelsOfItsOwn) {
   EXPECT_NE(cpu::kernels_for(Isa::kBaseline), nullptr);
   EXPECT_NE(cpu::kernels_for(Isa::kBaseline), cpu::kernels_for(Isa::kAvx2));
   EXPECT_NE(cpu::kernels_for(Isa::kAvx2), cpu::kernels_for(Isa::kAvx512));
+  EXPECT_NE(cpu::kernels_for(Isa::kAvx512), cpu::kernels_for(Isa::kAvx512Bf16));
+}
+
+TEST_F(IsaTest, ASlowInstructionIsLeftToThoseWhoForceIt) {
+  cpu::CpuFeatures features = everything();
+  EXPECT_EQ(cpu::choose_isa({}, features), Isa::kAvx512Bf16);
+  features.intel = true;
+  EXPECT_EQ(cpu::choose_isa({}, features), Isa::kAvx512);
+  EXPECT_EQ(cpu::choose_isa(Isa::kAvx512Bf16, features), Isa::kAvx512Bf16);
 }
 
 TEST_F(IsaTest, RefusalsNameWhatIsMissing) {
@@ -116,6 +129,12 @@ TEST_F(IsaTest, RefusalsNameWhatIsMissing) {
   no_bw.avx512bw = false;
   EXPECT_EQ(cpu::refusal_of(Isa::kAvx512, no_bw), "the CPU lacks avx512bw");
   EXPECT_EQ(cpu::refusal_of(Isa::kAvx2, no_bw), "");
+
+  cpu::CpuFeatures no_bf16 = everything();
+  no_bf16.avx512_bf16 = false;
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx512Bf16, no_bf16), "the CPU lacks avx512_bf16");
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx512, no_bf16), "");
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx512Bf16, no_bw), "the CPU lacks avx512bw");
 
   cpu::CpuFeatures no_zmm = everything();
   no_zmm.os_saves_zmm = false;
@@ -138,6 +157,9 @@ TEST_F(IsaTest, DetectionAgreesWithTheCompilersOwn) {
   EXPECT_EQ(features.avx512bw && features.os_saves_zmm, __builtin_cpu_supports("avx512bw") != 0);
   EXPECT_EQ(features.avx512dq && features.os_saves_zmm, __builtin_cpu_supports("avx512dq") != 0);
   EXPECT_EQ(features.avx512vl && features.os_saves_zmm, __builtin_cpu_supports("avx512vl") != 0);
+  EXPECT_EQ(features.avx512_bf16 && features.os_saves_zmm,
+            __builtin_cpu_supports("avx512bf16") != 0);
+  EXPECT_EQ(features.intel, __builtin_cpu_is("intel") != 0);
 }
 #endif
 

@@ -6,6 +6,6 @@
 namespace ladon::cpu {
 
 extern const KernelTable kAvx512Kernels;
-constexpr KernelTable kAvx512Kernels = {make_kernel_set<F32>(), make_kernel_set<F64>()};
+constexpr KernelTable kAvx512Kernels = make_kernel_table<F32, F64>();
 
 }  // namespace ladon::cpu

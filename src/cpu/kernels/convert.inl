@@ -150,6 +150,13 @@ inline std::int64_t kv_slot(const KvLayout& layout, const Sequence& sequence, st
   return sequence.first_slot + key;
 }
 
+/// Whether the slots of keys [begin, end) follow each other.
+inline bool slots_in_line(const KvLayout& layout, const Sequence& sequence, std::int64_t begin,
+                          std::int64_t end) {
+  if (layout.page_size != 0) return begin / layout.page_size == (end - 1) / layout.page_size;
+  return kv_slot(layout, sequence, end - 1) - kv_slot(layout, sequence, begin) == end - 1 - begin;
+}
+
 /// Where the row of one slot and head starts, in elements.
 template <KvPart kPart>
 inline std::int64_t kv_row(const AttentionParams& params, const Sequence& sequence,
@@ -192,10 +199,8 @@ inline Block<Scalar> load_kv(const AttentionParams& params, const Sequence& sequ
     const std::int64_t offset = kPart == KvPart::kKeys ? sequence.k : sequence.v;
     return load_block(operand, offset, head, first, first + end - begin, dim, padded_dim, staging);
   }
-  const bool in_line = layout.page_size != 0
-                           ? begin / layout.page_size == (end - 1) / layout.page_size
-                           : kv_slot(layout, sequence, end - 1) - first == end - 1 - begin;
-  if (in_line && operand.dtype == kDTypeOf<Scalar> && padded_dim == dim) {
+  if (slots_in_line(layout, sequence, begin, end) && operand.dtype == kDTypeOf<Scalar> &&
+      padded_dim == dim) {
     const std::int64_t row = kv_row<kPart>(params, sequence, head, first);
     return {static_cast<const Scalar*>(operand.data) + row, operand.token_stride};
   }

@@ -19,14 +19,11 @@
 #include <cstdint>
 
 #include "cpu/kernels/convert.inl"
-#include "cpu/kernels/gemm.inl"
 #include "cpu/kernels/score_rules.inl"
+#include "cpu/kernels/tile_products.inl"
 
 namespace ladon::cpu {
 namespace {
-
-template <class V>
-constexpr std::int64_t kTileRows = V::kLanes* V::kGemmVectors;
 
 // Growth of the maximum, in natural log, that makes a lane rescale: 8 * ln 2. Weights stay below
 // 2^8, so sums over any key count that fits memory are far from overflow.
@@ -40,67 +37,49 @@ inline constexpr std::int64_t kFoldBlocks = 64;
 template <class V>
 struct ForwardTileScratch {
   using Scalar = typename V::Scalar;
-  Scalar* q;        // [head_dim][width], scaled
-  Scalar* out;      // [value_dim][width]: sums over the last few blocks
-  Scalar* folded;   // [value_dim][width]: sums over the blocks before
-  Scalar* scores;   // [kKeyBlock][width]
-  Scalar* extra;    // [kKeyBlock][width]
-  Scalar* keep;     // [kKeyBlock][width]
-  Scalar* staging;  // K or V block
-  Scalar* row;      // one row in or out
-  std::size_t bytes;
+  Scalar* out;     // [value_dim][width]: sums over the last few blocks
+  Scalar* folded;  // [value_dim][width]: sums over the blocks before
+  Scalar* scores;  // [kKeyBlock][width]
+  Scalar* extra;   // [kKeyBlock][width]
+  Scalar* keep;    // [kKeyBlock][width]
+  Scalar* row;     // one row in or out
 
-  ForwardTileScratch(const AttentionParams& params, void* base) {
-    ScratchArena arena(base);
+  ForwardTileScratch(const AttentionParams& params, ScratchArena& arena) {
     const std::int64_t width = kTileRows<V>;
-    const std::int64_t widest = larger(params.head_dim, params.value_dim);
-    q = arena.take<Scalar>(params.head_dim * width);
     out = arena.take<Scalar>(params.value_dim * width);
     folded = arena.take<Scalar>(params.value_dim * width);
     scores = arena.take<Scalar>(kKeyBlock * width);
     extra = arena.take<Scalar>(kKeyBlock * width);
     keep = arena.take<Scalar>(kKeyBlock * width);
-    staging = arena.take<Scalar>(kKeyBlock * widest);
-    row = arena.take<Scalar>(widest);
-    bytes = arena.used();
+    row = arena.take<Scalar>(larger(params.head_dim, params.value_dim));
   }
 };
 
-/// Rows of a [token, head, dim] operand into to[dim][width], times `factor`; unused lanes become 0.
-template <class V>
-inline void transpose_rows(const Operand& operand, std::int64_t offset,
-                           const Rows<typename V::Scalar>& rows, std::int64_t width,
-                           std::int64_t dim, typename V::Scalar factor, typename V::Scalar* row,
-                           typename V::Scalar* to) {
-  for (std::int64_t r = 0; r < rows.count; ++r) {
-    const std::int64_t start =
-        offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
-    load_row(at(operand.data, operand.dtype, start), operand.dtype, dim, row);
-    for (std::int64_t i = 0; i < dim; ++i) to[i * width + r] = row[i] * factor;
-  }
-  for (std::int64_t r = rows.count; r < width; ++r) {
-    for (std::int64_t i = 0; i < dim; ++i) to[i * width + r] = 0;
-  }
-}
-
 /// Scores of one block to weights, lane by lane. Returns whether any lane's maximum moved; then
-/// `rescale` holds the factors for what was summed before.
-template <class V>
+/// `rescale` holds the factors for what was summed before. Scores that are not kScaled are
+/// multiplied by `scale` first.
+template <class V, bool kScaled>
 inline bool softmax_block(const BlockRules<typename V::Scalar>& block, std::int64_t width,
-                          std::int64_t key_count, typename V::Scalar* scores,
-                          typename V::Scalar* maximum, typename V::Scalar* denominator,
-                          typename V::Scalar* rescale) {
+                          std::int64_t key_count, typename V::Scalar scale,
+                          typename V::Scalar* scores, typename V::Scalar* maximum,
+                          typename V::Scalar* denominator, typename V::Scalar* rescale) {
   using C = MathConstants<typename V::Scalar>;
   const V log2e = broadcast<V>(C::kLog2e);
   const V nothing = broadcast<V>(-C::kInfinity);
   const bool plain = block.plain();
+  const auto scaled = [scale](V score) {
+    if constexpr (kScaled) return score;
+    return score * broadcast<V>(scale);
+  };
   bool moved = false;
   for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
     typename V::Scalar* column = scores + lane;
     V block_maximum = nothing;
     if (plain) {
       for (std::int64_t i = 0; i < key_count; ++i) {
-        block_maximum = max(load<V>(column + i * width), block_maximum);
+        const V score = scaled(load<V>(column + i * width));
+        if constexpr (!kScaled) store(column + i * width, score);
+        block_maximum = max(score, block_maximum);
       }
     } else {
       const V first = load<V>(block.first + lane);
@@ -109,8 +88,9 @@ inline bool softmax_block(const BlockRules<typename V::Scalar>& block, std::int6
       const V slope = load<V>(block.slope + lane);
       for (std::int64_t i = 0; i < key_count; ++i) {
         const V key = broadcast<V>(static_cast<typename V::Scalar>(i));
-        const V score = apply_rules<V, false>(block, load<V>(column + i * width), key, first, last,
-                                              position, slope, i * width + lane, nullptr);
+        const V score =
+            apply_rules<V, false>(block, scaled(load<V>(column + i * width)), key, first, last,
+                                  position, slope, i * width + lane, nullptr);
         store(column + i * width, score);
         block_maximum = max(score, block_maximum);
       }
@@ -165,27 +145,6 @@ inline void fold_rows(const typename V::Scalar* from, std::int64_t count, std::i
   }
 }
 
-// Keys that are scored between two requests for later ones: whole steps of the matrix product, be
-// they of 3 or 6 rows.
-inline constexpr std::int64_t kKeysAtOnce = 12;
-
-/// Asks for keys and values [begin, end) of one head before they are needed. Rows of a head lie a
-/// whole token apart, which the hardware's prefetchers do not follow.
-inline void prefetch_kv(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
-                        std::int64_t begin, std::int64_t end) {
-  constexpr std::int64_t kLine = 64;
-  const auto prefetch = [](const Operand& operand, std::int64_t row, std::int64_t dim) {
-    const char* start = static_cast<const char*>(at(operand.data, operand.dtype, row));
-    const std::int64_t bytes = dim * static_cast<std::int64_t>(size_of(operand.dtype));
-    for (std::int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(start + byte, 0, 2);
-  };
-  for (std::int64_t key = begin; key < end; ++key) {
-    const std::int64_t slot = kv_slot(params.kv_layout, sequence, key);
-    prefetch(params.k, kv_row<KvPart::kKeys>(params, sequence, head, slot), params.head_dim);
-    prefetch(params.v, kv_row<KvPart::kValues>(params, sequence, head, slot), params.value_dim);
-  }
-}
-
 /// What turns a row's sums into its output: the factor of the sums, and the row's lse.
 struct RowFinish {
   double factor;
@@ -221,12 +180,13 @@ inline void write_row(const ForwardOutput& output, std::int64_t token, std::int6
   }
 }
 
-template <class V>
-void forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
+template <class V, class Products>
+void run_forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
   using Scalar = typename V::Scalar;
-  const ForwardTileScratch<V> scratch(params, memory);
+  ScratchArena arena(memory);
+  const ForwardTileScratch<V> scratch(params, arena);
+  Products products(params, arena);
   const Sequence& sequence = params.sequences[task.sequence];
-  const std::int64_t head_dim = params.head_dim;
   const std::int64_t value_dim = params.value_dim;
   const std::int64_t first_head = task.kv_head * params.group;
   Rows<Scalar> rows;
@@ -234,8 +194,7 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
            task.key_begin, task.key_end);
   const std::int64_t width = round_up(rows.count, V::kLanes);
 
-  transpose_rows<V>(params.q, sequence.q, rows, width, head_dim, narrow<Scalar>(params.rules.scale),
-                    scratch.row, scratch.q);
+  products.load_queries(params, sequence, rows, width, scratch.row);
   alignas(64) Scalar maximum[kMaxRows];
   alignas(64) Scalar denominator[kMaxRows] = {};
   alignas(64) Scalar folded_denominator[kMaxRows] = {};
@@ -245,20 +204,15 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
   BlockRules<Scalar> block;
   std::int64_t blocks = 0;  // done so far
   for (std::int64_t begin = rows.some_first; begin < rows.some_end; begin += kKeyBlock) {
-    const std::int64_t end = smaller(begin + kKeyBlock, rows.some_end);
-    const std::int64_t count = end - begin;
-    const Block<Scalar> keys = load_kv<KvPart::kKeys>(params, sequence, task.kv_head, begin, end,
-                                                      head_dim, scratch.staging);
-    for (std::int64_t i = 0; i < count; i += kKeysAtOnce) {
-      const std::int64_t some = smaller(kKeysAtOnce, count - i);
-      prefetch_kv(params, sequence, task.kv_head, begin + kKeyBlock + i,
-                  smaller(begin + kKeyBlock + i + some, rows.some_end));
-      gemm<V, Layout::kRows>(some, width, head_dim, keys.data + i * keys.stride, keys.stride,
-                             scratch.q, width, scratch.scores + i * width, width, false);
-    }
+    const KeySpan span{
+        params,       sequence, task.kv_head, begin, smaller(begin + kKeyBlock, rows.some_end),
+        rows.some_end};
+    const std::int64_t count = span.count();
+    products.score(span, width, scratch.scores);
     set_block(block, params, sequence, rows, begin, count, scratch.extra, scratch.keep, 1, width);
     const bool moved =
-        softmax_block<V>(block, width, count, scratch.scores, maximum, denominator, rescale);
+        softmax_block<V, Products::kScaled>(block, width, count, narrow<Scalar>(params.rules.scale),
+                                            scratch.scores, maximum, denominator, rescale);
     if (moved && blocks > 0) {
       if (blocks % kFoldBlocks != 0) rescale_rows<V>(scratch.out, value_dim, width, rescale);
       if (blocks >= kFoldBlocks) {
@@ -266,12 +220,8 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
         rescale_rows<V>(folded_denominator, 1, width, rescale);
       }
     }
-    const Block<Scalar> values = load_kv<KvPart::kValues>(params, sequence, task.kv_head, begin,
-                                                          end, value_dim, scratch.staging);
-    const bool guard = block.masks() && !all_finite(values, count, value_dim);
-    gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
-        guard, value_dim, width, count, values.data, values.stride, scratch.scores, width,
-        scratch.out, width, blocks % kFoldBlocks != 0);
+    products.add_values(span, block.masks(), width, scratch.scores, scratch.out,
+                        blocks % kFoldBlocks != 0);
     ++blocks;
     if (blocks % kFoldBlocks == 0) {
       const bool first_fold = blocks == kFoldBlocks;
@@ -304,9 +254,22 @@ void forward_tile(const AttentionParams& params, const ForwardTask& task, void* 
   }
 }
 
+template <class V, class Products>
+std::size_t forward_tile_bytes(const AttentionParams& params) {
+  ScratchArena arena(nullptr);
+  const ForwardTileScratch<V> scratch(params, arena);
+  const Products products(params, arena);
+  return arena.used();
+}
+
+template <class V>
+void forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
+  run_forward_tile<V, WideProducts<V>>(params, task, memory);
+}
+
 template <class V>
 std::size_t forward_tile_scratch(const AttentionParams& params) {
-  return ForwardTileScratch<V>(params, nullptr).bytes;
+  return forward_tile_bytes<V, WideProducts<V>>(params);
 }
 
 }  // namespace

@@ -5,6 +5,9 @@
 // the whole sum over k; each broadcast feeds kGemmVectors FMAs. The sum over k has one fixed order,
 // whatever m and n: a row's bits do not depend on its neighbours.
 //
+// What is multiplied need not be what is summed: a vector type names its Factor. Where that is a
+// pair of bf16 numbers, one step over k takes two terms, and everything else is the same.
+//
 // Guarded products skip what is masked instead of multiplying by its weight of zero, which would
 // turn NaN or infinity in a masked place into NaN. Masked weights are stored as -0.0 (exp2 never
 // gives that), so no other record is needed. They are slow and run only where a masked block meets
@@ -28,8 +31,8 @@ inline Scalar element(const Scalar* a, std::int64_t lda, std::int64_t m, std::in
 }
 
 template <class V, Layout kLayout, int kRows, int kVectors>
-inline void gemm_registers(std::int64_t depth, const typename V::Scalar* a, std::int64_t lda,
-                           const typename V::Scalar* b, std::int64_t ldb, typename V::Scalar* c,
+inline void gemm_registers(std::int64_t depth, const typename V::Factor* a, std::int64_t lda,
+                           const typename V::Factor* b, std::int64_t ldb, typename V::Scalar* c,
                            std::int64_t ldc, bool accumulate) {
   V sums[std::size_t{kRows}][std::size_t{kVectors}];
   LADON_UNROLL
@@ -38,24 +41,26 @@ inline void gemm_registers(std::int64_t depth, const typename V::Scalar* a, std:
     for (int n = 0; n < kVectors; ++n) sums[m][n] = zero<V>();
   }
   for (std::int64_t k = 0; k < depth; ++k) {
-    const typename V::Scalar* row = b + k * ldb;
+    const typename V::Factor* row = b + k * ldb;
     if constexpr (kRows >= kVectors) {  // hold the vectors, stream the broadcasts
-      V held[std::size_t{kVectors}];
+      typename V::Factors held[std::size_t{kVectors}];
       LADON_UNROLL
-      for (int n = 0; n < kVectors; ++n) held[n] = load<V>(row + n * V::kLanes);
+      for (int n = 0; n < kVectors; ++n) held[n] = load<typename V::Factors>(row + n * V::kLanes);
       LADON_UNROLL
       for (int m = 0; m < kRows; ++m) {
-        const V scalar = broadcast<V>(element<kLayout>(a, lda, m, k));
+        const auto scalar = broadcast<typename V::Factors>(element<kLayout>(a, lda, m, k));
         LADON_UNROLL
         for (int n = 0; n < kVectors; ++n) sums[m][n] = fma(scalar, held[n], sums[m][n]);
       }
     } else {  // hold the broadcasts, stream the vectors
-      V held[std::size_t{kRows}];
+      typename V::Factors held[std::size_t{kRows}];
       LADON_UNROLL
-      for (int m = 0; m < kRows; ++m) held[m] = broadcast<V>(element<kLayout>(a, lda, m, k));
+      for (int m = 0; m < kRows; ++m) {
+        held[m] = broadcast<typename V::Factors>(element<kLayout>(a, lda, m, k));
+      }
       LADON_UNROLL
       for (int n = 0; n < kVectors; ++n) {
-        const V vector = load<V>(row + n * V::kLanes);
+        const auto vector = load<typename V::Factors>(row + n * V::kLanes);
         LADON_UNROLL
         for (int m = 0; m < kRows; ++m) sums[m][n] = fma(held[m], vector, sums[m][n]);
       }
@@ -73,8 +78,8 @@ inline void gemm_registers(std::int64_t depth, const typename V::Scalar* a, std:
 
 /// The last rows, fewer than kGemmRows: one call with just their number.
 template <class V, Layout kLayout, int kVectors, int kRows = V::kGemmRows - 1>
-inline void gemm_last_rows(std::int64_t rows, std::int64_t depth, const typename V::Scalar* a,
-                           std::int64_t lda, const typename V::Scalar* b, std::int64_t ldb,
+inline void gemm_last_rows(std::int64_t rows, std::int64_t depth, const typename V::Factor* a,
+                           std::int64_t lda, const typename V::Factor* b, std::int64_t ldb,
                            typename V::Scalar* c, std::int64_t ldc, bool accumulate) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
@@ -87,8 +92,8 @@ inline void gemm_last_rows(std::int64_t rows, std::int64_t depth, const typename
 }
 
 template <class V, Layout kLayout, int kVectors>
-void gemm_rows(std::int64_t rows, std::int64_t depth, const typename V::Scalar* a, std::int64_t lda,
-               const typename V::Scalar* b, std::int64_t ldb, typename V::Scalar* c,
+void gemm_rows(std::int64_t rows, std::int64_t depth, const typename V::Factor* a, std::int64_t lda,
+               const typename V::Factor* b, std::int64_t ldb, typename V::Scalar* c,
                std::int64_t ldc, bool accumulate) {
   constexpr int kStep = V::kGemmRows;
   const std::int64_t a_step = kLayout == Layout::kRows ? lda : 1;
@@ -109,7 +114,7 @@ inline constexpr std::int64_t kChain = 128;
 /// At most kChain terms.
 template <class V, Layout kLayout>
 inline void gemm_chain(std::int64_t rows, std::int64_t width, std::int64_t depth,
-                       const typename V::Scalar* a, std::int64_t lda, const typename V::Scalar* b,
+                       const typename V::Factor* a, std::int64_t lda, const typename V::Factor* b,
                        std::int64_t ldb, typename V::Scalar* c, std::int64_t ldc, bool accumulate) {
   static_assert(V::kGemmVectors == 4);
   std::int64_t n = 0;
@@ -132,8 +137,8 @@ inline void gemm_chain(std::int64_t rows, std::int64_t width, std::int64_t depth
 
 /// `width` is a multiple of kLanes; rows of B and C must be readable that far.
 template <class V, Layout kLayout>
-void gemm(std::int64_t rows, std::int64_t width, std::int64_t depth, const typename V::Scalar* a,
-          std::int64_t lda, const typename V::Scalar* b, std::int64_t ldb, typename V::Scalar* c,
+void gemm(std::int64_t rows, std::int64_t width, std::int64_t depth, const typename V::Factor* a,
+          std::int64_t lda, const typename V::Factor* b, std::int64_t ldb, typename V::Scalar* c,
           std::int64_t ldc, bool accumulate) {
   const std::int64_t a_step = kLayout == Layout::kRows ? 1 : lda;
   std::int64_t first = 0;

@@ -28,5 +28,12 @@ constexpr KernelSet make_kernel_set() {
   return set;
 }
 
+/// For an instruction set without bf16 arithmetic of its own.
+template <class Float, class Double>
+constexpr KernelTable make_kernel_table() {
+  const KernelSet floats = make_kernel_set<Float>();
+  return {floats, make_kernel_set<Double>(), floats, false};
+}
+
 }  // namespace
 }  // namespace ladon::cpu

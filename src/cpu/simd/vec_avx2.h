@@ -18,6 +18,8 @@ struct MaskF64 {
 
 struct F32 {
   using Scalar = float;
+  using Factor = float;  // what a matrix product multiplies
+  using Factors = F32;
   using Mask = MaskF32;
   static constexpr int kLanes = 8;
   // 3 x 4 accumulators, 3 broadcasts and one operand vector fill the 16 registers.
@@ -28,6 +30,8 @@ struct F32 {
 
 struct F64 {
   using Scalar = double;
+  using Factor = double;
+  using Factors = F64;
   using Mask = MaskF64;
   static constexpr int kLanes = 4;
   static constexpr int kGemmRows = 3;

@@ -10,6 +10,8 @@ namespace {
 
 struct F32 {
   using Scalar = float;
+  using Factor = float;  // what a matrix product multiplies
+  using Factors = F32;
   using Mask = __mmask16;
   static constexpr int kLanes = 16;
   // 6 x 4 accumulators, 4 operand vectors and a broadcast fill 29 of the 32 registers.
@@ -20,6 +22,8 @@ struct F32 {
 
 struct F64 {
   using Scalar = double;
+  using Factor = double;
+  using Factors = F64;
   using Mask = __mmask8;
   static constexpr int kLanes = 8;
   static constexpr int kGemmRows = 6;

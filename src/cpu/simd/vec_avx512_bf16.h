@@ -1,0 +1,65 @@
+// AVX-512 with BF16: the vectors of AVX-512, and products of pairs of bf16 numbers summed in f32.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/simd/vec_avx512.h"
+
+namespace ladon::cpu {
+namespace {
+
+/// 16 pairs of bf16 numbers, the first of each pair in its low half.
+struct Bf16Pairs {
+  using Scalar = std::uint32_t;
+  static constexpr int kLanes = 16;
+  __m512i v;
+};
+
+/// 16 sums in f32 of products of bf16 pairs.
+struct F32OfPairs {
+  using Scalar = float;
+  using Factor = std::uint32_t;  // a pair
+  using Factors = Bf16Pairs;
+  static constexpr int kLanes = 16;
+  // As for F32.
+  static constexpr int kGemmRows = 6;
+  static constexpr int kGemmVectors = 4;
+  __m512 v;
+};
+
+inline Bf16Pairs load(Bf16Pairs*, const std::uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Bf16Pairs broadcast(Bf16Pairs*, std::uint32_t x) {
+  return {_mm512_set1_epi32(static_cast<int>(x))};
+}
+inline F32OfPairs load(F32OfPairs*, const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F32OfPairs a) { _mm512_storeu_ps(p, a.v); }
+inline F32OfPairs broadcast(F32OfPairs*, float x) { return {_mm512_set1_ps(x)}; }
+
+/// a.first * b.first + a.second * b.second + c. Subnormal bf16 numbers count as 0.
+inline F32OfPairs fma(Bf16Pairs a, Bf16Pairs b, F32OfPairs c) {
+  return {_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
+}
+
+/// Two rows of 16 numbers as pairs, rounded to nearest even.
+inline void store_pairs(std::uint32_t* to, F32 first, F32 second) {
+  // The instruction puts one row after the other; pairs take one number of each in turn.
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i rows = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second.v, first.v));
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, rows));
+}
+
+/// 16 numbers of two rows of bf16 as pairs.
+inline void store_pairs(std::uint32_t* to, const std::uint16_t* first,
+                        const std::uint16_t* second) {
+  const __m512i low =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
+  const __m512i high =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)));
+  _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+
+}  // namespace
+}  // namespace ladon::cpu
