@@ -31,7 +31,8 @@ FmaLoop fma_loop_of(Isa isa) {
     case Isa::kBaseline: return fma_loop_baseline;
     case Isa::kAvx2: return fma_loop_avx2;
     case Isa::kAvx512:
-    case Isa::kAvx512Bf16: return fma_loop_avx512;
+    case Isa::kAvx512Bf16:
+    case Isa::kAmx: return fma_loop_avx512;
     case Isa::kReference: break;
   }
   throw std::logic_error("no ceiling for this instruction set");

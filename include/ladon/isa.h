@@ -13,9 +13,9 @@ namespace ladon {
 
 /// Slowest first. `kReference` is the plain double-precision code that all others are tested
 /// against; it runs everywhere.
-enum class Isa : std::uint8_t { kReference, kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+enum class Isa : std::uint8_t { kReference, kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
-/// "reference", "baseline", "avx2", "avx512", "avx512_bf16": the names that LADON_ISA takes.
+/// "reference", "baseline", "avx2", "avx512", "avx512_bf16", "amx": the names that LADON_ISA takes.
 LADON_API const char* name_of(Isa isa) noexcept;
 LADON_API std::optional<Isa> isa_from_name(std::string_view name) noexcept;
 

@@ -3,6 +3,10 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace ladon::cpu {
 
@@ -21,6 +25,18 @@ unsigned read_xcr0() noexcept {
   return low;
 }
 
+/// Tiles are 8 KiB of registers that a signal frame may have to hold: a process asks for them
+/// first.
+bool ask_for_tiles() noexcept {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr long kRequestPermission = 0x1023;
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 CpuFeatures detect_cpu_features() noexcept {
@@ -37,9 +53,11 @@ CpuFeatures detect_cpu_features() noexcept {
   if (has_bit(ecx, 27)) {                 // OSXSAVE: without it xgetbv is an illegal instruction
     constexpr unsigned kYmmState = 0x06;  // SSE, AVX
     constexpr unsigned kZmmState = 0xe6;  // and opmask, upper halves of zmm0-15, zmm16-31
+    constexpr unsigned kTileState = 0x60000;  // configuration, data
     const unsigned saved = read_xcr0();
     features.os_saves_ymm = (saved & kYmmState) == kYmmState;
     features.os_saves_zmm = (saved & kZmmState) == kZmmState;
+    features.os_saves_tiles = (saved & kTileState) == kTileState;
   }
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return features;
   features.avx2 = has_bit(ebx, 5);
@@ -47,6 +65,9 @@ CpuFeatures detect_cpu_features() noexcept {
   features.avx512dq = has_bit(ebx, 17);
   features.avx512bw = has_bit(ebx, 30);
   features.avx512vl = has_bit(ebx, 31);
+  features.amx_bf16 = has_bit(edx, 22);
+  features.amx_tile = has_bit(edx, 24);
+  if (features.amx_tile && features.os_saves_tiles) features.os_permits_tiles = ask_for_tiles();
   if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return features;
   features.avx512_bf16 = has_bit(eax, 5);
   return features;

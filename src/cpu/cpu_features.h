@@ -12,12 +12,17 @@ struct CpuFeatures {
   bool avx512dq = false;
   bool avx512vl = false;
   bool avx512_bf16 = false;
-  bool intel = false;         // the vendor
-  bool os_saves_ymm = false;  // XCR0 has the AVX state
-  bool os_saves_zmm = false;  // XCR0 has the AVX-512 state too
+  bool amx_tile = false;
+  bool amx_bf16 = false;
+  bool intel = false;             // the vendor
+  bool os_saves_ymm = false;      // XCR0 has the AVX state
+  bool os_saves_zmm = false;      // XCR0 has the AVX-512 state too
+  bool os_saves_tiles = false;    // XCR0 has the AMX state
+  bool os_permits_tiles = false;  // and this process may use it
 };
 
-/// Asks CPUID and XGETBV. No state is kept.
+/// Asks CPUID and XGETBV, and the operating system for leave to use tiles where there are some:
+/// Linux gives it to the whole process and for good. No state is kept here.
 CpuFeatures detect_cpu_features() noexcept;
 
 }  // namespace ladon::cpu

@@ -67,6 +67,21 @@ std::string refuse_avx512_bf16(const CpuFeatures& features) {
   return reason;
 }
 
+std::string refuse_amx(const CpuFeatures& features) {
+  // The tiles' kernels round to bf16 with AVX-512's instruction.
+  static constexpr std::array<Requirement, 2> kRequired{
+      {{&CpuFeatures::amx_tile, "amx_tile"}, {&CpuFeatures::amx_bf16, "amx_bf16"}}};
+  std::string reason = refuse_avx512_bf16(features);
+  if (reason.empty()) reason = lacking(features, kRequired);
+  if (reason.empty() && !features.os_saves_tiles) {
+    reason = "the operating system does not save AMX state";
+  }
+  if (reason.empty() && !features.os_permits_tiles) {
+    reason = "the operating system does not let this process use AMX";
+  }
+  return reason;
+}
+
 // Intel's vdpbf16ps does half the products that two f32 FMAs do in its time (measured on Emerald
 // Rapids); AMD's does twice as many.
 bool gains_by_bf16(const CpuFeatures& features) { return !features.intel; }
@@ -81,12 +96,13 @@ struct IsaEntry {
 };
 
 // Every instruction set, slowest first. A new one is a line here.
-constexpr std::array<IsaEntry, 5> kIsas{{
+constexpr std::array<IsaEntry, 6> kIsas{{
     {Isa::kReference, "reference", nullptr, runs_everywhere, gains_everywhere},
     {Isa::kBaseline, "baseline", &kBaselineKernels, runs_everywhere, gains_everywhere},
     {Isa::kAvx2, "avx2", &kAvx2Kernels, refuse_avx2, gains_everywhere},
     {Isa::kAvx512, "avx512", &kAvx512Kernels, refuse_avx512, gains_everywhere},
     {Isa::kAvx512Bf16, "avx512_bf16", &kAvx512Bf16Kernels, refuse_avx512_bf16, gains_by_bf16},
+    {Isa::kAmx, "amx", &kAmxKernels, refuse_amx, gains_everywhere},
 }};
 
 const IsaEntry* find(Isa isa) noexcept {

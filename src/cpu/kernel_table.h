@@ -121,5 +121,6 @@ extern const KernelTable kBaselineKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;
+extern const KernelTable kAmxKernels;
 
 }  // namespace ladon::cpu

@@ -115,7 +115,7 @@ cpu::CpuFeatures avx2_machine() {
 const std::string kChoices =
     ", expected one that can run here: reference, baseline, avx2; avx512 cannot: the CPU lacks "
     "avx512f, avx512bw, avx512dq, avx512vl; avx512_bf16 cannot: the CPU lacks avx512f, avx512bw, "
-    "avx512dq, avx512vl";
+    "avx512dq, avx512vl; amx cannot: the CPU lacks avx512f, avx512bw, avx512dq, avx512vl";
 
 TEST_F(ContextTest, ChoosesTheFastestThatTheMachineRuns) {
   EXPECT_EQ(cpu::choose_isa({}, avx2_machine()), Isa::kAvx2);

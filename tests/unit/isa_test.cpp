@@ -16,8 +16,8 @@
 namespace ladon {
 namespace {
 
-constexpr Isa kAll[] = {Isa::kReference, Isa::kBaseline, Isa::kAvx2, Isa::kAvx512,
-                        Isa::kAvx512Bf16};
+constexpr Isa kAll[] = {Isa::kReference, Isa::kBaseline,   Isa::kAvx2,
+                        Isa::kAvx512,    Isa::kAvx512Bf16, Isa::kAmx};
 
 class IsaTest : public testing::Test {
  protected:
@@ -34,9 +34,13 @@ cpu::CpuFeatures everything() {
           .avx512dq = true,
           .avx512vl = true,
           .avx512_bf16 = true,
+          .amx_tile = true,
+          .amx_bf16 = true,
           .intel = false,
           .os_saves_ymm = true,
-          .os_saves_zmm = true};
+          .os_saves_zmm = true,
+          .os_saves_tiles = true,
+          .os_permits_tiles = true};
 }
 
 TEST_F(IsaTest, NamesGoThereAndBack) {
@@ -107,10 +111,13 @@ TEST_F(IsaTest, EachSetHasKernelsOfItsOwn) {
   EXPECT_NE(cpu::kernels_for(Isa::kBaseline), cpu::kernels_for(Isa::kAvx2));
   EXPECT_NE(cpu::kernels_for(Isa::kAvx2), cpu::kernels_for(Isa::kAvx512));
   EXPECT_NE(cpu::kernels_for(Isa::kAvx512), cpu::kernels_for(Isa::kAvx512Bf16));
+  EXPECT_NE(cpu::kernels_for(Isa::kAvx512Bf16), cpu::kernels_for(Isa::kAmx));
 }
 
 TEST_F(IsaTest, ASlowInstructionIsLeftToThoseWhoForceIt) {
   cpu::CpuFeatures features = everything();
+  EXPECT_EQ(cpu::choose_isa({}, features), Isa::kAmx);
+  features.os_permits_tiles = false;
   EXPECT_EQ(cpu::choose_isa({}, features), Isa::kAvx512Bf16);
   features.intel = true;
   EXPECT_EQ(cpu::choose_isa({}, features), Isa::kAvx512);
@@ -135,6 +142,16 @@ TEST_F(IsaTest, RefusalsNameWhatIsMissing) {
   EXPECT_EQ(cpu::refusal_of(Isa::kAvx512Bf16, no_bf16), "the CPU lacks avx512_bf16");
   EXPECT_EQ(cpu::refusal_of(Isa::kAvx512, no_bf16), "");
   EXPECT_EQ(cpu::refusal_of(Isa::kAvx512Bf16, no_bw), "the CPU lacks avx512bw");
+
+  cpu::CpuFeatures no_leave = everything();
+  no_leave.os_permits_tiles = false;
+  EXPECT_EQ(cpu::refusal_of(Isa::kAmx, no_leave),
+            "the operating system does not let this process use AMX");
+  no_leave.os_saves_tiles = false;
+  EXPECT_EQ(cpu::refusal_of(Isa::kAmx, no_leave), "the operating system does not save AMX state");
+  no_leave.amx_bf16 = false;
+  EXPECT_EQ(cpu::refusal_of(Isa::kAmx, no_leave), "the CPU lacks amx_bf16");
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx512Bf16, no_leave), "");
 
   cpu::CpuFeatures no_zmm = everything();
   no_zmm.os_saves_zmm = false;

@@ -34,6 +34,9 @@ constexpr typename V::Scalar kRescaleGrowth = static_cast<typename V::Scalar>(5.
 // 4096 keys to a fold, no chain of additions grows long, however many keys there are.
 inline constexpr std::int64_t kFoldBlocks = 64;
 
+// Products may write whole multiples of this many rows of out.
+inline constexpr std::int64_t kValueUnit = 16;
+
 template <class V>
 struct ForwardTileScratch {
   using Scalar = typename V::Scalar;
@@ -46,7 +49,7 @@ struct ForwardTileScratch {
 
   ForwardTileScratch(const AttentionParams& params, ScratchArena& arena) {
     const std::int64_t width = kTileRows<V>;
-    out = arena.take<Scalar>(params.value_dim * width);
+    out = arena.take<Scalar>(round_up(params.value_dim, kValueUnit) * width);
     folded = arena.take<Scalar>(params.value_dim * width);
     scores = arena.take<Scalar>(kKeyBlock * width);
     extra = arena.take<Scalar>(kKeyBlock * width);

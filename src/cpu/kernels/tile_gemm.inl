@@ -1,0 +1,88 @@
+// The matrix product on AMX tiles: C[m][n] (+)= sum over k of A[m][k] . B[k][n], in bf16 pairs.
+//
+// Blocks of 2 x 2 tiles of sums: each tile of A and of B that is loaded is used twice, one load a
+// product. All sizes are whole tiles; who calls pads with zeros. The sum over k has one fixed order
+// for each element of C. Two numbers for 32 x 32 sums and 16 pairs of depth: 4 products of 16
+// cycles at the unit's rate, 4 loads of 8.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd/tiles_amx.h"
+
+namespace ladon::cpu {
+namespace {
+
+struct TileMatrix {
+  const std::uint32_t* data;
+  std::int64_t stride;  // in pairs
+
+  const std::uint32_t* at(std::int64_t row, std::int64_t column) const {
+    return data + row * stride + column;
+  }
+  std::int64_t bytes() const { return stride * static_cast<std::int64_t>(sizeof(std::uint32_t)); }
+};
+
+/// kRows x kColumns tiles of sums, in tiles 0 to 3; A is loaded to 4 and 5, B to 6 and 7.
+template <int kRows, int kColumns>
+inline void tile_gemm_block(std::int64_t depth, const TileMatrix& a, std::int64_t m,
+                            const TileMatrix& b, std::int64_t n, float* c, std::int64_t ldc,
+                            bool accumulate) {
+  const std::int64_t c_bytes = ldc * static_cast<std::int64_t>(sizeof(float));
+  float* const corner = c + m * ldc + n;
+  float* const below = corner + kTileSide * ldc;
+  if (accumulate) {
+    read_tile<0>(corner, c_bytes);
+    if constexpr (kColumns == 2) read_tile<1>(corner + kTileSide, c_bytes);
+    if constexpr (kRows == 2) read_tile<2>(below, c_bytes);
+    if constexpr (kRows == 2 && kColumns == 2) read_tile<3>(below + kTileSide, c_bytes);
+  } else {
+    clear_tile<0>();
+    if constexpr (kColumns == 2) clear_tile<1>();
+    if constexpr (kRows == 2) clear_tile<2>();
+    if constexpr (kRows == 2 && kColumns == 2) clear_tile<3>();
+  }
+  for (std::int64_t k = 0; k < depth; k += kTileSide) {
+    read_tile<4>(a.at(m, k), a.bytes());
+    read_tile<6>(b.at(k, n), b.bytes());
+    multiply_tiles<0, 4, 6>();
+    if constexpr (kColumns == 2) {
+      read_tile<7>(b.at(k, n + kTileSide), b.bytes());
+      multiply_tiles<1, 4, 7>();
+    }
+    if constexpr (kRows == 2) {
+      read_tile<5>(a.at(m + kTileSide, k), a.bytes());
+      multiply_tiles<2, 5, 6>();
+    }
+    if constexpr (kRows == 2 && kColumns == 2) multiply_tiles<3, 5, 7>();
+  }
+  write_tile<0>(corner, c_bytes);
+  if constexpr (kColumns == 2) write_tile<1>(corner + kTileSide, c_bytes);
+  if constexpr (kRows == 2) write_tile<2>(below, c_bytes);
+  if constexpr (kRows == 2 && kColumns == 2) write_tile<3>(below + kTileSide, c_bytes);
+}
+
+template <int kRows>
+inline void tile_gemm_rows(std::int64_t width, std::int64_t depth, const TileMatrix& a,
+                           std::int64_t m, const TileMatrix& b, float* c, std::int64_t ldc,
+                           bool accumulate) {
+  std::int64_t n = 0;
+  for (; n + 2 * kTileSide <= width; n += 2 * kTileSide) {
+    tile_gemm_block<kRows, 2>(depth, a, m, b, n, c, ldc, accumulate);
+  }
+  if (n < width) tile_gemm_block<kRows, 1>(depth, a, m, b, n, c, ldc, accumulate);
+}
+
+/// rows, width and depth (in pairs) are whole tiles. Needs TilesInUse.
+inline void tile_gemm(std::int64_t rows, std::int64_t width, std::int64_t depth,
+                      const TileMatrix& a, const TileMatrix& b, float* c, std::int64_t ldc,
+                      bool accumulate) {
+  std::int64_t m = 0;
+  for (; m + 2 * kTileSide <= rows; m += 2 * kTileSide) {
+    tile_gemm_rows<2>(width, depth, a, m, b, c, ldc, accumulate);
+  }
+  if (m < rows) tile_gemm_rows<1>(width, depth, a, m, b, c, ldc, accumulate);
+}
+
+}  // namespace
+}  // namespace ladon::cpu
