@@ -6,11 +6,9 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "ladon/isa.h"
-#include "problem.h"
-#include "timing.h"
+#include "results.h"
 
 namespace ladon::bench {
 
@@ -21,42 +19,6 @@ struct BenchmarkOptions {
   int threads = 0;           // 0: as a Context chooses
 };
 
-struct Row {
-  std::string name;
-  std::string isa;
-  Bound bound = Bound::kCompute;
-  int threads = 1;
-  Timing timing;
-  Timing ceiling;
-  bool disturbed = false;
-  std::optional<double> target{};  // share that is aimed at
-
-  double share() const { return timing.rate / ceiling.rate; }
-};
-
-/// A case that gave a wrong answer, and was not timed.
-struct Fault {
-  std::string name;
-  std::string isa;
-  std::string what;
-};
-
-/// One thread against all of them, on one case.
-struct Scaling {
-  std::string name;
-  std::string isa;
-  int threads = 1;
-  double speedup = 1;
-  double ceiling_speedup = 1;  // of the FMA loop, in the same rounds
-  bool disturbed = false;
-};
-
-struct BenchmarkResults {
-  std::vector<Row> rows;
-  std::vector<Fault> faults;
-  std::optional<Scaling> scaling;
-};
-
 /// Told of everything as it happens. All of them must be set.
 struct BenchmarkListener {
   std::function<void(const std::string& full_name)> begin;
@@ -64,7 +26,7 @@ struct BenchmarkListener {
   std::function<void(const Fault&)> fault;
 };
 
-/// How many cases the options ask for, the comparison of threads included.
+/// How many cases the options ask for, all comparisons included.
 int count_cases(const BenchmarkOptions& options);
 
 BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener);

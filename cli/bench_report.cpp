@@ -1,0 +1,70 @@
+#include "bench_report.h"
+
+#include <cstdio>
+
+#include "ladon/version.h"
+#include "machine.h"
+
+namespace ladon::cli {
+namespace {
+
+using bench::Fault;
+using bench::Limit;
+using bench::Row;
+using bench::Scaling;
+
+const char* unit_of(Limit limit) { return limit == Limit::kMemory ? "GB/s" : "GFLOP/s"; }
+
+/// Where others had the CPUs, numbers say nothing about a target.
+const char* verdict(bool met, bool disturbed) {
+  if (disturbed) return "";
+  return met ? ": met" : ": missed";
+}
+
+void print_scaling(const Scaling& scaling) {
+  std::printf(
+      "%-9s %-52s %d threads are %.2f times as fast as 1 (the ceiling: %.2f)  target %.1f%s%s\n",
+      scaling.isa.c_str(), scaling.name.c_str(), scaling.threads, scaling.speedup,
+      scaling.ceiling_speedup, scaling.target,
+      verdict(scaling.speedup >= scaling.target, scaling.disturbed),
+      scaling.disturbed ? "  disturbed" : "");
+}
+
+}  // namespace
+
+void print_bench_head(int threads) {
+  std::printf("Ladon %s, built by %s; %s, %d %s\n", version(), compiler_name().c_str(),
+              cpu_name().c_str(), threads, threads == 1 ? "thread" : "threads");
+  std::printf(
+      "Ceilings: FMA, or memory read, measured in turns with the case. K and V count once.\n\n");
+  std::printf("%-9s %-52s %10s %10s %9s %-8s %8s %-6s %7s\n", "kernels", "case", "median ms",
+              "p10 ms", "rate", "", "ceiling", "", "share");
+}
+
+void print_bench_row(const Row& row) {
+  std::printf("%-9s %-52s %10.2f %10.2f %9.1f %-8s %8.1f %-6s %6.1f%%", row.isa.c_str(),
+              row.name.c_str(), row.timing.median_ms, row.timing.p10_ms, row.timing.rate / 1e9,
+              unit_of(row.limit), row.ceiling.rate / 1e9, name_of(row.limit), 100 * row.share());
+  if (row.target) {
+    std::printf("  target %.0f%%%s", 100 * *row.target,
+                verdict(row.share() >= *row.target, row.disturbed));
+  }
+  if (!row.target_does_not_apply.empty()) {
+    std::printf("  target %s", row.target_does_not_apply.c_str());
+  }
+  if (row.disturbed) std::printf("  disturbed: the CPUs are busy");
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+void print_bench_fault(const Fault& fault) {
+  std::printf("%-9s %-52s WRONG: %s\n", fault.isa.c_str(), fault.name.c_str(), fault.what.c_str());
+  std::fflush(stdout);
+}
+
+void print_bench_rest(const bench::BenchmarkResults& results) {
+  if (!results.scaling.empty()) std::printf("\nThreads\n");
+  for (const Scaling& scaling : results.scaling) print_scaling(scaling);
+}
+
+}  // namespace ladon::cli
