@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cases.h"
+#include "gradient_accuracy.h"
 #include "pinning.h"
 #include "scaling.h"
 #include "session.h"
@@ -14,38 +15,38 @@
 namespace ladon::bench {
 namespace {
 
-/// Those that can run, slowest first.
-std::vector<Isa> runnable_isas() {
-  std::vector<Isa> isas;
-  for (const IsaInfo& info : list_isas()) {
-    if (info.runnable && info.isa != Isa::kReference) isas.push_back(info.isa);
-  }
-  return isas;
-}
-
 /// Everything that the options ask for.
 struct Plan {
   std::vector<Case> cases{};
   std::vector<Case> scaled{};
+  std::vector<Shape> gradients{};
+  Isa fastest = Isa::kBaseline;  // of those that are measured
 
-  int count() const { return static_cast<int>(cases.size() + scaled.size()); }
+  int count() const { return static_cast<int>(cases.size() + scaled.size() + gradients.size()); }
 };
 
 Plan plan_of(const BenchmarkOptions& options) {
-  const std::vector<Isa> runnable = runnable_isas();
-  std::vector<Isa> isas = runnable;
-  if (options.isa) std::erase_if(isas, [&](Isa isa) { return isa != *options.isa; });
+  std::vector<Isa> isas;  // slowest first
+  Isa fastest_runnable = Isa::kBaseline;
+  for (const IsaInfo& info : list_isas()) {
+    if (!info.runnable || info.isa == Isa::kReference) continue;
+    fastest_runnable = info.isa;
+    if (!options.isa || *options.isa == info.isa) isas.push_back(info.isa);
+  }
   Plan plan;
   if (isas.empty()) return plan;
-  plan.cases = list_cases(isas, runnable.back());
+  plan.cases = list_cases(isas, fastest_runnable);
+  plan.fastest = isas.back();
   plan.scaled = scaled_cases(plan.cases);
-  const auto keep = [&](std::vector<Case>& cases, const std::string& prefix) {
-    std::erase_if(cases, [&](const Case& one) {
-      return (prefix + one.full_name()).find(options.filter) == std::string::npos;
+  if (!options.peers.interpreter.empty()) plan.gradients = gradient_shapes();
+  const auto keep = [&](auto& list, const auto& name_in_filter) {
+    std::erase_if(list, [&](const auto& one) {
+      return name_in_filter(one).find(options.filter) == std::string::npos;
     });
   };
-  keep(plan.cases, "");
-  keep(plan.scaled, "scaling ");
+  keep(plan.cases, [](const Case& one) { return one.full_name(); });
+  keep(plan.scaled, [](const Case& one) { return "scaling " + one.full_name(); });
+  keep(plan.gradients, gradient_name);
   return plan;
 }
 
@@ -70,19 +71,32 @@ void run_case(Session& session, const Case& one) {
   const std::unique_ptr<Context> context = session.make_context(one.isa);
   const std::unique_ptr<Workload> workload = make_workload(one);
   if (!session.passes(one, *workload, *context)) return;
-  const PinnedThreads pinned(*context);
   const Limit limit = limit_here(*context, one.limit);
-  const TimedPieces timed = time_in_turns(
-      {Session::work_of(one, *workload, *context), session.ceiling(*context, limit, one.dtype())},
-      session.limits());
   Row row{.name = one.name(),
           .isa = ladon::name_of(one.isa),
           .limit = limit,
-          .threads = context->num_threads(),
-          .timing = timed.pieces[0],
-          .ceiling = timed.pieces[1],
-          .disturbed = timed.disturbed};
+          .threads = context->num_threads()};
   set_target(row, one);
+  std::vector<Peer*> peers;
+  if (one.fastest && one.peer_shape() != nullptr) {
+    peers = session.prepare_peers(*one.peer_shape(), row);
+  }
+  std::vector<Work> pieces{Session::work_of(one, *workload, *context),
+                           session.ceiling(*context, limit, one.dtype())};
+  for (Peer* peer : peers) pieces.push_back(peer->work());
+  {
+    const PinnedThreads pinned(*context);
+    const TimedPieces timed = time_in_turns(pieces, session.limits());
+    row.timing = timed.pieces[0];
+    row.ceiling = timed.pieces[1];
+    row.disturbed = timed.disturbed;
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      row.peers.push_back({.peer = peers[i]->name(),
+                           .timing = timed.pieces[2 + i],
+                           .why_not = peers[i]->problem()});
+    }
+  }
+  session.release_peers(peers);
   session.results().rows.push_back(row);
   session.listener().row(row);
 }
@@ -94,8 +108,10 @@ int count_cases(const BenchmarkOptions& options) { return plan_of(options).count
 BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener) {
   const Plan plan = plan_of(options);
   Session session(options, listener);
+  session.start_peers();
   for (const Case& one : plan.cases) run_case(session, one);
   for (const Case& one : plan.scaled) run_scaling(session, one);
+  for (const Shape& shape : plan.gradients) compare_gradients(session, plan.fastest, shape);
   return std::move(session.results());
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ladon/isa.h"
+#include "peers/peer.h"
 #include "results.h"
 
 namespace ladon::bench {
@@ -17,6 +18,7 @@ struct BenchmarkOptions {
   std::optional<Isa> isa{};  // empty: all that can run. Not the reference.
   std::string filter{};      // only cases whose "ISA case" holds this
   int threads = 0;           // 0: as a Context chooses
+  PeerOptions peers{};
 };
 
 /// Told of everything as it happens. All of them must be set.
@@ -24,6 +26,7 @@ struct BenchmarkListener {
   std::function<void(const std::string& full_name)> begin;
   std::function<void(const Row&)> row;
   std::function<void(const Fault&)> fault;
+  std::function<void(const PeerState&)> peer;  // that it is there, or is left out from here on
 };
 
 /// How many cases the options ask for, all comparisons included.

@@ -56,10 +56,28 @@ struct Scaling {
   bool disturbed = false;
 };
 
+/// A rival, as it was found.
+struct PeerState {
+  std::string peer;
+  std::string version{};  // empty: it never ran
+  std::string problem{};  // why it was left out, from the beginning or from somewhere on
+};
+
+/// Largest errors of a gradient in bf16 against the f64 reference, of the largest number there;
+/// all of the same inputs.
+struct GradientErrors {
+  std::string name;      // of the shape
+  std::string gradient;  // "dq", "dk" or "dv"
+  double ladon = 0;
+  double pytorch = 0;
+};
+
 struct BenchmarkResults {
   std::vector<Row> rows{};
   std::vector<Fault> faults{};
   std::vector<Scaling> scaling{};
+  std::vector<PeerState> peers{};
+  std::vector<GradientErrors> gradients{};
 };
 
 }  // namespace ladon::bench

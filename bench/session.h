@@ -3,11 +3,13 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "benchmark.h"
 #include "cases.h"
 #include "ceiling.h"
 #include "ladon/context.h"
+#include "peers/peer.h"
 #include "workload.h"
 
 namespace ladon::bench {
@@ -32,6 +34,18 @@ class Session {
   /// The case itself: flops, or bytes where memory bounds it. All must outlive the work.
   static Work work_of(const Case& one, Workload& workload, const Context& context);
 
+  /// Starts the rivals that were asked for: while no thread is pinned, because that is inherited.
+  void start_peers();
+  /// Null where it is not there, or has failed.
+  Peer* peer(const std::string& name);
+  /// Those that can run this shape, ready to; of the others the reasons are added to `row`.
+  std::vector<Peer*> prepare_peers(const Shape& shape, Row& row);
+  /// Lets their memory go.
+  void release_peers(const std::vector<Peer*>& prepared);
+
+  /// Keeps the results' list of peers true, and tells of those that have failed.
+  void note_peers();
+
   /// False, and said so, when the case gives a wrong answer.
   bool passes(const Case& one, Workload& workload, const Context& context);
 
@@ -40,6 +54,7 @@ class Session {
   const BenchmarkListener& listener_;
   TimingLimits limits_{};
   std::unique_ptr<ReadBuffer> buffer_;  // made when first wanted
+  std::vector<std::unique_ptr<Peer>> peers_;
   BenchmarkResults results_;
 };
 

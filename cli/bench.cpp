@@ -16,10 +16,12 @@ int run_bench(const BenchOptions& options) {
     throw UsageError("bench: --isa: the reference is not benchmarked");
   }
   const int threads = Context(options.machinery.context_options()).num_threads();
-  const bench::BenchmarkOptions wanted{.quick = options.quick,
-                                       .isa = options.machinery.isa,
-                                       .filter = options.filter,
-                                       .threads = options.machinery.threads};
+  const bench::BenchmarkOptions wanted{
+      .quick = options.quick,
+      .isa = options.machinery.isa,
+      .filter = options.filter,
+      .threads = options.machinery.threads,
+      .peers = {.interpreter = options.peers, .seconds = static_cast<double>(options.peer_limit)}};
   const int count = bench::count_cases(wanted);
   if (count == 0) {
     throw UsageError("bench: --filter: no case holds '" + options.filter + "'");
@@ -38,11 +40,17 @@ int run_bench(const BenchOptions& options) {
     const bench::BenchmarkListener listener{
         .begin =
             [&](const std::string& name) {
+              if (begun == 0 && !options.json) {
+                progress.clear();
+                print_bench_columns();
+              }
               progress.show(std::to_string(++begun) + " of " + std::to_string(count) + ": " + name);
             },
         .row = clear_and(print_bench_row),
-        .fault = clear_and(print_bench_fault)};
+        .fault = clear_and(print_bench_fault),
+        .peer = clear_and(print_bench_peer)};
     if (!options.json) print_bench_head(threads);
+    if (!options.peers.empty()) progress.show("starting the peers");
     results = bench::run_benchmark(wanted, listener);
   }
   if (options.json) {

@@ -9,7 +9,9 @@ namespace ladon::cli {
 namespace {
 
 using bench::Fault;
+using bench::GradientErrors;
 using bench::Limit;
+using bench::PeerState;
 using bench::PeerTiming;
 using bench::Row;
 using bench::Scaling;
@@ -66,6 +68,20 @@ Json scaling_json(const Scaling& scaling) {
           {"disturbed", scaling.disturbed}};
 }
 
+Json peer_json(const PeerState& peer) {
+  Json json{{"name", peer.peer}};
+  if (!peer.version.empty()) json["version"] = peer.version;
+  if (!peer.problem.empty()) json["problem"] = peer.problem;
+  return json;
+}
+
+Json gradient_json(const GradientErrors& errors) {
+  return {{"name", errors.name},
+          {"gradient", errors.gradient},
+          {"ladon", errors.ladon},
+          {"pytorch", errors.pytorch}};
+}
+
 Json fault_json(const Fault& fault) {
   return {{"name", fault.name}, {"isa", fault.isa}, {"what", fault.what}};
 }
@@ -89,6 +105,8 @@ Json bench_document(const bench::BenchmarkResults& results, bool quick, int thre
   document["rows"] = array_of(results.rows, row_json);
   document["faults"] = array_of(results.faults, fault_json);
   document["scaling"] = array_of(results.scaling, scaling_json);
+  document["peers"] = array_of(results.peers, peer_json);
+  document["gradients"] = array_of(results.gradients, gradient_json);
   return document;
 }
 

@@ -9,7 +9,10 @@ namespace ladon::cli {
 namespace {
 
 using bench::Fault;
+using bench::GradientErrors;
 using bench::Limit;
+using bench::PeerState;
+using bench::PeerTiming;
 using bench::Row;
 using bench::Scaling;
 
@@ -30,14 +33,36 @@ void print_scaling(const Scaling& scaling) {
       scaling.disturbed ? "  disturbed" : "");
 }
 
+/// "pytorch 1.42x (target 1.3x: met)".
+void print_ratio(const Row& row, const PeerTiming& peer) {
+  if (!peer.measured()) {
+    std::printf("  %s -", peer.peer.c_str());
+    return;
+  }
+  std::printf("  %s %.2fx", peer.peer.c_str(), row.ratio(peer));
+  if (row.pytorch_target && peer.peer == "pytorch") {
+    std::printf(" (target %.1fx%s)", *row.pytorch_target,
+                verdict(row.ratio(peer) >= *row.pytorch_target, row.disturbed));
+  }
+}
+
+void print_gradient(const GradientErrors& errors) {
+  std::printf("%-52s %s  Ladon %.2e  PyTorch %.2e  %s\n", errors.name.c_str(),
+              errors.gradient.c_str(), errors.ladon, errors.pytorch,
+              errors.ladon <= errors.pytorch ? "no larger: met" : "larger: missed");
+}
+
 }  // namespace
 
 void print_bench_head(int threads) {
   std::printf("Ladon %s, built by %s; %s, %d %s\n", version(), compiler_name().c_str(),
               cpu_name().c_str(), threads, threads == 1 ? "thread" : "threads");
   std::printf(
-      "Ceilings: FMA, or memory read, measured in turns with the case. K and V count once.\n\n");
-  std::printf("%-9s %-52s %10s %10s %9s %-8s %8s %-6s %7s\n", "kernels", "case", "median ms",
+      "Ceilings: FMA, or memory read, measured in turns with the case. K and V count once.\n");
+}
+
+void print_bench_columns() {
+  std::printf("\n%-9s %-52s %10s %10s %9s %-8s %8s %-6s %7s\n", "kernels", "case", "median ms",
               "p10 ms", "rate", "", "ceiling", "", "share");
 }
 
@@ -52,6 +77,7 @@ void print_bench_row(const Row& row) {
   if (!row.target_does_not_apply.empty()) {
     std::printf("  target %s", row.target_does_not_apply.c_str());
   }
+  for (const PeerTiming& peer : row.peers) print_ratio(row, peer);
   if (row.disturbed) std::printf("  disturbed: the CPUs are busy");
   std::printf("\n");
   std::fflush(stdout);
@@ -62,9 +88,23 @@ void print_bench_fault(const Fault& fault) {
   std::fflush(stdout);
 }
 
+void print_bench_peer(const PeerState& peer) {
+  if (peer.problem.empty()) {
+    std::printf("%s %s is measured beside Ladon\n", peer.peer.c_str(), peer.version.c_str());
+  } else {
+    std::printf("%s is left out%s: %s\n", peer.peer.c_str(),
+                peer.version.empty() ? "" : " from here on", peer.problem.c_str());
+  }
+  std::fflush(stdout);
+}
+
 void print_bench_rest(const bench::BenchmarkResults& results) {
   if (!results.scaling.empty()) std::printf("\nThreads\n");
   for (const Scaling& scaling : results.scaling) print_scaling(scaling);
+  if (!results.gradients.empty()) {
+    std::printf("\nLargest errors of bf16 gradients against the f64 reference, same inputs\n");
+  }
+  for (const GradientErrors& errors : results.gradients) print_gradient(errors);
 }
 
 }  // namespace ladon::cli

@@ -19,6 +19,7 @@ namespace ladon::cli {
 namespace {
 
 constexpr int kMostThreads = 4096;
+constexpr std::int64_t kMostSeconds = 86400;
 // More tokens or sequences than any memory holds; products of a few of them still fit 64 bits.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 
@@ -240,6 +241,14 @@ Work bench(CLI::App& app) {
   sub->add_option("--filter", options->filter,
                   "Only cases whose \"KERNELS CASE\" holds this, such as \"avx2 f32 forward\"")
       ->type_name("TEXT");
+  sub->add_option_function<std::string>(
+         "--peers",
+         [options](const std::string& text) { options->peers = text.empty() ? "python3" : text; },
+         "Measure PyTorch and ONNX Runtime too, by this Python's packages [python3]")
+      ->type_name("PYTHON")
+      ->expected(0, 1);
+  add_count(sub, "--peer-limit", options->peer_limit, 1, kMostSeconds,
+            "Seconds that a peer may take for one answer");
   add_machinery(sub, options->machinery, "all that can run");
   add_json(sub, options->json);
   return [options] { return run_bench(*options); };
