@@ -8,6 +8,7 @@
 
 #include "cases.h"
 #include "gradient_accuracy.h"
+#include "growth.h"
 #include "pinning.h"
 #include "scaling.h"
 #include "session.h"
@@ -19,10 +20,15 @@ namespace {
 struct Plan {
   std::vector<Case> cases{};
   std::vector<Case> scaled{};
+  std::vector<Series> series{};
+  std::vector<Neighbourhood> neighbourhoods{};
   std::vector<Shape> gradients{};
   Isa fastest = Isa::kBaseline;  // of those that are measured
 
-  int count() const { return static_cast<int>(cases.size() + scaled.size() + gradients.size()); }
+  int count() const {
+    return static_cast<int>(cases.size() + scaled.size() + series.size() + neighbourhoods.size() +
+                            gradients.size());
+  }
 };
 
 Plan plan_of(const BenchmarkOptions& options) {
@@ -38,6 +44,8 @@ Plan plan_of(const BenchmarkOptions& options) {
   plan.cases = list_cases(isas, fastest_runnable);
   plan.fastest = isas.back();
   plan.scaled = scaled_cases(plan.cases);
+  plan.series = list_series(plan.fastest, options.quick);
+  plan.neighbourhoods = list_neighbourhoods(plan.fastest);
   if (!options.peers.interpreter.empty()) plan.gradients = gradient_shapes();
   const auto keep = [&](auto& list, const auto& name_in_filter) {
     std::erase_if(list, [&](const auto& one) {
@@ -46,6 +54,8 @@ Plan plan_of(const BenchmarkOptions& options) {
   };
   keep(plan.cases, [](const Case& one) { return one.full_name(); });
   keep(plan.scaled, [](const Case& one) { return "scaling " + one.full_name(); });
+  keep(plan.series, [](const Series& one) { return one.name(); });
+  keep(plan.neighbourhoods, [](const Neighbourhood& one) { return one.name(); });
   keep(plan.gradients, gradient_name);
   return plan;
 }
@@ -111,6 +121,8 @@ BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkL
   session.start_peers();
   for (const Case& one : plan.cases) run_case(session, one);
   for (const Case& one : plan.scaled) run_scaling(session, one);
+  for (const Series& one : plan.series) fit_exponent(session, one);
+  for (const Neighbourhood& one : plan.neighbourhoods) compare_neighbours(session, one);
   for (const Shape& shape : plan.gradients) compare_gradients(session, plan.fastest, shape);
   return std::move(session.results());
 }

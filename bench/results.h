@@ -56,6 +56,29 @@ struct Scaling {
   bool disturbed = false;
 };
 
+/// How time grows with length: as length^exponent.
+struct Exponent {
+  struct Point {
+    std::int64_t length = 0;
+    double median_ms = 0;
+  };
+  std::string name;  // with the instruction set, without a length
+  double exponent = 0;
+  double expected = 0;
+  std::vector<Point> points{};
+  bool disturbed = false;
+};
+
+/// A shape beside a rounder one.
+struct Neighbour {
+  std::string name;
+  std::string of;  // the rounder one
+  std::string isa;
+  double ratio = 1;   // its share over the other's
+  double target = 1;  // the least that is aimed at
+  bool disturbed = false;
+};
+
 /// A rival, as it was found.
 struct PeerState {
   std::string peer;
@@ -76,6 +99,8 @@ struct BenchmarkResults {
   std::vector<Row> rows{};
   std::vector<Fault> faults{};
   std::vector<Scaling> scaling{};
+  std::vector<Exponent> exponents{};
+  std::vector<Neighbour> neighbours{};
   std::vector<PeerState> peers{};
   std::vector<GradientErrors> gradients{};
 };

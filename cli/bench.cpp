@@ -1,19 +1,40 @@
 // ladon bench: the benchmark's results as a table while it goes on, or as one document at its end.
 #include "benchmark.h"
 
+#include <cstdio>
 #include <string>
 
 #include "bench_document.h"
 #include "bench_report.h"
 #include "commands.h"
 #include "failure.h"
+#include "output_file.h"
+#include "plot/bench_chart.h"
 #include "progress.h"
+#include "signals.h"
 
 namespace ladon::cli {
+namespace {
+
+void draw(const std::string& path, const bench::BenchmarkResults& results, int threads) {
+  std::string machine = machine_line(threads);
+  for (const bench::PeerState& peer : results.peers) {
+    if (!peer.version.empty()) machine += "; " + peer.peer + " " + peer.version;
+  }
+  const std::string picture = draw_bench_chart(path, results.rows, machine)->bytes();
+  const HeldSignals held;
+  OutputFile("bench: --plot", path, picture).commit();
+}
+
+}  // namespace
 
 int run_bench(const BenchOptions& options) {
   if (options.machinery.isa == Isa::kReference) {
     throw UsageError("bench: --isa: the reference is not benchmarked");
+  }
+  if (!options.plot.empty()) {
+    check_picture_path("bench: --plot", options.plot);
+    check_writable("bench: --plot", options.plot);
   }
   const int threads = Context(options.machinery.context_options()).num_threads();
   const bench::BenchmarkOptions wanted{
@@ -30,6 +51,7 @@ int run_bench(const BenchOptions& options) {
   {
     Progress progress;
     int begun = 0;
+    bool is_table = false;
     const auto clear_and = [&](auto print) {
       return [&, print](const auto& one) {
         if (options.json) return;
@@ -37,26 +59,31 @@ int run_bench(const BenchOptions& options) {
         print(one);
       };
     };
+    const auto in_table = [&](auto print) {
+      return clear_and([&, print](const auto& one) {
+        if (!is_table) print_bench_columns();
+        is_table = true;
+        print(one);
+      });
+    };
     const bench::BenchmarkListener listener{
         .begin =
             [&](const std::string& name) {
-              if (begun == 0 && !options.json) {
-                progress.clear();
-                print_bench_columns();
-              }
               progress.show(std::to_string(++begun) + " of " + std::to_string(count) + ": " + name);
             },
-        .row = clear_and(print_bench_row),
-        .fault = clear_and(print_bench_fault),
+        .row = in_table(print_bench_row),
+        .fault = in_table(print_bench_fault),
         .peer = clear_and(print_bench_peer)};
     if (!options.json) print_bench_head(threads);
     if (!options.peers.empty()) progress.show("starting the peers");
     results = bench::run_benchmark(wanted, listener);
   }
+  if (!options.plot.empty()) draw(options.plot, results, threads);
   if (options.json) {
     print_json(bench_document(results, options.quick, threads));
   } else {
     print_bench_rest(results);
+    if (!options.plot.empty()) std::printf("\nwrote %s\n", options.plot.c_str());
   }
   return results.faults.empty() ? kExitGood : kExitFailed;
 }

@@ -8,9 +8,11 @@
 namespace ladon::cli {
 namespace {
 
+using bench::Exponent;
 using bench::Fault;
 using bench::GradientErrors;
 using bench::Limit;
+using bench::Neighbour;
 using bench::PeerState;
 using bench::PeerTiming;
 using bench::Row;
@@ -68,6 +70,24 @@ Json scaling_json(const Scaling& scaling) {
           {"disturbed", scaling.disturbed}};
 }
 
+Json exponent_json(const Exponent& exponent) {
+  Json json{{"name", exponent.name},
+            {"exponent", exponent.exponent},
+            {"expected", exponent.expected},
+            {"points", Json::array()},
+            {"disturbed", exponent.disturbed}};
+  for (const Exponent::Point& point : exponent.points) {
+    json["points"].push_back({{"length", point.length}, {"median_ms", point.median_ms}});
+  }
+  return json;
+}
+
+Json neighbour_json(const Neighbour& neighbour) {
+  return {{"name", neighbour.name},     {"of", neighbour.of},
+          {"isa", neighbour.isa},       {"ratio", neighbour.ratio},
+          {"target", neighbour.target}, {"disturbed", neighbour.disturbed}};
+}
+
 Json peer_json(const PeerState& peer) {
   Json json{{"name", peer.peer}};
   if (!peer.version.empty()) json["version"] = peer.version;
@@ -105,6 +125,8 @@ Json bench_document(const bench::BenchmarkResults& results, bool quick, int thre
   document["rows"] = array_of(results.rows, row_json);
   document["faults"] = array_of(results.faults, fault_json);
   document["scaling"] = array_of(results.scaling, scaling_json);
+  document["exponents"] = array_of(results.exponents, exponent_json);
+  document["neighbours"] = array_of(results.neighbours, neighbour_json);
   document["peers"] = array_of(results.peers, peer_json);
   document["gradients"] = array_of(results.gradients, gradient_json);
   return document;

@@ -8,9 +8,11 @@
 namespace ladon::cli {
 namespace {
 
+using bench::Exponent;
 using bench::Fault;
 using bench::GradientErrors;
 using bench::Limit;
+using bench::Neighbour;
 using bench::PeerState;
 using bench::PeerTiming;
 using bench::Row;
@@ -33,6 +35,19 @@ void print_scaling(const Scaling& scaling) {
       scaling.disturbed ? "  disturbed" : "");
 }
 
+void print_exponent(const Exponent& exponent) {
+  std::printf("%-62s length^%.2f (expected %.0f)%s\n", exponent.name.c_str(), exponent.exponent,
+              exponent.expected, exponent.disturbed ? "  disturbed" : "");
+}
+
+void print_neighbour(const Neighbour& neighbour) {
+  std::printf("%-9s %-52s %5.1f%% of the share of %s  target %.0f%%%s%s\n", neighbour.isa.c_str(),
+              neighbour.name.c_str(), 100 * neighbour.ratio, neighbour.of.c_str(),
+              100 * neighbour.target,
+              verdict(neighbour.ratio >= neighbour.target, neighbour.disturbed),
+              neighbour.disturbed ? "  disturbed" : "");
+}
+
 /// "pytorch 1.42x (target 1.3x: met)".
 void print_ratio(const Row& row, const PeerTiming& peer) {
   if (!peer.measured()) {
@@ -52,11 +67,22 @@ void print_gradient(const GradientErrors& errors) {
               errors.ladon <= errors.pytorch ? "no larger: met" : "larger: missed");
 }
 
+template <class One>
+void print_group(const char* title, const std::vector<One>& list, void (*print)(const One&)) {
+  if (list.empty()) return;
+  std::printf("\n%s\n", title);
+  for (const One& one : list) print(one);
+}
+
 }  // namespace
 
+std::string machine_line(int threads) {
+  return std::string("Ladon ") + version() + ", built by " + compiler_name() + "; " + cpu_name() +
+         ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
+}
+
 void print_bench_head(int threads) {
-  std::printf("Ladon %s, built by %s; %s, %d %s\n", version(), compiler_name().c_str(),
-              cpu_name().c_str(), threads, threads == 1 ? "thread" : "threads");
+  std::printf("%s\n", machine_line(threads).c_str());
   std::printf(
       "Ceilings: FMA, or memory read, measured in turns with the case. K and V count once.\n");
 }
@@ -99,12 +125,11 @@ void print_bench_peer(const PeerState& peer) {
 }
 
 void print_bench_rest(const bench::BenchmarkResults& results) {
-  if (!results.scaling.empty()) std::printf("\nThreads\n");
-  for (const Scaling& scaling : results.scaling) print_scaling(scaling);
-  if (!results.gradients.empty()) {
-    std::printf("\nLargest errors of bf16 gradients against the f64 reference, same inputs\n");
-  }
-  for (const GradientErrors& errors : results.gradients) print_gradient(errors);
+  print_group("Threads", results.scaling, print_scaling);
+  print_group("Time over length", results.exponents, print_exponent);
+  print_group("Neighbouring shapes", results.neighbours, print_neighbour);
+  print_group("Largest errors of bf16 gradients against the f64 reference, same inputs",
+              results.gradients, print_gradient);
 }
 
 }  // namespace ladon::cli

@@ -83,7 +83,13 @@ TEST_F(CliBenchPeers, RatiosBesideEachCase) {
   EXPECT_EQ(row["ratio_target"]["pytorch"], 1.3);
   EXPECT_EQ(document["peers"], json::parse(R"([{"name": "pytorch", "version": "1.2.3"},
                             {"name": "onnxruntime", "version": "1.2.3"}])"));
-  const Outcome outcome = run_ladon(arguments(python));
+  std::vector<std::string> with_plot = arguments(python);
+  with_plot.insert(with_plot.end(), {"--plot", (temp_ / "b.svg").string()});
+  const Outcome outcome = run_ladon(with_plot);
+  const std::string svg = read_bytes(temp_ / "b.svg");
+  for (const char* words : {">PyTorch<", ">ONNX Runtime<", " (1.3)<", "pytorch 1.2.3"}) {
+    EXPECT_TRUE(holds(svg, words)) << words;
+  }
   EXPECT_TRUE(holds(outcome.out, "pytorch 1.2.3 is measured beside Ladon\n")) << outcome.out;
   EXPECT_TRUE(holds(outcome.out, "x (target 1.3x")) << outcome.out;
 }

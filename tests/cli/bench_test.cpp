@@ -1,12 +1,16 @@
-// `ladon bench`: its cases, table and document; no test looks at a time.
+// `ladon bench`: its cases, table, document and picture; no test looks at a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <set>
 
 #include "cases.h"
 #include "cli/best_isa.h"
 #include "cli/run_ladon.h"
+#include "growth.h"
+#include "io/io_support.h"
 
 namespace ladon::test {
 namespace {
@@ -93,7 +97,69 @@ TEST(CliBench, ATargetAndOneThatNeedsAmx) {
   EXPECT_TRUE(few.contains("gbps"));
 }
 
+TEST(CliBenchCases, ExponentsAndNeighbours) {
+  const std::vector<double> lengths{512, 1024, 2048};
+  const std::vector<double> squares{3 * 0.25, 3, 3 * 4};
+  EXPECT_NEAR(bench::fitted_exponent(lengths, squares), 2, 1e-12);
+  const std::vector<double> bent{1, 2, 6};  // between 1 and log2(3): the middle does not matter
+  EXPECT_NEAR(bench::fitted_exponent(lengths, bent), std::log2(6.0) / 2, 1e-12);
+  for (const bench::Series& series : bench::list_series(Isa::kAvx2, false)) {
+    EXPECT_EQ(series.lengths.size(), 4U);
+    EXPECT_FALSE(holds(series.name(), " S")) << series.name();
+  }
+  for (const bench::Neighbourhood& one : bench::list_neighbourhoods(Isa::kAvx2)) {
+    std::set<std::string> names{one.center.name()};
+    for (const Case& other : one.others) EXPECT_TRUE(names.insert(other.name()).second);
+    EXPECT_EQ(names.size(), 5U);
+  }
+}
+
+TEST(CliBench, AnExponentAndNeighbours) {
+  const std::string decode = best_isa() + " bf16 decode B1 H32/8 ";
+  const json grown = document_of({"bench", "--quick", "--filter", "exponent " + decode + "D128"});
+  EXPECT_TRUE(grown["rows"].empty());
+  ASSERT_EQ(grown["exponents"].size(), 1U);
+  const json& exponent = grown["exponents"][0];
+  EXPECT_EQ(exponent["name"], decode + "D128");
+  EXPECT_EQ(exponent["expected"], 1);
+  EXPECT_EQ(exponent["points"].size(), 4U);
+  const Outcome outcome =
+      run_ladon({"bench", "--quick", "--filter", "neighbours of " + decode + "S32768 D128"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_TRUE(holds(outcome.out, "\nNeighbouring shapes\n")) << outcome.out;
+  for (const char* shape : {"S32000 D128 ", "S33000 D128 ", "S32768 D120 ", "S32768 D136 "}) {
+    EXPECT_TRUE(holds(outcome.out, std::string("H32/8 ") + shape)) << outcome.out;
+  }
+}
+
+TEST(CliBench, ThePicture) {
+  const TempFolder temp;
+  const std::string name = "f32 decode B1 H32/8 S8192 D128, paged i8";
+  for (const char* file : {"b.svg", "b.png"}) {
+    const Outcome outcome =
+        run_ladon({"bench", "--quick", "--filter", name, "--plot", (temp / file).string()});
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.err, "");
+    EXPECT_TRUE(holds(outcome.out, "wrote " + (temp / file).string())) << outcome.out;
+  }
+  EXPECT_EQ(temp.files(), (std::vector<std::string>{"b.png", "b.svg"}));
+  EXPECT_TRUE(read_bytes(temp / "b.png").starts_with("\x89PNG\r\n\x1a\n"));
+  const std::string svg = read_bytes(temp / "b.svg");
+  for (const std::string& words :
+       {name, std::string("share of the ceiling (%)"), std::string("ceiling: memory"),
+        std::string("target share"), best_isa(), std::string("100 %")}) {
+    EXPECT_TRUE(holds(svg, words)) << words;
+  }
+  EXPECT_FALSE(holds(svg, "PyTorch"));
+}
+
 TEST(CliBench, Mistakes) {
+  const TempFolder temp;
+  EXPECT_TRUE(
+      holds(complaint_of({"bench", "--plot", (temp / "b.pdf").string()}, 2), "bench: --plot: "));
+  EXPECT_TRUE(holds(complaint_of({"bench", "--plot", (temp / "no" / "b.svg").string()}, 1),
+                    "bench: --plot: cannot write "));
+  EXPECT_TRUE(temp.files().empty());
   EXPECT_EQ(complaint_of({"bench", "--filter", "nosuch"}, 2),
             "bench: --filter: no case holds 'nosuch'");
   EXPECT_EQ(complaint_of({"bench", "--isa", "reference"}, 2),
