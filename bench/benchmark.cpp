@@ -33,15 +33,15 @@ struct Plan {
 
 Plan plan_of(const BenchmarkOptions& options) {
   std::vector<Isa> isas;  // slowest first
-  Isa fastest_runnable = Isa::kBaseline;
+  Isa fastest_here = Isa::kBaseline;
   for (const IsaInfo& info : list_isas()) {
     if (!info.runnable || info.isa == Isa::kReference) continue;
-    fastest_runnable = info.isa;
+    fastest_here = info.isa;
     if (!options.isa || *options.isa == info.isa) isas.push_back(info.isa);
   }
   Plan plan;
   if (isas.empty()) return plan;
-  plan.cases = list_cases(isas, fastest_runnable);
+  plan.cases = list_cases(isas, fastest_here);
   plan.fastest = isas.back();
   plan.scaled = scaled_cases(plan.cases);
   plan.series = list_series(plan.fastest, options.quick);

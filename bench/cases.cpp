@@ -38,8 +38,8 @@ Limit compute_limit(DType dtype) {
 /// The cases of one instruction set, as they are added.
 class CaseList {
  public:
-  CaseList(std::vector<Case>& cases, Isa isa, Isa fastest)
-      : cases_(cases), isa_(isa), fastest_(fastest) {}
+  CaseList(std::vector<Case>& cases, Isa isa, Isa fastest_here)
+      : cases_(cases), isa_(isa), fastest_here_(fastest_here) {}
 
   void add(const Shape& shape) { finish(case_of(isa_, shape)); }
 
@@ -53,9 +53,8 @@ class CaseList {
 
  private:
   void finish(Case one) {
-    one.fastest = isa_ == fastest_;
     const std::string name = one.name();
-    if (one.fastest) {
+    if (isa_ == fastest_here_) {
       for (const Target& target : kBestTargets) {
         if (target.name == name) one.target = target;
       }
@@ -68,7 +67,7 @@ class CaseList {
 
   std::vector<Case>& cases_;
   Isa isa_;
-  Isa fastest_;
+  Isa fastest_here_;
 };
 
 /// On every instruction set.
@@ -229,17 +228,18 @@ Case case_of(Isa isa, const Shape& shape) {
   return one;
 }
 
-std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest) {
+std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here) {
   std::vector<Case> cases;
   for (const Isa isa : isas) {
-    CaseList list(cases, isa, fastest);
+    CaseList list(cases, isa, fastest_here);
     add_compute(list);
   }
-  CaseList list(cases, isas.back(), fastest);
+  CaseList list(cases, isas.back(), fastest_here);
   add_more_compute(list);
   add_decode(list);
   add_latent(list);
   add_layers(list);
+  for (Case& one : cases) one.fastest = one.isa == isas.back();
   return cases;
 }
 

@@ -41,7 +41,7 @@ struct Case {
   std::variant<Shape, LayerShape> work{};
   Limit limit = Limit::kFma;  // that bounds it on a machine that has everything
   std::optional<Target> target{};
-  bool fastest = false;  // the kernels are the machine's fastest: rivals are measured beside them
+  bool fastest = false;  // of the kernels that are measured: peers are measured beside these
 
   std::string name() const;
   std::string full_name() const { return std::string(ladon::name_of(isa)) + " " + name(); }
@@ -55,8 +55,8 @@ struct Case {
 Case case_of(Isa isa, const Shape& shape);
 
 /// All cases of these instruction sets (slowest first, not empty): what each computes, and on the
-/// last of them caches, latents and layers. `fastest` is the machine's, which the targets are for.
-std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest);
+/// last of them caches, latents and layers. Targets are for the fastest set of the machine.
+std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here);
 
 std::unique_ptr<Workload> make_workload(const Case& one);
 

@@ -1,9 +1,14 @@
 #include "bench_report.h"
 
+#include <array>
 #include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "ladon/version.h"
 #include "machine.h"
+#include "text_table.h"
 
 namespace ladon::cli {
 namespace {
@@ -67,6 +72,60 @@ void print_gradient(const GradientErrors& errors) {
               errors.ladon <= errors.pytorch ? "no larger: met" : "larger: missed");
 }
 
+/// The ratio to PyTorch, where it was measured.
+std::optional<double> pytorch_ratio(const Row& row) {
+  for (const PeerTiming& peer : row.peers) {
+    if (peer.peer == "pytorch" && peer.measured()) return row.ratio(peer);
+  }
+  return {};
+}
+
+std::string fixed(double value, int digits, const char* unit) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f%s", digits, value, unit);
+  return text.data();
+}
+
+/// "share missed, ratio missed"; "met"; or why there is nothing to say.
+std::string judgement(const Row& row, std::optional<double> ratio) {
+  std::string words;
+  const auto add = [&](const std::string& more) { words += (words.empty() ? "" : "; ") + more; };
+  if (row.disturbed) {
+    add("disturbed");
+  } else {
+    if (row.target && row.share() < *row.target) add("share missed");
+    if (row.pytorch_target && ratio && *ratio < *row.pytorch_target) add("ratio missed");
+    if (words.empty() && (row.target || (row.pytorch_target && ratio))) add("met");
+  }
+  if (!row.target_does_not_apply.empty()) add(row.target_does_not_apply);
+  return words;
+}
+
+/// The rows that have targets, once more: what was aimed at beside what was measured.
+void print_targets(const std::vector<Row>& rows) {
+  TextTable table({{"kernels", Align::kLeft},
+                   {"case", Align::kLeft},
+                   {"share"},
+                   {"target"},
+                   {"of"},
+                   {"over PyTorch"},
+                   {"target"},
+                   {"", Align::kLeft}});
+  int targets = 0;
+  for (const Row& row : rows) {
+    const bool shared = row.target || !row.target_does_not_apply.empty();
+    if (!shared && !row.pytorch_target) continue;
+    ++targets;
+    const std::optional<double> ratio = pytorch_ratio(row);
+    table.add({row.isa, row.name, fixed(100 * row.share(), 1, "%"),
+               row.target ? fixed(100 * *row.target, 0, "%") : "-", name_of(row.limit),
+               ratio ? fixed(*ratio, 2, "x") : "-",
+               row.pytorch_target ? fixed(*row.pytorch_target, 1, "x") : "-",
+               judgement(row, ratio)});
+  }
+  if (targets > 0) std::printf("\nTargets\n%s", table.text().c_str());
+}
+
 template <class One>
 void print_group(const char* title, const std::vector<One>& list, void (*print)(const One&)) {
   if (list.empty()) return;
@@ -125,6 +184,7 @@ void print_bench_peer(const PeerState& peer) {
 }
 
 void print_bench_rest(const bench::BenchmarkResults& results) {
+  print_targets(results.rows);
   print_group("Threads", results.scaling, print_scaling);
   print_group("Time over length", results.exponents, print_exponent);
   print_group("Neighbouring shapes", results.neighbours, print_neighbour);

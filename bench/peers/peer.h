@@ -42,7 +42,7 @@ class Peer {
   std::string gradients(const Shape& shape, const std::string& inputs, const std::string& outputs);
 
  private:
-  /// The answer's text under `key`, or nothing where it has failed; `why` is then set.
+  /// Empty where the answer is that it is ready; else why it is not.
   std::string ask_for_ready(const std::string& request);
   std::optional<double> run_once();
 

@@ -115,20 +115,21 @@ TEST(CliBenchCases, ExponentsAndNeighbours) {
 }
 
 TEST(CliBench, AnExponentAndNeighbours) {
-  const std::string decode = best_isa() + " bf16 decode B1 H32/8 ";
-  const json grown = document_of({"bench", "--quick", "--filter", "exponent " + decode + "D128"});
+  const std::string forward = best_isa() + " f32 forward B1 H8 ";
+  const json grown =
+      document_of({"bench", "--quick", "--filter", "exponent " + forward + "D128 full"});
   EXPECT_TRUE(grown["rows"].empty());
   ASSERT_EQ(grown["exponents"].size(), 1U);
   const json& exponent = grown["exponents"][0];
-  EXPECT_EQ(exponent["name"], decode + "D128");
-  EXPECT_EQ(exponent["expected"], 1);
+  EXPECT_EQ(exponent["name"], forward + "D128 full");
+  EXPECT_EQ(exponent["expected"], 2);
   EXPECT_EQ(exponent["points"].size(), 4U);
   const Outcome outcome =
-      run_ladon({"bench", "--quick", "--filter", "neighbours of " + decode + "S32768 D128"});
+      run_ladon({"bench", "--quick", "--filter", "neighbours of " + forward + "S2048 D128 full"});
   EXPECT_EQ(outcome.status, 0);
   EXPECT_TRUE(holds(outcome.out, "\nNeighbouring shapes\n")) << outcome.out;
-  for (const char* shape : {"S32000 D128 ", "S33000 D128 ", "S32768 D120 ", "S32768 D136 "}) {
-    EXPECT_TRUE(holds(outcome.out, std::string("H32/8 ") + shape)) << outcome.out;
+  for (const char* shape : {"S2000 D128 ", "S2100 D128 ", "S2048 D120 ", "S2048 D136 "}) {
+    EXPECT_TRUE(holds(outcome.out, std::string("f32 forward B1 H8 ") + shape)) << outcome.out;
   }
 }
 
