@@ -48,7 +48,7 @@ class CaseList {
     one.isa = isa_;
     one.work = shape;
     one.limit = shape.prefill ? Limit::kAmx : Limit::kMemory;
-    finish(std::move(one));
+    finish(one);
   }
 
  private:
@@ -62,7 +62,7 @@ class CaseList {
       one.target = kAvx2Target;
     }
     if (one.target) one.limit = one.target->limit;
-    cases_.push_back(std::move(one));
+    cases_.push_back(one);
   }
 
   std::vector<Case>& cases_;

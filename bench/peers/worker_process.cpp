@@ -38,6 +38,7 @@ int milliseconds_until(Clock::time_point limit) {
 int spawn(const std::vector<std::string>& arguments, int line, pid_t& child) {
   std::vector<std::string> copies = arguments;
   std::vector<char*> pointers;
+  pointers.reserve(copies.size() + 1);
   for (std::string& argument : copies) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   posix_spawn_file_actions_t actions;
