@@ -6,11 +6,10 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "ladon/isa.h"
-#include "problem.h"
-#include "timing.h"
+#include "peers/peer.h"
+#include "results.h"
 
 namespace ladon::bench {
 
@@ -19,42 +18,7 @@ struct BenchmarkOptions {
   std::optional<Isa> isa{};  // empty: all that can run. Not the reference.
   std::string filter{};      // only cases whose "ISA case" holds this
   int threads = 0;           // 0: as a Context chooses
-};
-
-struct Row {
-  std::string name;
-  std::string isa;
-  Bound bound = Bound::kCompute;
-  int threads = 1;
-  Timing timing;
-  Timing ceiling;
-  bool disturbed = false;
-  std::optional<double> target{};  // share that is aimed at
-
-  double share() const { return timing.rate / ceiling.rate; }
-};
-
-/// A case that gave a wrong answer, and was not timed.
-struct Fault {
-  std::string name;
-  std::string isa;
-  std::string what;
-};
-
-/// One thread against all of them, on one case.
-struct Scaling {
-  std::string name;
-  std::string isa;
-  int threads = 1;
-  double speedup = 1;
-  double ceiling_speedup = 1;  // of the FMA loop, in the same rounds
-  bool disturbed = false;
-};
-
-struct BenchmarkResults {
-  std::vector<Row> rows;
-  std::vector<Fault> faults;
-  std::optional<Scaling> scaling;
+  PeerOptions peers{};
 };
 
 /// Told of everything as it happens. All of them must be set.
@@ -62,9 +26,10 @@ struct BenchmarkListener {
   std::function<void(const std::string& full_name)> begin;
   std::function<void(const Row&)> row;
   std::function<void(const Fault&)> fault;
+  std::function<void(const PeerState&)> peer;  // that it is there, or is left out from here on
 };
 
-/// How many cases the options ask for, the comparison of threads included.
+/// How many cases the options ask for, all comparisons included.
 int count_cases(const BenchmarkOptions& options);
 
 BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener);

@@ -59,6 +59,24 @@ std::uint64_t sum_words(const std::uint64_t* words, std::int64_t count) {
 
 }  // namespace
 
+const char* name_of(Limit limit) {
+  switch (limit) {
+    case Limit::kFma: return "FMA";
+    case Limit::kAmx: return "AMX";
+    case Limit::kMemory: return "memory";
+  }
+  return "";
+}
+
+Limit limit_here(const Context& /*context*/, Limit wanted) {
+  return wanted == Limit::kAmx ? Limit::kFma : wanted;
+}
+
+Work compute_ceiling(const Context& context, Limit limit, DType dtype) {
+  if (limit == Limit::kFma) return fma_ceiling(context, dtype);
+  throw std::logic_error("no ceiling for this limit");
+}
+
 Work fma_ceiling(const Context& context, DType dtype) {
   const FmaLoop loop = fma_loop_of(context.isa());
   const bool is_f64 = dtype == DType::kF64;

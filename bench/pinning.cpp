@@ -29,11 +29,19 @@ void pin_this_thread(int cpu) {
 
 }  // namespace
 
+std::vector<int> cpus_to_pin(const Context& context) {
+  const int threads = context.num_threads();
+  cpu_set_t set;
+  if (threads < 2 || sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  std::vector<int> cpus = cpus_of(set);
+  if (cpus.size() != static_cast<std::size_t>(threads)) return {};
+  return cpus;
+}
+
 PinnedThreads::PinnedThreads(const Context& context) {
   const int threads = context.num_threads();
-  if (threads < 2 || sched_getaffinity(0, sizeof before_, &before_) != 0) return;
-  const std::vector<int> cpus = cpus_of(before_);
-  if (cpus.size() != static_cast<std::size_t>(threads)) return;
+  const std::vector<int> cpus = cpus_to_pin(context);
+  if (cpus.empty() || sched_getaffinity(0, sizeof before_, &before_) != 0) return;
   pinned_ = true;
 
   // Each body waits for all others, so that every thread takes exactly one. A pool that could not

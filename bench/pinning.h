@@ -7,13 +7,18 @@
 
 #include <sched.h>
 
+#include <vector>
+
 #include "ladon/context.h"
 
 namespace ladon::bench {
 
-/// Pins the context's threads, the caller's included, and releases the caller's at the end. Only
-/// where the context has one thread for each CPU that the process may use: with fewer, the system
-/// knows better which CPUs share a core. Failing to pin is no error.
+/// The CPUs that a context's threads are pinned to, one each; none where they are not: with fewer
+/// threads than CPUs that the process may use, the system knows better which CPUs share a core.
+std::vector<int> cpus_to_pin(const Context& context);
+
+/// Pins the context's threads, the caller's included, and releases the caller's at the end, where
+/// cpus_to_pin() names CPUs. Failing to pin is no error.
 class PinnedThreads {
  public:
   explicit PinnedThreads(const Context& context);

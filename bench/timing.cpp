@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <string>
 #include <system_error>
 
 namespace ladon::bench {
@@ -19,12 +20,13 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// How long this process's threads have been ready to run without a CPU. 0 where the system does
-/// not tell.
-double seconds_waited() {
+/// How long a process's threads have been ready to run without a CPU. 0 where the system does not
+/// tell. 0 stands for this process.
+double seconds_waited(int process) {
+  const std::string name = process == 0 ? "self" : std::to_string(process);
   double total = 0;
   std::error_code error;
-  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", error)) {
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/" + name + "/task", error)) {
     std::ifstream file(thread.path() / "schedstat");
     double ran = 0;
     double waited = 0;
@@ -34,18 +36,32 @@ double seconds_waited() {
 }
 
 struct Round {
-  std::vector<double> seconds;  // of each piece
+  std::vector<std::optional<double>> seconds;  // of each piece; empty: it failed
   bool disturbed = false;
 };
 
-Round run_round(const std::vector<Work>& pieces) {
+/// Empty where it failed.
+std::optional<double> run_once(const Work& piece) {
+  if (piece.run_elsewhere) return piece.run_elsewhere();
+  const Clock::time_point begin = Clock::now();
+  piece.run();
+  return seconds_since(begin);
+}
+
+/// `failed` marks the pieces that are not run any more.
+Round run_round(const std::vector<Work>& pieces, std::vector<bool>& failed) {
   Round round;
-  for (const Work& piece : pieces) {
-    const double waited = seconds_waited();
-    const Clock::time_point begin = Clock::now();
-    piece.run();
-    round.seconds.push_back(seconds_since(begin));
-    if (seconds_waited() - waited > kMostWaiting * round.seconds.back()) round.disturbed = true;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    round.seconds.emplace_back();
+    if (failed[i]) continue;
+    const double waited = seconds_waited(pieces[i].process);
+    const std::optional<double> seconds = run_once(pieces[i]);
+    round.seconds.back() = seconds;
+    if (!seconds) {
+      failed[i] = true;
+    } else if (seconds_waited(pieces[i].process) - waited > kMostWaiting * *seconds) {
+      round.disturbed = true;
+    }
   }
   return round;
 }
@@ -64,17 +80,18 @@ double quantile(std::vector<double> samples, double fraction) {
 
 TimedPieces time_in_turns(const std::vector<Work>& pieces, const TimingLimits& limits) {
   const Clock::time_point begin = Clock::now();
-  for (const Work& piece : pieces) piece.run();
+  std::vector<bool> failed(pieces.size(), false);
+  run_round(pieces, failed);  // to warm up
 
   std::vector<Round> rounds;
   int good_rounds = 0;
   double good_seconds = 0;
   while (good_rounds < limits.min_rounds || good_seconds < limits.min_seconds) {
     if (!rounds.empty() && seconds_since(begin) > limits.max_seconds) break;
-    rounds.push_back(run_round(pieces));
+    rounds.push_back(run_round(pieces, failed));
     if (rounds.back().disturbed) continue;
     ++good_rounds;
-    good_seconds += rounds.back().seconds[0];
+    good_seconds += rounds.back().seconds[0].value_or(0);
   }
 
   TimedPieces result;
@@ -82,7 +99,12 @@ TimedPieces time_in_turns(const std::vector<Work>& pieces, const TimingLimits& l
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     std::vector<double> seconds;
     for (const Round& round : rounds) {
-      if (result.disturbed || !round.disturbed) seconds.push_back(round.seconds[i]);
+      const bool counts = !failed[i] && (result.disturbed || !round.disturbed);
+      if (counts && round.seconds[i]) seconds.push_back(*round.seconds[i]);
+    }
+    if (seconds.empty()) {
+      result.pieces.emplace_back();
+      continue;
     }
     const double median = quantile(seconds, 0.5);
     result.pieces.push_back({median * 1e3, quantile(seconds, 0.1) * 1e3, pieces[i].amount / median,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 namespace ladon::bench {
@@ -14,6 +15,10 @@ namespace ladon::bench {
 struct Work {
   std::function<void()> run;
   double amount = 0;
+  /// In place of run, where the work is done by another process: does it once and gives the seconds
+  /// by that process's clock, or nothing where it failed and is not to be tried again.
+  std::function<std::optional<double>()> run_elsewhere{};
+  int process = 0;  // that does run_elsewhere
 };
 
 /// Rounds go on until both minima are met by undisturbed ones, or until the time is up.
@@ -31,7 +36,7 @@ struct Timing {
 };
 
 struct TimedPieces {
-  std::vector<Timing> pieces;  // one for each piece of work
+  std::vector<Timing> pieces;  // one for each piece of work; no repetitions: it failed
   /// Undisturbed rounds were too few: all rounds are counted, and mean little.
   bool disturbed = false;
 };

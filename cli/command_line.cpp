@@ -19,6 +19,7 @@ namespace ladon::cli {
 namespace {
 
 constexpr int kMostThreads = 4096;
+constexpr std::int64_t kMostSeconds = 86400;
 // More tokens or sequences than any memory holds; products of a few of them still fit 64 bits.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 
@@ -114,6 +115,10 @@ void add_json(CLI::App* app, bool& json) {
   app->add_flag("--json", json, "Print one JSON document instead");
 }
 
+void add_plot(CLI::App* app, std::string& path) {
+  app->add_option("--plot", path, "Draw the result")->type_name("FILE.svg|png");
+}
+
 void add_ignored(CLI::App* app, std::vector<std::string>& fields) {
   app->add_option("--ignore-field", fields,
                   "A field of the config that makes no difference to attention (repeatable)")
@@ -147,7 +152,7 @@ Work compare(CLI::App& app) {
             "Tokens in the cache while decoding");
   add_count(sub, "--batch", options->batch, 1, kMostTokens, "Sequences at once");
   sub->add_flag("--quick", options->quick, "Fewer repetitions");
-  sub->add_option("--plot", options->plot, "Draw the result")->type_name("FILE.svg|png");
+  add_plot(sub, options->plot);
   add_machinery(sub, options->machinery);
   add_json(sub, options->json);
   return [options] { return run_compare(*options); };
@@ -240,6 +245,15 @@ Work bench(CLI::App& app) {
   sub->add_option("--filter", options->filter,
                   "Only cases whose \"KERNELS CASE\" holds this, such as \"avx2 f32 forward\"")
       ->type_name("TEXT");
+  sub->add_option_function<std::string>(
+         "--peers",
+         [options](const std::string& text) { options->peers = text.empty() ? "python3" : text; },
+         "Measure PyTorch and ONNX Runtime too, by this Python's packages [python3]")
+      ->type_name("PYTHON")
+      ->expected(0, 1);
+  add_count(sub, "--peer-limit", options->peer_limit, 1, kMostSeconds,
+            "Seconds that a peer may take for one answer");
+  add_plot(sub, options->plot);
   add_machinery(sub, options->machinery, "all that can run");
   add_json(sub, options->json);
   return [options] { return run_bench(*options); };

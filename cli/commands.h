@@ -91,6 +91,9 @@ struct BenchOptions {
   Machinery machinery{};
   std::string filter{};
   bool quick = false;
+  std::string peers{};            // the Python that runs them; empty: none
+  std::int64_t peer_limit = 120;  // seconds
+  std::string plot{};             // empty: none
   bool json = false;
 };
 int run_bench(const BenchOptions& options);

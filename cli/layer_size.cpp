@@ -90,22 +90,4 @@ double cache_elements(const LayerSize& size, const LayerVariant& variant) {
                                                        : 2 * variant.num_kv_heads * size.head_dim);
 }
 
-double layer_flops(const LayerSize& size, const AttentionLayer& layer, std::int64_t query_len,
-                   std::int64_t kv_len) {
-  double dims = static_cast<double>(layer.head_dim() + layer.value_dim());
-  double weights = 0;
-  for (const Parameter& parameter : layer.named_parameters()) {
-    if (parameter.value.rank() == 2) weights += static_cast<double>(parameter.num_elements());
-  }
-  if (const auto* latent = dynamic_cast<const LatentAttention*>(&layer)) {
-    if (latent->form_for(query_len, kv_len) == LatentForm::kAbsorbed) {
-      dims = static_cast<double>(2 * size.kv_rank + size.rope_dim);
-    }
-  }
-  const auto queries = static_cast<double>(query_len);
-  // The last query sees all keys, each one before it one less.
-  const double pairs = queries * static_cast<double>(kv_len) - queries * (queries - 1) / 2;
-  return 2 * weights * queries + 2 * dims * pairs * static_cast<double>(size.num_heads);
-}
-
 }  // namespace ladon::cli

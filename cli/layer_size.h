@@ -46,9 +46,4 @@ double weight_elements(const LayerSize& size, const LayerVariant& variant);
 /// Numbers that the cache holds for a token.
 double cache_elements(const LayerSize& size, const LayerVariant& variant);
 
-/// Useful flops of `query_len` new tokens of one sequence, its kv_len keys included: projections,
-/// and attention in the form that the layer takes.
-double layer_flops(const LayerSize& size, const AttentionLayer& layer, std::int64_t query_len,
-                   std::int64_t kv_len);
-
 }  // namespace ladon::cli

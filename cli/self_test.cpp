@@ -51,7 +51,7 @@ void SelfTest::compare(const std::string& what, const ConstTensorView& got,
   const double rounding = dtype == DType::kF64 || dtype == DType::kF32 ? 0 : epsilon_of(dtype);
   findings_.push_back({.area = area_,
                        .what = std::string(name_of(dtype)) + " " + what,
-                       .error = largest_error(got, truth),
+                       .error = bench::largest_error(got, truth),
                        .allowed = slack_ * (64 * unit + 0.75 * roundings * rounding)});
 }
 

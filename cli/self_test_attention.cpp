@@ -146,7 +146,7 @@ void SelfTest::check_forward(DType dtype, int variant) {
   const Result single =
       run_forward(single_, inputs.q.value, inputs.k.value, inputs.v.value, inputs.options());
   promise(std::string(name_of(dtype)) + " " + problem.name + ": same bits on one thread",
-          same_bits(got.out, single.out) && same_bits(got.lse, single.lse));
+          bench::same_bits(got.out, single.out) && bench::same_bits(got.lse, single.lse));
 }
 
 void SelfTest::forward() {

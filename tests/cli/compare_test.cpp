@@ -1,22 +1,13 @@
-// `ladon compare` and `ladon bench`: tables, documents and pictures; no test looks at a time.
+// `ladon compare`: tables, documents and pictures; no test looks at a time.
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include "cli/best_isa.h"
 #include "cli/run_ladon.h"
 #include "io/io_support.h"
-#include "support/runnable_isas.h"
 
 namespace ladon::test {
 namespace {
-
-/// The fastest kernels, even where LADON_ISA says reference.
-std::string best_isa() {
-  std::string best = "baseline";
-  for (const IsaInfo& info : list_isas()) {
-    if (info.runnable && info.isa != Isa::kReference) best = info.name;
-  }
-  return best;
-}
 
 std::vector<std::string> tiny(const std::vector<std::string>& more = {}) {
   std::vector<std::string> all{"compare", "--size",    "tiny", "--quick", "--prompt",
@@ -100,27 +91,6 @@ TEST(CliCompare, AFullDiskOrAnInterruptLeavesNothing) {
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(outcome.err, "ladon: interrupted\n");
   EXPECT_TRUE(temp.files().empty());
-}
-
-TEST(CliBench, OneCase) {
-  const std::string name = "f32 decode B1 H32/8 S8192 D128, paged i8";
-  const nlohmann::json document = document_of({"bench", "--quick", "--filter", name});
-  ASSERT_EQ(document["rows"].size(), 1U);
-  EXPECT_EQ(document["rows"][0]["name"], name);
-  EXPECT_EQ(document["rows"][0]["isa"], best_isa());
-  EXPECT_TRUE(document["rows"][0].contains("gbps"));
-  EXPECT_TRUE(document["faults"].empty());
-  const Outcome outcome = run_ladon({"bench", "--quick", "--filter", name});
-  EXPECT_EQ(outcome.status, 0);
-  EXPECT_EQ(outcome.err, "");
-  EXPECT_NE(outcome.out.find(name), std::string::npos) << outcome.out;
-}
-
-TEST(CliBench, Mistakes) {
-  EXPECT_EQ(complaint_of({"bench", "--filter", "nosuch"}, 2),
-            "bench: --filter: no case holds 'nosuch'");
-  EXPECT_EQ(complaint_of({"bench", "--isa", "reference"}, 2),
-            "bench: --isa: the reference is not benchmarked");
 }
 
 }  // namespace

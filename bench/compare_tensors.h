@@ -3,7 +3,7 @@
 
 #include "ladon/tensor_view.h"
 
-namespace ladon::cli {
+namespace ladon::bench {
 
 /// max |got - truth| / max |truth|, over all elements; the difference itself where truth is all 0.
 /// Infinity where either has a number that is not finite. Shapes must agree; dtypes need not.
@@ -12,4 +12,4 @@ double largest_error(const ConstTensorView& got, const ConstTensorView& truth);
 /// True when shape, dtype and every bit agree. Both must be dense.
 bool same_bits(const ConstTensorView& a, const ConstTensorView& b);
 
-}  // namespace ladon::cli
+}  // namespace ladon::bench

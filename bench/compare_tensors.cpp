@@ -9,7 +9,7 @@
 
 #include "ladon/tensor.h"
 
-namespace ladon::cli {
+namespace ladon::bench {
 
 double largest_error(const ConstTensorView& got, const ConstTensorView& truth) {
   const Tensor a = Tensor::copy_of(got, DType::kF64);
@@ -34,4 +34,4 @@ bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
   return bytes == 0 || std::memcmp(a.data(), b.data(), bytes) == 0;
 }
 
-}  // namespace ladon::cli
+}  // namespace ladon::bench

@@ -1,0 +1,63 @@
+// The benchmark's cases, and the targets that they are held against.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "ceiling.h"
+#include "ladon/isa.h"
+#include "shape.h"
+#include "workload.h"
+
+namespace ladon::bench {
+
+/// A bf16 layer of Llama-3-8B's shape: 4096 wide, 32 query heads and 8 KV heads of 128. Projections
+/// and attention are counted together; so are the bytes of weights and cache.
+struct LayerShape {
+  bool prefill = true;
+  std::int64_t tokens = 1024;  // of the prompt, or in the cache
+
+  std::string name() const;
+};
+
+/// What a case is to reach. The name is the case's.
+struct Target {
+  std::string_view name;
+  double share = 0;           // of its limit; 0: none
+  Limit limit = Limit::kFma;  // that the share is of
+  double pytorch_ratio = 0;   // Ladon's speed over PyTorch's; 0: none
+};
+
+/// Those of the machine's fastest kernels.
+std::span<const Target> best_targets();
+
+struct Case {
+  Isa isa = Isa::kBaseline;
+  std::variant<Shape, LayerShape> work{};
+  Limit limit = Limit::kFma;  // that bounds it on a machine that has everything
+  std::optional<Target> target{};
+  bool fastest = false;  // of the kernels that are measured: peers are measured beside these
+
+  std::string name() const;
+  std::string full_name() const { return std::string(ladon::name_of(isa)) + " " + name(); }
+  /// That is computed in.
+  DType dtype() const;
+  /// A shape that other libraries know too; null where there is none.
+  const Shape* peer_shape() const;
+};
+
+/// A case of this shape on these kernels, with the limit that its dtype and length mean. No target.
+Case case_of(Isa isa, const Shape& shape);
+
+/// All cases of these instruction sets (slowest first, not empty): what each computes, and on the
+/// last of them caches, latents and layers. Targets are for the fastest set of the machine.
+std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here);
+
+std::unique_ptr<Workload> make_workload(const Case& one);
+
+}  // namespace ladon::bench

@@ -1,0 +1,8 @@
+// The text of peer_worker.py, so that the command needs no file beside it.
+#pragma once
+
+namespace ladon::bench {
+
+extern const char* const kPeerWorkerSource;
+
+}  // namespace ladon::bench

@@ -1,0 +1,21 @@
+// What `ladon bench` prints: its table, line by line, and what follows it.
+#pragma once
+
+#include <string>
+
+#include "results.h"
+
+namespace ladon::cli {
+
+/// "Ladon 0.1.0, built by gcc 12.2.0; AMD EPYC, 2 threads".
+std::string machine_line(int threads);
+
+void print_bench_head(int threads);
+void print_bench_columns();
+void print_bench_row(const bench::Row& row);
+void print_bench_fault(const bench::Fault& fault);
+void print_bench_peer(const bench::PeerState& peer);
+/// Everything that is no row.
+void print_bench_rest(const bench::BenchmarkResults& results);
+
+}  // namespace ladon::cli

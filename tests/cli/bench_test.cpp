@@ -1,0 +1,171 @@
+// `ladon bench`: its cases, table, document and picture; no test looks at a time.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+
+#include "cases.h"
+#include "cli/best_isa.h"
+#include "cli/run_ladon.h"
+#include "growth.h"
+#include "io/io_support.h"
+
+namespace ladon::test {
+namespace {
+
+using bench::Case;
+using nlohmann::json;
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(CliBenchCases, EveryTargetHasItsCase) {
+  constexpr std::array kIsas{Isa::kBaseline, Isa::kAvx2, Isa::kAvx512};
+  const std::vector<Case> cases = bench::list_cases(kIsas, Isa::kAvx512);
+  std::set<std::string> names;
+  for (const Case& one : cases) EXPECT_TRUE(names.insert(one.full_name()).second) << one.name();
+  for (const bench::Target& target : bench::best_targets()) {
+    const auto found = std::find_if(cases.begin(), cases.end(), [&](const Case& one) {
+      return one.isa == Isa::kAvx512 && one.name() == target.name;
+    });
+    ASSERT_NE(found, cases.end()) << target.name;
+    ASSERT_TRUE(found->target.has_value()) << target.name;
+    EXPECT_EQ(found->limit, target.limit) << target.name;
+    EXPECT_EQ(found->peer_shape() != nullptr, target.pytorch_ratio > 0) << target.name;
+  }
+  // AVX2's own target where there is something faster, else the best one's.
+  const auto share_of_avx2 = [](std::span<const Isa> isas, Isa fastest) {
+    for (const Case& one : bench::list_cases(isas, fastest)) {
+      if (one.full_name() == "avx2 f32 forward B1 H8 S2048 D128 full") return one.target->share;
+    }
+    return 0.0;
+  };
+  EXPECT_DOUBLE_EQ(share_of_avx2(kIsas, Isa::kAvx512), 0.75);
+  constexpr std::array kOlder{Isa::kBaseline, Isa::kAvx2};
+  EXPECT_DOUBLE_EQ(share_of_avx2(kOlder, Isa::kAvx2), 0.85);
+}
+
+TEST(CliBenchCases, WhatIsCounted) {
+  const bench::Shape full{};
+  EXPECT_DOUBLE_EQ(full.flops(), 4.0 * 8 * 2048 * 2048 * 128);
+  const bench::Shape causal_backward{.pass = bench::Pass::kBackward, .causal = true};
+  EXPECT_DOUBLE_EQ(causal_backward.flops(), 2.5 * 2.0 * 8 * 2048 * 2048 * 128);
+  const bench::Shape latent{.dtype = DType::kBF16,
+                            .source = bench::Source::kLatent,
+                            .storage = DType::kBF16,
+                            .query_len = 1,
+                            .kv_len = 8192,
+                            .num_heads = 16,
+                            .num_kv_heads = 1,
+                            .head_dim = 576,
+                            .value_dim = 512};
+  EXPECT_DOUBLE_EQ(latent.flops(), 2.0 * (576 + 512) * 16 * 8192);
+  EXPECT_DOUBLE_EQ(latent.kv_bytes(), 2.0 * 576 * 8192);
+}
+
+TEST(CliBench, OneCase) {
+  const std::string name = "f32 decode B1 H32/8 S8192 D128, paged i8";
+  const json document = document_of({"bench", "--quick", "--filter", name});
+  ASSERT_EQ(document["rows"].size(), 1U);
+  const json& row = document["rows"][0];
+  EXPECT_EQ(row["name"], name);
+  EXPECT_EQ(row["isa"], best_isa());
+  EXPECT_EQ(row["ceiling"], "memory");
+  EXPECT_TRUE(row.contains("gbps"));
+  EXPECT_TRUE(row["ratio"].empty());
+  EXPECT_TRUE(document["faults"].empty());
+  const Outcome outcome = run_ladon({"bench", "--quick", "--filter", name});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_TRUE(holds(outcome.out, name)) << outcome.out;
+}
+
+TEST(CliBench, ATargetAndOneThatNeedsAmx) {
+  const json document = document_of({"bench", "--quick", "--filter", "MLA decode"});
+  ASSERT_EQ(document["rows"].size(), 2U);
+  const json& many = document["rows"][0];
+  EXPECT_TRUE(many.contains("gflops"));
+  // The one that is of AMX applies where that is the ceiling, and is explained elsewhere.
+  EXPECT_EQ(many.contains("target"), many["ceiling"] == "AMX");
+  EXPECT_EQ(many.contains("target_note"), many["ceiling"] != "AMX");
+  const json& few = document["rows"][1];
+  EXPECT_EQ(few["ceiling"], "memory");
+  EXPECT_EQ(few["target"], 0.75);
+  EXPECT_TRUE(few.contains("gbps"));
+}
+
+TEST(CliBenchCases, ExponentsAndNeighbours) {
+  const std::vector<double> lengths{512, 1024, 2048};
+  const std::vector<double> squares{3 * 0.25, 3, 3 * 4};
+  EXPECT_NEAR(bench::fitted_exponent(lengths, squares), 2, 1e-12);
+  const std::vector<double> bent{1, 2, 6};  // between 1 and log2(3): the middle does not matter
+  EXPECT_NEAR(bench::fitted_exponent(lengths, bent), std::log2(6.0) / 2, 1e-12);
+  for (const bench::Series& series : bench::list_series(Isa::kAvx2, false)) {
+    EXPECT_EQ(series.lengths.size(), 4U);
+    EXPECT_FALSE(holds(series.name(), " S")) << series.name();
+  }
+  for (const bench::Neighbourhood& one : bench::list_neighbourhoods(Isa::kAvx2)) {
+    std::set<std::string> names{one.center.name()};
+    for (const Case& other : one.others) EXPECT_TRUE(names.insert(other.name()).second);
+    EXPECT_EQ(names.size(), 5U);
+  }
+}
+
+TEST(CliBench, AnExponentAndNeighbours) {
+  const std::string forward = best_isa() + " f32 forward B1 H8 ";
+  const json grown =
+      document_of({"bench", "--quick", "--filter", "exponent " + forward + "D128 full"});
+  EXPECT_TRUE(grown["rows"].empty());
+  ASSERT_EQ(grown["exponents"].size(), 1U);
+  const json& exponent = grown["exponents"][0];
+  EXPECT_EQ(exponent["name"], forward + "D128 full");
+  EXPECT_EQ(exponent["expected"], 2);
+  EXPECT_EQ(exponent["points"].size(), 4U);
+  const Outcome outcome =
+      run_ladon({"bench", "--quick", "--filter", "neighbours of " + forward + "S2048 D128 full"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_TRUE(holds(outcome.out, "\nNeighbouring shapes\n")) << outcome.out;
+  for (const char* shape : {"S2000 D128 ", "S2100 D128 ", "S2048 D120 ", "S2048 D136 "}) {
+    EXPECT_TRUE(holds(outcome.out, std::string("f32 forward B1 H8 ") + shape)) << outcome.out;
+  }
+}
+
+TEST(CliBench, ThePicture) {
+  const TempFolder temp;
+  const std::string name = "f32 decode B1 H32/8 S8192 D128, paged i8";
+  for (const char* file : {"b.svg", "b.png"}) {
+    const Outcome outcome =
+        run_ladon({"bench", "--quick", "--filter", name, "--plot", (temp / file).string()});
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.err, "");
+    EXPECT_TRUE(holds(outcome.out, "wrote " + (temp / file).string())) << outcome.out;
+  }
+  EXPECT_EQ(temp.files(), (std::vector<std::string>{"b.png", "b.svg"}));
+  EXPECT_TRUE(read_bytes(temp / "b.png").starts_with("\x89PNG\r\n\x1a\n"));
+  const std::string svg = read_bytes(temp / "b.svg");
+  for (const std::string& words :
+       {name, std::string("share of the ceiling (%)"), std::string("ceiling: memory"),
+        std::string("target share"), best_isa(), std::string("100 %")}) {
+    EXPECT_TRUE(holds(svg, words)) << words;
+  }
+  EXPECT_FALSE(holds(svg, "PyTorch"));
+}
+
+TEST(CliBench, Mistakes) {
+  const TempFolder temp;
+  EXPECT_TRUE(
+      holds(complaint_of({"bench", "--plot", (temp / "b.pdf").string()}, 2), "bench: --plot: "));
+  EXPECT_TRUE(holds(complaint_of({"bench", "--plot", (temp / "no" / "b.svg").string()}, 1),
+                    "bench: --plot: cannot write "));
+  EXPECT_TRUE(temp.files().empty());
+  EXPECT_EQ(complaint_of({"bench", "--filter", "nosuch"}, 2),
+            "bench: --filter: no case holds 'nosuch'");
+  EXPECT_EQ(complaint_of({"bench", "--isa", "reference"}, 2),
+            "bench: --isa: the reference is not benchmarked");
+}
+
+}  // namespace
+}  // namespace ladon::test
