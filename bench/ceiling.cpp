@@ -2,8 +2,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 
 #include "ceilings/ceilings.h"
@@ -14,6 +16,7 @@ namespace ladon::bench {
 namespace {
 
 using FmaLoop = CeilingLoop (*)(bool is_f64, std::int64_t steps, const double* seeds);
+using Loop = std::function<CeilingLoop(std::int64_t steps, const double* seeds)>;
 
 // Many short tasks, handed out as they are finished: like the kernels, a ceiling does not wait for
 // a thread that the machine took away for a while. 10 to 100 ms in all on today's machines.
@@ -57,42 +60,61 @@ std::uint64_t sum_words(const std::uint64_t* words, std::int64_t count) {
   return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
+Work on_all_threads(const Context& context, const Loop& loop) {
+  const std::array<double, kCeilingSeeds> seeds = make_seeds();
+  const double flops_per_step = loop(1, seeds.data()).flops;
+  const std::int64_t steps = static_cast<std::int64_t>(kFlopsPerTask / flops_per_step);
+  const std::int64_t tasks = kTasksPerThread * context.num_threads();
+
+  Work work;
+  work.amount = flops_per_step * static_cast<double>(steps * tasks);
+  work.run = [&context, loop, seeds, steps, tasks] {
+    parallel_for(context, tasks, [&](std::int64_t, int) {
+      sink.store(loop(steps, seeds.data()).checksum, std::memory_order_relaxed);
+    });
+  };
+  return work;
+}
+
 }  // namespace
 
 const char* name_of(Limit limit) {
   switch (limit) {
     case Limit::kFma: return "FMA";
+    case Limit::kBf16: return "BF16";
     case Limit::kAmx: return "AMX";
     case Limit::kMemory: return "memory";
   }
   return "";
 }
 
-Limit limit_here(const Context& /*context*/, Limit wanted) {
-  return wanted == Limit::kAmx ? Limit::kFma : wanted;
+Limit limit_here(const Context& context, Limit wanted) {
+  if (wanted != Limit::kAmx || context.isa() == Isa::kAmx) return wanted;
+  return context.isa() == Isa::kAvx512Bf16 ? Limit::kBf16 : Limit::kFma;
 }
 
 Work compute_ceiling(const Context& context, Limit limit, DType dtype) {
-  if (limit == Limit::kFma) return fma_ceiling(context, dtype);
-  throw std::logic_error("no ceiling for this limit");
+  switch (limit) {
+    case Limit::kFma: return fma_ceiling(context, dtype);
+    case Limit::kBf16: return on_all_threads(context, pair_loop_avx512_bf16);
+    case Limit::kAmx: {
+      Work work = on_all_threads(context, tile_loop_amx);
+      // Tiles take their time to come up to speed when they are first used.
+      const auto begin = std::chrono::steady_clock::now();
+      while (std::chrono::steady_clock::now() - begin < std::chrono::seconds(1)) work.run();
+      return work;
+    }
+    case Limit::kMemory: break;
+  }
+  throw std::logic_error("memory is no limit of arithmetic");
 }
 
 Work fma_ceiling(const Context& context, DType dtype) {
   const FmaLoop loop = fma_loop_of(context.isa());
   const bool is_f64 = dtype == DType::kF64;
-  const std::array<double, kCeilingSeeds> seeds = make_seeds();
-  const double flops_per_step = loop(is_f64, 1, seeds.data()).flops;
-  const std::int64_t steps = static_cast<std::int64_t>(kFlopsPerTask / flops_per_step);
-  const std::int64_t tasks = kTasksPerThread * context.num_threads();
-
-  Work work;
-  work.amount = flops_per_step * static_cast<double>(steps * tasks);
-  work.run = [&context, loop, is_f64, seeds, steps, tasks] {
-    parallel_for(context, tasks, [&](std::int64_t, int) {
-      sink.store(loop(is_f64, steps, seeds.data()).checksum, std::memory_order_relaxed);
-    });
-  };
-  return work;
+  return on_all_threads(context, [loop, is_f64](std::int64_t steps, const double* seeds) {
+    return loop(is_f64, steps, seeds);
+  });
 }
 
 ReadBuffer::ReadBuffer() : memory_(Tensor::uninitialized(DType::kF32, {kReadBytes / 4})) {

@@ -13,16 +13,16 @@ namespace ladon::bench {
 /// What can bound a case.
 enum class Limit : std::uint8_t {
   kFma,     // multiply-adds of vectors
+  kBf16,    // products of bf16 pairs in vectors
   kAmx,     // products of tiles
   kMemory,  // reading
 };
 
-/// "FMA", "AMX" or "memory".
+/// "FMA", "BF16", "AMX" or "memory".
 const char* name_of(Limit limit);
 
-/// The limit that the context's kernels meet where `wanted` is the one that a target names. AMX
-/// becomes FMA as long as no kernel uses it: an AMX ceiling (a loop of tile products over random
-/// data, warmed for a second) joins here and in compute_ceiling().
+/// The limit that the context's kernels meet where `wanted` is the one that a target names: without
+/// AMX, products of bf16 pairs where the kernels have them, else FMA.
 Limit limit_here(const Context& context, Limit wanted);
 
 /// The most flops of a limit that is not memory. `dtype` as below.

@@ -21,5 +21,7 @@ struct CeilingLoop {
 CeilingLoop fma_loop_baseline(bool is_f64, std::int64_t steps, const double* seeds);
 CeilingLoop fma_loop_avx2(bool is_f64, std::int64_t steps, const double* seeds);
 CeilingLoop fma_loop_avx512(bool is_f64, std::int64_t steps, const double* seeds);
+CeilingLoop pair_loop_avx512_bf16(std::int64_t steps, const double* seeds);
+CeilingLoop tile_loop_amx(std::int64_t steps, const double* seeds);
 
 }  // namespace ladon::bench

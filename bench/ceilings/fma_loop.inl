@@ -59,7 +59,7 @@ CeilingLoop run_fma_loop(std::int64_t steps, const double* seeds) {
   return {2.0 * V::kLanes * kChains * kTurns * static_cast<double>(steps), checksum};
 }
 
-CeilingLoop run_fma_loop_of(bool is_f64, std::int64_t steps, const double* seeds) {
+inline CeilingLoop run_fma_loop_of(bool is_f64, std::int64_t steps, const double* seeds) {
   return is_f64 ? run_fma_loop<cpu::F64>(steps, seeds) : run_fma_loop<cpu::F32>(steps, seeds);
 }
 

@@ -39,6 +39,7 @@ constexpr std::array<PeerColumn, 2> kPeers{
 Color color_of(Limit limit) {
   switch (limit) {
     case Limit::kFma: return {0x3d, 0x7c, 0xc9};
+    case Limit::kBf16: return {0x9a, 0x6f, 0xc4};
     case Limit::kAmx: return {0x5b, 0x2a, 0x86};
     case Limit::kMemory: return {0x3f, 0xa7, 0x96};
   }
@@ -156,7 +157,7 @@ class BenchChart {
   void draw_legend() {
     const double y = bottom_ + 30;
     double x = kMargin;
-    for (const Limit limit : {Limit::kFma, Limit::kAmx, Limit::kMemory}) {
+    for (const Limit limit : {Limit::kFma, Limit::kBf16, Limit::kAmx, Limit::kMemory}) {
       const bool any = std::any_of(rows_.begin(), rows_.end(),
                                    [&](const Row& row) { return row.limit == limit; });
       if (!any) continue;
