@@ -22,7 +22,7 @@ CeilingLoop pair_loop_avx512_bf16(std::int64_t steps, const double* seeds) {
   const cpu::Bf16Pairs b = seeded_pairs(seeds + kCeilingSeeds / 2);
   Sums chains[kChains];
   LADON_UNROLL_ALL
-  for (int i = 0; i < kChains; ++i) chains[i] = cpu::zero<Sums>();
+  for (int i = 0; i < kChains; ++i) chains[i] = cpu::broadcast<Sums>(static_cast<float>(i + 1));
   for (std::int64_t step = 0; step < steps; ++step) {
     LADON_UNROLL_ALL
     for (int i = 0; i < kChains; ++i) chains[i] = fma(a, b, chains[i]);
