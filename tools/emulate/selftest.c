@@ -160,6 +160,23 @@ static int multiply_in_threads(void) {
   return good;
 }
 
+/// Two vectors of f32 to one of bf16: the second source first.
+static int round_two(void) {
+  float first[16], second[16];
+  uint16_t rounded[32];
+  for (int index = 0; index < 16; ++index) {
+    first[index] = (float)index - 8;
+    second[index] = (float)(100 + index);
+  }
+  const __m512bh result = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(first), _mm512_loadu_ps(second));
+  memcpy(rounded, &result, sizeof rounded);
+  for (int index = 0; index < 16; ++index) {
+    if (from_bf16(rounded[index]) != second[index]) return 0;
+    if (from_bf16(rounded[16 + index]) != first[index]) return 0;
+  }
+  return 1;
+}
+
 static int multiply_pairs(void) {
   float sums[16], expected[16];
   uint16_t a[32], b[32];
@@ -203,6 +220,7 @@ int main(void) {
   }
 
   report("pairs of bf16 in vectors", multiply_pairs());
+  report("two vectors rounded to bf16", round_two());
   unsigned long permitted = 0;
   syscall(SYS_arch_prctl, arch_get_permission, &permitted);
   report("tiles are not permitted at first", (permitted >> tile_data & 1) == 0);
