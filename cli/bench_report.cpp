@@ -143,7 +143,8 @@ std::string machine_line(int threads) {
 void print_bench_head(int threads) {
   std::printf("%s\n", machine_line(threads).c_str());
   std::printf(
-      "Ceilings: arithmetic, or memory read, measured in turns with the case. K and V count once.\n");
+      "Ceilings: arithmetic, or memory read, measured in turns with the case. K and V count "
+      "once.\n");
 }
 
 void print_bench_columns() {

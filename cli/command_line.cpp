@@ -99,8 +99,9 @@ void add_isa(CLI::App* app, std::optional<Isa>& isa, const std::string& help) {
 
 void add_machinery(CLI::App* app, Machinery& machinery,
                    const std::string& default_kernels = "the fastest") {
-  add_isa(app, machinery.isa,
-          "Kernels: reference, baseline, avx2, avx512, avx512_bf16 or amx [" + default_kernels + "]");
+  add_isa(
+      app, machinery.isa,
+      "Kernels: reference, baseline, avx2, avx512, avx512_bf16 or amx [" + default_kernels + "]");
   app->add_option_function<std::string>(
          "--threads",
          [&machinery](const std::string& text) {

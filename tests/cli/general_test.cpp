@@ -50,7 +50,8 @@ TEST(CliGeneral, MistakesAreStatusTwo) {
   EXPECT_EQ(complaint_of({"check", "--threads", "two"}, 2),
             "check: --threads: 'two' is no whole number from 1 to 4096");
   EXPECT_EQ(complaint_of({"check", "--isa", "mmx"}, 2),
-            "check: --isa: no kernels 'mmx'; there are reference, baseline, avx2, avx512, avx512_bf16, amx");
+            "check: --isa: no kernels 'mmx'; there are reference, baseline, avx2, avx512, "
+            "avx512_bf16, amx");
   EXPECT_TRUE(holds(complaint_of({"plan", "--batch"}, 2), "--batch"));
 }
 
