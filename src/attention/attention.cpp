@@ -295,18 +295,11 @@ void set_outputs(Problem& problem, const ConstTensorView& q, const ConstTensorVi
   if (!lse.absent()) problem.set_lse(lse);
 }
 
-const cpu::KernelSet& kernels_of(const cpu::KernelTable& table, const AttentionParams& params) {
-  if (params.q.dtype == DType::kF64) return table.f64;
-  const bool all_bf16 = params.q.dtype == DType::kBF16 && params.k.dtype == DType::kBF16 &&
-                        params.v.dtype == DType::kBF16;
-  return all_bf16 ? table.bf16 : table.f32;
-}
-
 void run(const Context& context, const Problem& problem) {
   const AttentionParams& params = problem.params();
   const cpu::KernelTable* table = context.impl().kernels();
   if (table == nullptr) return run_reference(context, params);
-  ForwardRun(context, params, kernels_of(*table, params)).run();
+  ForwardRun(context, params, cpu::kernels_of(*table, params)).run();
 }
 
 }  // namespace

@@ -233,7 +233,7 @@ void attention_backward(const Context& context, const ConstTensorView& q, const 
     write_side_gradients_by_reference(context, problem, gradients);
     return;
   }
-  const cpu::KernelSet& kernels = q.dtype() == DType::kF64 ? table->f64 : table->f32;
+  const cpu::KernelSet& kernels = cpu::kernels_of(*table, problem.params());
   const std::size_t stride =
       round_up(std::max({kernels.backward_scratch(params), kernels.combine_dq_scratch(params),
                          side_gradient_scratch(params, kernels, gradients)}),

@@ -229,7 +229,9 @@ std::vector<IsaInfo> list_isas() {
     }
     if (entry.kernels != nullptr) {
       info.kernels.assign(std::begin(cpu::kKernelNames), std::end(cpu::kKernelNames));
-      if (entry.kernels->has_bf16) info.kernels.emplace_back("forward_tile_bf16");
+      if (entry.kernels->has_bf16) {
+        info.kernels.insert(info.kernels.end(), {"forward_tile_bf16", "backward_bf16"});
+      }
     }
     infos.push_back(std::move(info));
   }

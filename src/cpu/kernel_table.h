@@ -108,6 +108,14 @@ struct KernelTable {
   bool has_bf16 = false;  // it is not
 };
 
+/// The kernels for one call.
+inline const KernelSet& kernels_of(const KernelTable& table, const AttentionParams& params) {
+  if (params.q.dtype == DType::kF64) return table.f64;
+  const bool all_bf16 = params.q.dtype == DType::kBF16 && params.k.dtype == DType::kBF16 &&
+                        params.v.dtype == DType::kBF16;
+  return all_bf16 ? table.bf16 : table.f32;
+}
+
 /// Scratch memory must be aligned to this.
 inline constexpr std::size_t kScratchAlignment = 64;
 

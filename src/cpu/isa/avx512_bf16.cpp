@@ -1,7 +1,7 @@
 #include "cpu/simd/vec_avx512_bf16.h"
 
 // The kernels need the vectors above.
-#include "cpu/kernels/pair_products.inl"
+#include "cpu/kernels/pair_table.inl"
 
 namespace ladon::cpu {
 

@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/backward_products.inl"
 
 namespace ladon::cpu {
 namespace {
@@ -23,46 +23,33 @@ namespace {
 template <class V>
 struct BackwardScratch {
   using Scalar = typename V::Scalar;
-  std::int64_t head_dim;    // padded to whole vectors
-  std::int64_t value_dim;   // padded to whole vectors
-  Scalar* q;                // [rows][head_dim], scaled
-  Scalar* q_transposed;     // [head_dim][width], scaled
-  Scalar* dout;             // [rows][value_dim]
-  Scalar* dout_transposed;  // [value_dim][width]
-  Scalar* scores;           // [kKeyBlock][width]: scores, then weights
-  Scalar* dscores;          // [kKeyBlock][width]: dP, then dS
-  Scalar* extra;            // [kKeyBlock][width]
-  Scalar* keep;             // [kKeyBlock][width]
-  Scalar* key_staging;      // K block
-  Scalar* value_staging;    // V block
-  Scalar* dk;               // [kBackwardKeys][head_dim]: sums over the last few tiles
-  Scalar* dv;               // [kBackwardKeys][value_dim]
-  Scalar* folded_dk;        // the same over the tiles before
+  std::int64_t head_dim;   // padded to whole vectors
+  std::int64_t value_dim;  // padded to whole vectors
+  Scalar* scores;          // [kKeyBlock][width]: scores, then weights
+  Scalar* dscores;         // [kKeyBlock][width]: dP, then dS
+  Scalar* extra;           // [kKeyBlock][width]
+  Scalar* keep;            // [kKeyBlock][width]
+  Scalar* dk;              // [kBackwardKeys][head_dim]: sums over the last few tiles
+  Scalar* dv;              // [kBackwardKeys][value_dim]
+  Scalar* folded_dk;       // the same over the tiles before
   Scalar* folded_dv;
-  Scalar* row;  // one row of out
-  std::size_t bytes;
+  Scalar* out;   // one row
+  Scalar* dout;  // one row
 
-  BackwardScratch(const AttentionParams& params, void* base) {
-    ScratchArena arena(base);
+  BackwardScratch(const AttentionParams& params, ScratchArena& arena) {
     constexpr std::int64_t kWidth = kTileRows<V>;
     head_dim = round_up(params.head_dim, V::kLanes);
     value_dim = round_up(params.value_dim, V::kLanes);
-    q = arena.take<Scalar>(kWidth * head_dim);
-    q_transposed = arena.take<Scalar>(params.head_dim * kWidth);
-    dout = arena.take<Scalar>(kWidth * value_dim);
-    dout_transposed = arena.take<Scalar>(params.value_dim * kWidth);
     scores = arena.take<Scalar>(kKeyBlock * kWidth);
     dscores = arena.take<Scalar>(kKeyBlock * kWidth);
     extra = arena.take<Scalar>(kKeyBlock * kWidth);
     keep = arena.take<Scalar>(kKeyBlock * kWidth);
-    key_staging = arena.take<Scalar>(kKeyBlock * params.head_dim);
-    value_staging = arena.take<Scalar>(kKeyBlock * params.value_dim);
     dk = arena.take<Scalar>(kBackwardKeys * head_dim);
     dv = arena.take<Scalar>(kBackwardKeys * value_dim);
     folded_dk = arena.take<Scalar>(kBackwardKeys * head_dim);
     folded_dv = arena.take<Scalar>(kBackwardKeys * value_dim);
-    row = arena.take<Scalar>(params.value_dim);
-    bytes = arena.used();
+    out = arena.take<Scalar>(params.value_dim);
+    dout = arena.take<Scalar>(params.value_dim);
   }
 };
 
@@ -71,43 +58,17 @@ template <class Scalar>
 struct BackwardTile {
   Rows<Scalar> rows;
   std::int64_t width = 0;
-  bool finite = true;  // q and dout hold only finite numbers
   alignas(64) Scalar lse[kMaxRows];
   alignas(64) Scalar delta[kMaxRows];
 };
 
-/// Rows of a [token, head, dim] operand as they lie, times `factor`, and transposed; padding and
-/// unused rows become 0.
-template <class Scalar>
-inline void pack_rows(const Operand& operand, std::int64_t offset, const Rows<Scalar>& rows,
-                      std::int64_t width, std::int64_t dim, std::int64_t padded_dim, Scalar factor,
-                      Scalar* to, Scalar* to_transposed) {
-  for (std::int64_t r = 0; r < width; ++r) {
-    Scalar* row = to + r * padded_dim;
-    if (r < rows.count) {
-      const std::int64_t start =
-          offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
-      load_row(at(operand.data, operand.dtype, start), operand.dtype, dim, row);
-      for (std::int64_t i = 0; i < dim; ++i) row[i] *= factor;
-    }
-    for (std::int64_t i = r < rows.count ? dim : 0; i < padded_dim; ++i) row[i] = 0;
-    for (std::int64_t i = 0; i < dim; ++i) to_transposed[i * width + r] = row[i];
-  }
-}
-
-/// Packs q and dout of tile.rows, which must be set, and works out lse and delta.
+/// Works out width, lse and delta of tile.rows, which must be set.
 template <class V>
-inline void load_tile(const AttentionParams& params, const Sequence& sequence,
-                      const BackwardScratch<V>& scratch, BackwardTile<typename V::Scalar>& tile) {
+inline void set_tile(const AttentionParams& params, const Sequence& sequence,
+                     const BackwardScratch<V>& scratch, BackwardTile<typename V::Scalar>& tile) {
   using Scalar = typename V::Scalar;
   const Rows<Scalar>& rows = tile.rows;
   tile.width = round_up(rows.count, V::kLanes);
-  pack_rows(params.q, sequence.q, rows, tile.width, params.head_dim, scratch.head_dim,
-            narrow<Scalar>(params.rules.scale), scratch.q, scratch.q_transposed);
-  pack_rows(params.dout, sequence.dout, rows, tile.width, params.value_dim, scratch.value_dim,
-            Scalar{1}, scratch.dout, scratch.dout_transposed);
-  tile.finite = all_finite(scratch.q, rows.count * scratch.head_dim) &&
-                all_finite(scratch.dout, rows.count * scratch.value_dim);
   for (std::int64_t r = 0; r < tile.width; ++r) {
     // Rows that are not there, and rows that saw nothing: exp(score - inf) makes all weights 0.
     tile.lse[r] = MathConstants<Scalar>::kInfinity;
@@ -120,10 +81,13 @@ inline void load_tile(const AttentionParams& params, const Sequence& sequence,
     const std::int64_t start = sequence.out + rows.token[r] * params.out.token_stride +
                                rows.head[r] * params.out.head_stride;
     load_row(at(params.out.data, params.out.dtype, start), params.out.dtype, params.value_dim,
-             scratch.row);
-    const Scalar* dout = scratch.dout + r * scratch.value_dim;
+             scratch.out);
+    const std::int64_t gradient = sequence.dout + rows.token[r] * params.dout.token_stride +
+                                  rows.head[r] * params.dout.head_stride;
+    load_row(at(params.dout.data, params.dout.dtype, gradient), params.dout.dtype, params.value_dim,
+             scratch.dout);
     Scalar delta = 0;
-    for (std::int64_t i = 0; i < params.value_dim; ++i) delta += scratch.row[i] * dout[i];
+    for (std::int64_t i = 0; i < params.value_dim; ++i) delta += scratch.out[i] * scratch.dout[i];
     if (params.dlse.data != nullptr) {
       delta -= static_cast<Scalar>(
           load_lse(params.dlse, sequence.dlse + rows.token[r] * params.dlse.token_stride +
@@ -133,25 +97,21 @@ inline void load_tile(const AttentionParams& params, const Sequence& sequence,
   }
 }
 
-/// Weights P (dropout applied) into scratch.scores and gradients into scratch.dscores for keys
-/// [begin, begin + count): of the capped score's input with kToScore, else of the biased score.
-/// Both are -0.0 where masked.
-template <class V, bool kToScore>
-inline void score_gradients(const AttentionParams& params, const Sequence& sequence,
-                            const BackwardScratch<V>& scratch,
+/// From q.k in scratch.scores and dout.v in scratch.dscores to weights P (dropout applied) and to
+/// gradients, for the keys of a span: of the capped score's input with kToScore, else of the biased
+/// score. Both are -0.0 where masked. Scores that are not kScaled are multiplied by the scale
+/// first.
+template <class V, bool kToScore, bool kScaled>
+inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scratch,
                             const BackwardTile<typename V::Scalar>& tile,
-                            const Block<typename V::Scalar>& keys,
-                            const Block<typename V::Scalar>& values, std::int64_t begin,
-                            std::int64_t count, BlockRules<typename V::Scalar>& block) {
+                            BlockRules<typename V::Scalar>& block) {
   using Scalar = typename V::Scalar;
   using C = MathConstants<Scalar>;
   const std::int64_t width = tile.width;
-  gemm<V, Layout::kRows>(count, width, params.head_dim, keys.data, keys.stride,
-                         scratch.q_transposed, width, scratch.scores, width, false);
-  gemm<V, Layout::kRows>(count, width, params.value_dim, values.data, values.stride,
-                         scratch.dout_transposed, width, scratch.dscores, width, false);
-  set_block(block, params, sequence, tile.rows, begin, count, scratch.extra, scratch.keep, 1,
-            width);
+  const std::int64_t count = span.count();
+  set_block(block, span.params, span.sequence, tile.rows, span.begin, count, scratch.extra,
+            scratch.keep, 1, width);
+  const V scale = broadcast<V>(narrow<Scalar>(span.params.rules.scale));
   const bool plain = block.plain();
   const bool mark = block.masks();
   const V log2e = broadcast<V>(C::kLog2e);
@@ -167,6 +127,7 @@ inline void score_gradients(const AttentionParams& params, const Sequence& seque
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t index = i * width + lane;
       V score = load<V>(scratch.scores + index);
+      if constexpr (!kScaled) score = score * scale;
       V cap_gradient = broadcast<V>(1);
       if (!plain) {
         const V key = broadcast<V>(static_cast<Scalar>(i));
@@ -194,21 +155,15 @@ inline void score_gradients(const AttentionParams& params, const Sequence& seque
   }
 }
 
-/// Calls body(begin, count, keys, values) for each block of keys in [first, end) that some row
-/// sees.
-template <class V, class Body>
+/// Calls body(span) for each block of keys in [first, end) that some row sees.
+template <class Scalar, class Body>
 inline void for_each_key_block(const AttentionParams& params, const Sequence& sequence,
-                               std::int64_t kv_head, const BackwardScratch<V>& scratch,
-                               const Rows<typename V::Scalar>& rows, std::int64_t first,
+                               std::int64_t kv_head, const Rows<Scalar>& rows, std::int64_t first,
                                std::int64_t end, Body&& body) {
   for (std::int64_t begin = first; begin < end; begin += kKeyBlock) {
     const std::int64_t stop = smaller(begin + kKeyBlock, end);
     if (rows.some_end <= begin || rows.some_first >= stop) continue;
-    body(begin, stop - begin,
-         load_block(params.k, sequence.k, kv_head, begin, stop, params.head_dim, params.head_dim,
-                    scratch.key_staging),
-         load_block(params.v, sequence.v, kv_head, begin, stop, params.value_dim, params.value_dim,
-                    scratch.value_staging));
+    body(KeySpan{params, sequence, kv_head, begin, stop, end});
   }
 }
 
@@ -225,10 +180,12 @@ inline void fold_sums(typename V::Scalar* from, std::int64_t count, typename V::
   }
 }
 
-template <class V>
-void backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
+template <class V, class Products>
+void run_backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
   using Scalar = typename V::Scalar;
-  const BackwardScratch<V> scratch(params, memory);
+  ScratchArena arena(memory);
+  const BackwardScratch<V> scratch(params, arena);
+  Products products(params, arena);
   const Sequence& sequence = params.sequences[task.sequence];
   const std::int64_t key_count = task.key_end - task.key_begin;
   for (std::int64_t i = 0; i < key_count * scratch.head_dim; ++i) {
@@ -252,29 +209,19 @@ void backward(const AttentionParams& params, const BackwardTask& task, void* mem
     set_rows(tile.rows, params, sequence, task.kv_head * params.group, params.group, row,
              smaller(kTileRows<V>, row_count - row), task.key_begin, task.key_end);
     if (tile.rows.some_end == 0) continue;
-    load_tile(params, sequence, scratch, tile);
+    set_tile(params, sequence, scratch, tile);
+    products.load_rows(params, sequence, tile.rows, tile.width);
     Scalar* dq = static_cast<Scalar*>(task.dq_partial) + row * params.head_dim;
-    for_each_key_block(
-        params, sequence, task.kv_head, scratch, tile.rows, task.key_begin, task.key_end,
-        [&](std::int64_t begin, std::int64_t count, const Block<Scalar>& keys,
-            const Block<Scalar>& values) {
-          score_gradients<V, true>(params, sequence, scratch, tile, keys, values, begin, count,
-                                   block);
-          const std::int64_t at_key = begin - task.key_begin;
-          const bool guard_rows = block.masks() && !tile.finite;
-          gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(
-              guard_rows, count, scratch.value_dim, tile.rows.count, scratch.scores, tile.width,
-              scratch.dout, scratch.value_dim, scratch.dv + at_key * scratch.value_dim,
-              scratch.value_dim, true);
-          gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(
-              guard_rows, count, scratch.head_dim, tile.rows.count, scratch.dscores, tile.width,
-              scratch.q, scratch.head_dim, scratch.dk + at_key * scratch.head_dim, scratch.head_dim,
-              true);
-          const bool guard_keys = block.masks() && !all_finite(keys, count, params.head_dim);
-          gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
-              guard_keys, params.head_dim, tile.width, count, keys.data, keys.stride,
-              scratch.dscores, tile.width, dq, tile.width, true);
-        });
+    for_each_key_block(params, sequence, task.kv_head, tile.rows, task.key_begin, task.key_end,
+                       [&](const KeySpan& span) {
+                         products.score(span, tile.width, scratch.scores, scratch.dscores);
+                         score_gradients<V, true, Products::kScaled>(span, scratch, tile, block);
+                         const std::int64_t at_key = span.begin - task.key_begin;
+                         products.add_gradients(span, block.masks(), tile.rows, tile.width,
+                                                scratch.scores, scratch.dscores,
+                                                scratch.dv + at_key * scratch.value_dim,
+                                                scratch.dk + at_key * scratch.head_dim, dq);
+                       });
   }
 
   fold_sums<V>(scratch.dk, key_count * scratch.head_dim, scratch.folded_dk);
@@ -282,9 +229,14 @@ void backward(const AttentionParams& params, const BackwardTask& task, void* mem
   for (std::int64_t i = 0; i < key_count; ++i) {
     const std::int64_t key = task.key_begin + i;
     if (params.dk.data != nullptr) {
-      // q was scaled when it was packed, so dk is complete.
+      Scalar* dk = scratch.folded_dk + i * scratch.head_dim;
+      if constexpr (!Products::kScaled) {  // else q was, so dk is complete
+        for (std::int64_t j = 0; j < params.head_dim; ++j) {
+          dk[j] *= narrow<Scalar>(params.rules.scale);
+        }
+      }
       store_row(
-          scratch.folded_dk + i * scratch.head_dim, params.head_dim,
+          dk, params.head_dim,
           at(params.dk.data, params.dk.dtype,
              sequence.dk + key * params.dk.token_stride + task.kv_head * params.dk.head_stride),
           params.dk.dtype);
@@ -299,9 +251,22 @@ void backward(const AttentionParams& params, const BackwardTask& task, void* mem
   }
 }
 
+template <class V, class Products>
+std::size_t backward_bytes(const AttentionParams& params) {
+  ScratchArena arena(nullptr);
+  const BackwardScratch<V> scratch(params, arena);
+  const Products products(params, arena);
+  return arena.used();
+}
+
+template <class V>
+void backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
+  run_backward<V, WideBackward<V>>(params, task, memory);
+}
+
 template <class V>
 std::size_t backward_scratch(const AttentionParams& params) {
-  return BackwardScratch<V>(params, nullptr).bytes;
+  return backward_bytes<V, WideBackward<V>>(params);
 }
 
 template <class V>

@@ -18,7 +18,8 @@ namespace {
 template <class V>
 inline void add_bias_gradient(const AttentionParams& params, const BiasGradientTask& task,
                               const Sequence& sequence, std::int64_t first_head,
-                              std::int64_t heads_per_token, const BackwardScratch<V>& scratch) {
+                              std::int64_t heads_per_token, const BackwardScratch<V>& scratch,
+                              WideBackward<V>& products) {
   using Scalar = typename V::Scalar;
   BackwardTile<Scalar> tile;
   BlockRules<Scalar> block;
@@ -29,17 +30,16 @@ inline void add_bias_gradient(const AttentionParams& params, const BiasGradientT
     set_rows(tile.rows, params, sequence, first_head, heads_per_token, row,
              smaller(kTileRows<V>, row_end - row), task.key_begin, key_end);
     if (tile.rows.some_end == 0) continue;
-    load_tile(params, sequence, scratch, tile);
+    set_tile(params, sequence, scratch, tile);
+    products.load_rows(params, sequence, tile.rows, tile.width);
     for_each_key_block(
-        params, sequence, kv_head, scratch, tile.rows, task.key_begin, key_end,
-        [&](std::int64_t begin, std::int64_t count, const Block<Scalar>& keys,
-            const Block<Scalar>& values) {
-          score_gradients<V, false>(params, sequence, scratch, tile, keys, values, begin, count,
-                                    block);
+        params, sequence, kv_head, tile.rows, task.key_begin, key_end, [&](const KeySpan& span) {
+          products.score(span, tile.width, scratch.scores, scratch.dscores);
+          score_gradients<V, false, true>(span, scratch, tile, block);
           for (std::int64_t r = 0; r < tile.rows.count; ++r) {
             double* sums = task.sums + (tile.rows.token[r] - task.token_begin) * task.token_stride +
-                           (begin - task.key_begin) * task.key_stride;
-            for (std::int64_t i = 0; i < count; ++i) {
+                           (span.begin - task.key_begin) * task.key_stride;
+            for (std::int64_t i = 0; i < span.count(); ++i) {
               sums[i * task.key_stride] += static_cast<double>(scratch.dscores[i * tile.width + r]);
             }
           }
@@ -49,17 +49,19 @@ inline void add_bias_gradient(const AttentionParams& params, const BiasGradientT
 
 template <class V>
 void bias_gradient(const AttentionParams& params, const BiasGradientTask& task, void* memory) {
-  const BackwardScratch<V> scratch(params, memory);
+  ScratchArena arena(memory);
+  const BackwardScratch<V> scratch(params, arena);
+  WideBackward<V> products(params, arena);
   const std::int64_t first = task.sequence < 0 ? 0 : task.sequence;
   const std::int64_t end = task.sequence < 0 ? params.num_sequences : task.sequence + 1;
   for (std::int64_t s = first; s < end; ++s) {
     const Sequence& sequence = params.sequences[s];
     if (task.head >= 0) {
-      add_bias_gradient<V>(params, task, sequence, task.head, 1, scratch);
+      add_bias_gradient<V>(params, task, sequence, task.head, 1, scratch, products);
       continue;
     }
     for (std::int64_t head = 0; head < params.num_heads; head += params.group) {
-      add_bias_gradient<V>(params, task, sequence, head, params.group, scratch);
+      add_bias_gradient<V>(params, task, sequence, head, params.group, scratch, products);
     }
   }
 }

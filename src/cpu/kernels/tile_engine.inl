@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "cpu/kernels/pair_products.inl"
+#include "cpu/kernels/pair_table.inl"
 #include "cpu/kernels/tile_gemm.inl"
 
 namespace ladon::cpu {
@@ -17,7 +17,6 @@ namespace {
 
 class TileEngine {
  public:
-  using Pair = std::uint32_t;
   static constexpr std::int64_t kUnit = kTileSide;
 
   TileEngine() = default;
@@ -32,23 +31,21 @@ class TileEngine {
     begun_ = true;
   }
 
-  static void score(const KeySpan& span, std::int64_t width, std::int64_t depth, const Pair* keys,
-                    std::int64_t stride, const Pair* q, float* scores) {
-    const std::int64_t ahead = span.begin + kKeyBlock;
-    prefetch_kv(span, ahead, smaller(ahead + kKeyBlock, span.last_end));
-    tile_gemm(round_up(span.count(), kUnit), width, depth, {keys, stride}, {q, width}, scores,
-              width, false);
+  static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
+                       const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
+                       bool accumulate) {
+    tile_gemm(rows, width, depth, {a.data, a.stride}, {b.data, b.stride}, c, ldc, accumulate);
   }
 
-  static void add_values(std::int64_t dim, std::int64_t width, std::int64_t pairs,
-                         const Pair* values, const Pair* weights, Pair* room, float* out,
-                         bool accumulate) {
-    for (std::int64_t pair = 0; pair < pairs; pair += kUnit) {
+  static void multiply_columns(std::int64_t dim, std::int64_t width, std::int64_t depth,
+                               const Pair* a, const Pair* b, Pair* room, float* c,
+                               bool accumulate) {
+    for (std::int64_t pair = 0; pair < depth; pair += kUnit) {
       for (std::int64_t i = 0; i < dim; i += kUnit) {
-        transpose_16x16(values + pair * dim + i, dim, room + i * pairs + pair, pairs);
+        transpose_16x16(a + pair * dim + i, dim, room + i * depth + pair, depth);
       }
     }
-    tile_gemm(dim, width, pairs, {room, pairs}, {weights, width}, out, width, accumulate);
+    tile_gemm(dim, width, depth, {room, depth}, {b, width}, c, width, accumulate);
   }
 
  private:

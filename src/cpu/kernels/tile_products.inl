@@ -67,19 +67,10 @@ inline void prefetch_kv(const KeySpan& span, std::int64_t begin, std::int64_t en
   }
 }
 
-/// scores = K q^T, a few keys at a time; the keys and values of the next block are asked for on the
-/// way.
-template <class V>
-inline void score_keys(const KeySpan& span, std::int64_t width, std::int64_t depth,
-                       const typename V::Factor* keys, std::int64_t stride,
-                       const typename V::Factor* q, typename V::Scalar* scores) {
-  for (std::int64_t i = 0; i < span.count(); i += kKeysAtOnce) {
-    const std::int64_t some = smaller(kKeysAtOnce, span.count() - i);
-    const std::int64_t ahead = span.begin + kKeyBlock + i;
-    prefetch_kv(span, ahead, smaller(ahead + some, span.last_end));
-    gemm<V, Layout::kRows>(some, width, depth, keys + i * stride, stride, q, width,
-                           scores + i * width, width, false);
-  }
+/// The same for the keys of the next block that stand where [i, i + count) of this one do.
+inline void prefetch_next(const KeySpan& span, std::int64_t i, std::int64_t count) {
+  const std::int64_t ahead = span.begin + kKeyBlock + i;
+  prefetch_kv(span, ahead, smaller(ahead + count, span.last_end));
 }
 
 /// Products of numbers in the compute type; other types are widened block by block.
@@ -103,7 +94,12 @@ class WideProducts {
     const Block<Scalar> keys =
         load_kv<KvPart::kKeys>(span.params, span.sequence, span.kv_head, span.begin, span.end,
                                span.params.head_dim, staging_);
-    score_keys<V>(span, width, span.params.head_dim, keys.data, keys.stride, q_, scores);
+    for (std::int64_t i = 0; i < span.count(); i += kKeysAtOnce) {
+      const std::int64_t some = smaller(kKeysAtOnce, span.count() - i);
+      prefetch_next(span, i, some);
+      gemm<V, Layout::kRows>(some, width, span.params.head_dim, keys.data + i * keys.stride,
+                             keys.stride, q_, width, scores + i * width, width, false);
+    }
   }
 
   /// out (+)= V^T weights. With `masks`, some weights may be marked as masked: they add nothing.

@@ -42,6 +42,12 @@ inline F32OfPairs fma(Bf16Pairs a, Bf16Pairs b, F32OfPairs c) {
   return {_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
 }
 
+/// 16 numbers, rounded to nearest even.
+inline void round_to_bf16(std::uint16_t* to, F32 a) {
+  const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded);
+}
+
 /// Two rows of 16 numbers as pairs, rounded to nearest even.
 inline void store_pairs(std::uint32_t* to, F32 first, F32 second) {
   // The instruction puts one row after the other; pairs take one number of each in turn.

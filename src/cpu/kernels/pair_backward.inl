@@ -1,0 +1,183 @@
+// The five matrix products of the backward pass for bf16, as sums of products of pairs in f32.
+//
+// q and dout are paired twice for a tile: along each row for scores and dP, and row by row for dk
+// and dv. Weights and dS are rounded to bf16 once; as they lie, [key][row], they are pairs along
+// rows, and dS is paired once more key by key for dq, as K is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/backward.inl"
+#include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/pairs.inl"
+
+namespace ladon::cpu {
+namespace {
+
+template <class V, class Engine>
+class PairBackward {
+ public:
+  static constexpr bool kScaled = false;  // scale * q would be rounded
+
+  PairBackward(const AttentionParams& params, ScratchArena& arena)
+      : head_depth_(round_up(pairs_in(params.head_dim), kUnit)),
+        value_depth_(round_up(pairs_in(params.value_dim), kUnit)),
+        head_dim_(round_up(params.head_dim, V::kLanes)),
+        value_dim_(round_up(params.value_dim, V::kLanes)),
+        column_dim_(round_up(params.head_dim, kUnit)),
+        q_(arena.take<Pair>(head_depth_ * kTileRows<V>)),
+        dout_(arena.take<Pair>(value_depth_ * kTileRows<V>)),
+        q_rows_(arena.take<Pair>(kRowPairs * head_dim_)),
+        dout_rows_(arena.take<Pair>(kRowPairs * value_dim_)),
+        staging_(arena.take<Pair>(kKeyBlock * larger(head_depth_, value_depth_))),
+        weights_(arena.take<Pair>(kKeyBlock * kRowPairs)),
+        dscores_(arena.take<Pair>(kKeyBlock * kRowPairs)),
+        key_pairs_(arena.take<Pair>(kKeyBlock / 2 * column_dim_)),
+        dscore_pairs_(arena.take<Pair>(kKeyBlock / 2 * kTileRows<V>)),
+        room_(arena.take<Pair>(kUnit == 1 ? 0 : kKeyBlock / 2 * column_dim_)),
+        dq_(arena.take<float>(column_dim_ == params.head_dim ? 0 : column_dim_ * kTileRows<V>)) {
+    static_assert(kRowPairs % kUnit == 0 && V::kLanes % kUnit == 0 && kKeyBlock / 2 % kUnit == 0);
+  }
+
+  void load_rows(const AttentionParams& params, const Sequence& sequence, const Rows<float>& rows,
+                 std::int64_t width) {
+    if (!begun_) engine_.begin();
+    begun_ = true;
+    pair_along_rows(params.q, sequence.q, rows, width, params.head_dim, head_depth_, q_);
+    pair_along_rows(params.dout, sequence.dout, rows, width, params.value_dim, value_depth_, dout_);
+    finite_ = pair_tile(params.q, sequence.q, rows, width, params.head_dim, head_dim_, q_rows_);
+    finite_ = pair_tile(params.dout, sequence.dout, rows, width, params.value_dim, value_dim_,
+                        dout_rows_) &&
+              finite_;
+  }
+
+  void score(const KeySpan& span, std::int64_t width, float* scores, float* dscores) {
+    const std::int64_t rows = round_up(span.count(), kUnit);
+    engine_.multiply(rows, width, head_depth_,
+                     pairs_as_stored<KvPart::kKeys, kUnit>(span, head_depth_, staging_),
+                     {q_, width}, scores, width, false);
+    engine_.multiply(rows, width, value_depth_,
+                     pairs_as_stored<KvPart::kValues, kUnit>(span, value_depth_, staging_),
+                     {dout_, width}, dscores, width, false);
+  }
+
+  void add_gradients(const KeySpan& span, bool, const Rows<float>& rows, std::int64_t width,
+                     const float* weights, const float* dscores, float* dv, float* dk, float* dq) {
+    const std::int64_t keys = round_up(span.count(), kUnit);
+    const std::int64_t depth = round_up(pairs_in(width), kUnit);
+    round_block(weights, span.count(), keys, rows.count, width, depth, weights_);
+    round_block(dscores, span.count(), keys, rows.count, width, depth, dscores_);
+    engine_.multiply(keys, value_dim_, depth, {weights_, kRowPairs}, {dout_rows_, value_dim_}, dv,
+                     value_dim_, true);
+    engine_.multiply(keys, head_dim_, depth, {dscores_, kRowPairs}, {q_rows_, head_dim_}, dk,
+                     head_dim_, true);
+    if (!finite_) add_rows_not_finite(span, rows, width, weights, dscores, dv, dk);
+    add_dq(span, width, dscores, dq);
+  }
+
+ private:
+  static constexpr std::int64_t kUnit = Engine::kUnit;
+  static constexpr std::int64_t kRowPairs = kTileRows<V> / 2;
+
+  /// Rows of a tile two by two, [row pair][padded_dim], without what is not finite. Whether all
+  /// were.
+  static bool pair_tile(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
+                        std::int64_t width, std::int64_t dim, std::int64_t padded_dim, Pair* to) {
+    const std::int64_t pairs = round_up(pairs_in(width), kUnit);
+    bool finite = true;
+    for (std::int64_t pair = 0; pair < pairs; ++pair) {
+      const std::uint16_t* first = row_of(operand, offset, rows, 2 * pair);
+      const std::uint16_t* second = row_of(operand, offset, rows, 2 * pair + 1);
+      pair_rows(first, second, dim, padded_dim, to + pair * padded_dim);
+      finite = finite && (first == nullptr || all_finite(first, dim)) &&
+               (second == nullptr || all_finite(second, dim));
+    }
+    if (!finite) clear_not_finite(to, pairs * padded_dim);
+    return finite;
+  }
+
+  /// A block [key][width] in bf16, as rows of kRowPairs pairs. Zeros where it is padded, and for
+  /// rows that are not there: anything at all may stand in their lanes.
+  static void round_block(const float* from, std::int64_t count, std::int64_t padded_count,
+                          std::int64_t row_count, std::int64_t width, std::int64_t depth,
+                          Pair* to) {
+    for (std::int64_t key = 0; key < padded_count; ++key) {
+      std::uint16_t* row = reinterpret_cast<std::uint16_t*>(to + key * kRowPairs);
+      const std::int64_t used = key < count ? row_count : 0;
+      for (std::int64_t lane = 0; lane < used; lane += V::kLanes) {
+        round_to_bf16(row + lane, load<V>(from + key * width + lane));
+      }
+      for (std::int64_t lane = used; lane < 2 * depth; ++lane) row[lane] = 0;
+    }
+  }
+
+  void add_rows_not_finite(const KeySpan& span, const Rows<float>& rows, std::int64_t width,
+                           const float* weights, const float* dscores, float* dv, float* dk) const {
+    const AttentionParams& params = span.params;
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      add_not_finite(row_of(params.dout, span.sequence.dout, rows, r), params.value_dim,
+                     weights + r, width, span.count(), dv, 1, value_dim_);
+      add_not_finite(row_of(params.q, span.sequence.q, rows, r), params.head_dim, dscores + r,
+                     width, span.count(), dk, 1, head_dim_);
+    }
+  }
+
+  void add_dq(const KeySpan& span, std::int64_t width, const float* dscores, float* dq) {
+    const std::int64_t dim = span.params.head_dim;
+    const std::int64_t pairs = round_up(pairs_in(span.count()), kUnit);
+    bool finite = true;
+    for (std::int64_t pair = 0; pair < pairs; ++pair) {
+      const std::uint16_t* first = row_of<KvPart::kKeys>(span, 2 * pair);
+      const std::uint16_t* second = row_of<KvPart::kKeys>(span, 2 * pair + 1);
+      pair_rows(first, second, dim, column_dim_, key_pairs_ + pair * column_dim_);
+      finite = finite && (first == nullptr || all_finite(first, dim)) &&
+               (second == nullptr || all_finite(second, dim));
+    }
+    if (!finite) clear_not_finite(key_pairs_, pairs * column_dim_);
+    pair_weights(dscores, span.count(), width, pairs, dscore_pairs_);
+    // Whole units may reach past dq's end.
+    const bool direct = column_dim_ == dim;
+    engine_.multiply_columns(column_dim_, width, pairs, key_pairs_, dscore_pairs_, room_,
+                             direct ? dq : dq_, direct);
+    if (!direct) fold_rows<V>(dq_, dim, width, false, dq);
+    for (std::int64_t key = 0; !finite && key < span.count(); ++key) {
+      add_not_finite(row_of<KvPart::kKeys>(span, key), dim, dscores + key * width, 1, width, dq,
+                     width, 1);
+    }
+  }
+
+  Engine engine_;
+  bool begun_ = false;
+  bool finite_ = true;       // q and dout hold only finite numbers
+  std::int64_t head_depth_;  // pairs of a row of q or K, padded
+  std::int64_t value_depth_;
+  std::int64_t head_dim_;  // padded to whole vectors
+  std::int64_t value_dim_;
+  std::int64_t column_dim_;  // head_dim padded to whole units
+  Pair* q_;                  // [head_depth][width], along rows
+  Pair* dout_;               // [value_depth][width], along rows
+  Pair* q_rows_;             // [row pair][head_dim]
+  Pair* dout_rows_;          // [row pair][value_dim]
+  Pair* staging_;            // K or V where it cannot be used as it lies
+  Pair* weights_;            // [key][row pair]
+  Pair* dscores_;            // [key][row pair]
+  Pair* key_pairs_;          // [key pair][column_dim]
+  Pair* dscore_pairs_;       // [key pair][width]
+  Pair* room_;               // for the engine
+  float* dq_;                // [column_dim][width], where dq has no room for whole units
+};
+
+/// The backward pass where q, k, v and dout are all bf16.
+template <class V, class Engine>
+void backward_of_pairs(const AttentionParams& params, const BackwardTask& task, void* memory) {
+  run_backward<V, PairBackward<V, Engine>>(params, task, memory);
+}
+
+template <class V, class Engine>
+std::size_t backward_of_pairs_scratch(const AttentionParams& params) {
+  return backward_bytes<V, PairBackward<V, Engine>>(params);
+}
+
+}  // namespace
+}  // namespace ladon::cpu

@@ -1,0 +1,172 @@
+// bf16 operands as pairs: along a row, as they lie, or of two rows; and what to do with numbers
+// that are not finite.
+//
+// An Engine multiplies pairs:
+//   kUnit                          rows and depths that it takes are multiples of this
+//   begin()                        before the first product
+//   multiply(rows, width, depth, a, b, c, ldc, accumulate)
+//                                  c (+)= a b; depth counts pairs, which run along rows of a
+//   multiply_columns(dim, width, depth, a, b, room, c, accumulate)
+//                                  c (+)= a^T b, where a is [depth][dim] and b [depth][width];
+//                                  `room` is as large as a
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/tile_products.inl"
+
+namespace ladon::cpu {
+namespace {
+
+using Pair = std::uint32_t;  // the first number in the low half
+
+/// Rows of pairs, `stride` pairs apart.
+struct PairMatrix {
+  const Pair* data;
+  std::int64_t stride;
+};
+
+/// Products by the vector unit's instruction for pairs.
+template <class Pairs>
+class VectorEngine {
+ public:
+  static constexpr std::int64_t kUnit = 1;
+  static void begin() {}
+  static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
+                       const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
+                       bool accumulate) {
+    gemm<Pairs, Layout::kRows>(rows, width, depth, a.data, a.stride, b.data, b.stride, c, ldc,
+                               accumulate);
+  }
+  static void multiply_columns(std::int64_t dim, std::int64_t width, std::int64_t depth,
+                               const Pair* a, const Pair* b, Pair*, float* c, bool accumulate) {
+    gemm<Pairs, Layout::kColumns>(dim, width, depth, a, dim, b, width, c, width, accumulate);
+  }
+};
+
+inline std::int64_t pairs_in(std::int64_t n) { return (n + 1) / 2; }
+
+/// Numbers 2i and 2i + 1 of a row; past its end there are zeros.
+inline Pair pair_at(const std::uint16_t* row, std::int64_t i, std::int64_t dim) {
+  const Pair first = 2 * i < dim ? row[2 * i] : 0U;
+  const Pair second = 2 * i + 1 < dim ? row[2 * i + 1] : 0U;
+  return first | second << 16U;
+}
+
+/// Numbers of two rows as pairs. A row that is null, and what is past `dim`, is zeros.
+inline void pair_rows(const std::uint16_t* first, const std::uint16_t* second, std::int64_t dim,
+                      std::int64_t padded_dim, Pair* to) {
+  std::int64_t i = 0;
+  if (second != nullptr) {
+    for (; i + F32::kLanes <= dim; i += F32::kLanes) store_pairs(to + i, first + i, second + i);
+  }
+  for (; i < padded_dim; ++i) {
+    const Pair low = first == nullptr || i >= dim ? 0U : first[i];
+    const Pair high = second == nullptr || i >= dim ? 0U : second[i];
+    to[i] = low | high << 16U;
+  }
+}
+
+/// Row r of a tile in a [token, head, dim] operand; null for a row that is not there.
+inline const std::uint16_t* row_of(const Operand& operand, std::int64_t offset,
+                                   const Rows<float>& rows, std::int64_t r) {
+  if (r >= rows.count) return nullptr;
+  return static_cast<const std::uint16_t*>(operand.data) + offset +
+         rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
+}
+
+/// The row of one key; null past the span's end.
+template <KvPart kPart>
+inline const std::uint16_t* row_of(const KeySpan& span, std::int64_t i) {
+  if (i >= span.count()) return nullptr;
+  const std::int64_t slot = kv_slot(span.params.kv_layout, span.sequence, span.begin + i);
+  return static_cast<const std::uint16_t*>(kv_operand<kPart>(span.params).data) +
+         kv_row<kPart>(span.params, span.sequence, span.kv_head, slot);
+}
+
+/// A tile's rows to [depth][width], pairs along each row.
+inline void pair_along_rows(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
+                            std::int64_t width, std::int64_t dim, std::int64_t depth, Pair* to) {
+  for (std::int64_t r = 0; r < width; ++r) {
+    const std::uint16_t* row = row_of(operand, offset, rows, r);
+    for (std::int64_t i = 0; i < depth; ++i) {
+      to[i * width + r] = row == nullptr ? 0 : pair_at(row, i, dim);
+    }
+  }
+}
+
+/// Keys or values as rows of `depth` pairs: as they lie where whole units of whole pairs do, else
+/// in the staging buffer, filled up with zeros.
+template <KvPart kPart, std::int64_t kUnit>
+inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair* staging) {
+  const Operand& operand = kv_operand<kPart>(span.params);
+  const std::int64_t dim = kPart == KvPart::kKeys ? span.params.head_dim : span.params.value_dim;
+  const std::uint16_t* first = row_of<kPart>(span, 0);
+  // Pairs lie on the boundaries that the compiler may expect of them.
+  if (slots_in_line(span.params.kv_layout, span.sequence, span.begin, span.end) &&
+      dim == 2 * depth && span.count() % kUnit == 0 && operand.token_stride % 2 == 0 &&
+      reinterpret_cast<std::uintptr_t>(first) % sizeof(Pair) == 0) {
+    return {reinterpret_cast<const Pair*>(first), operand.token_stride / 2};
+  }
+  for (std::int64_t key = 0; key < round_up(span.count(), kUnit); ++key) {
+    const std::uint16_t* row = row_of<kPart>(span, key);
+    for (std::int64_t i = 0; i < depth; ++i) {
+      staging[key * depth + i] = row == nullptr ? 0 : pair_at(row, i, dim);
+    }
+  }
+  return {staging, depth};
+}
+
+/// Two rows of weights at a time as pairs, [pair][width]; rows past `count` are zeros.
+inline void pair_weights(const float* weights, std::int64_t count, std::int64_t width,
+                         std::int64_t pairs, Pair* to) {
+  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+    for (std::int64_t lane = 0; lane < width; lane += F32::kLanes) {
+      const auto weight = [&](std::int64_t key) {
+        return key < count ? load<F32>(weights + key * width + lane) : zero<F32>();
+      };
+      store_pairs(to + pair * width + lane, weight(2 * pair), weight(2 * pair + 1));
+    }
+  }
+}
+
+inline bool is_finite(Pair low_half) {
+  constexpr Pair kExponent = 0x7f80;  // all ones: NaN or infinity
+  return (low_half & kExponent) != kExponent;
+}
+
+inline bool all_finite(const std::uint16_t* row, std::int64_t dim) {
+  unsigned finite = 1;
+  for (std::int64_t i = 0; i < dim; ++i) finite &= static_cast<unsigned>(is_finite(row[i]));
+  return finite != 0;
+}
+
+/// Makes 0 of what is not finite: a masked weight must not meet it. add_not_finite() makes up for
+/// it.
+inline void clear_not_finite(Pair* pairs, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!is_finite(pairs[i])) pairs[i] &= 0xffff0000U;
+    if (!is_finite(pairs[i] >> 16U)) pairs[i] &= 0xffffU;
+  }
+}
+
+/// For each number of the row that is not finite and each weight that is not marked as masked:
+/// to[i * dim_step + j * weight_step] += weights[j * stride] * row[i].
+inline void add_not_finite(const std::uint16_t* row, std::int64_t dim, const float* weights,
+                           std::int64_t stride, std::int64_t count, float* to,
+                           std::int64_t dim_step, std::int64_t weight_step) {
+  for (std::int64_t i = 0; i < dim; ++i) {
+    if (is_finite(row[i])) continue;
+    float value = 0;
+    load_row(row + i, DType::kBF16, 1, &value);
+    for (std::int64_t j = 0; j < count; ++j) {
+      const float weight = weights[j * stride];
+      const bool masked = weight == 0 && __builtin_signbit(weight);
+      if (!masked) to[i * dim_step + j * weight_step] += weight * value;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ladon::cpu
