@@ -89,7 +89,7 @@ TEST(CliInfo, AForcedKernelIsChosen) {
   const Outcome outcome =
       run_ladon(LadonRun{.arguments = {"info"}, .environment = {"LADON_ISA=baseline"}});
   EXPECT_EQ(outcome.status, 0);
-  EXPECT_TRUE(holds(outcome.out, "baseline   chosen")) << outcome.out;
+  EXPECT_TRUE(holds(outcome.out, "baseline     chosen")) << outcome.out;
   EXPECT_TRUE(holds(
       complaint_of(LadonRun{.arguments = {"info"}, .environment = {"LADON_ISA=mmx"}}, 1), "mmx"));
 }
