@@ -229,9 +229,13 @@ std::vector<IsaInfo> list_isas() {
     }
     if (entry.kernels != nullptr) {
       info.kernels.assign(std::begin(cpu::kKernelNames), std::end(cpu::kKernelNames));
-      if (entry.kernels->has_bf16) {
-        info.kernels.insert(info.kernels.end(), {"forward_tile_bf16", "backward_bf16"});
-      }
+      // Of bf16 only what is not the same as for f32.
+#define LADON_KERNEL(name, Params, Task)                     \
+  if (entry.kernels->bf16.name != entry.kernels->f32.name) { \
+    info.kernels.emplace_back(#name "_bf16");                \
+  }
+#include "cpu/kernels.def"
+#undef LADON_KERNEL
     }
     infos.push_back(std::move(info));
   }

@@ -104,8 +104,7 @@ struct KernelSet {
 struct KernelTable {
   KernelSet f32;
   KernelSet f64;
-  KernelSet bf16;         // where q, k and v are all bf16; may be the same as f32
-  bool has_bf16 = false;  // it is not
+  KernelSet bf16;  // where q, k and v (or a projection's x) are all bf16; may be the same as f32
 };
 
 /// The kernels for one call.

@@ -61,7 +61,8 @@ void run_blocks(const Context& context, const ProjectionParams& params, std::int
 const cpu::KernelSet* kernels_for(const Context& context, DType dtype) {
   const cpu::KernelTable* table = context.impl().kernels();
   if (table == nullptr) return nullptr;
-  return dtype == DType::kF64 ? &table->f64 : &table->f32;
+  if (dtype == DType::kF64) return &table->f64;
+  return dtype == DType::kBF16 ? &table->bf16 : &table->f32;
 }
 
 }  // namespace

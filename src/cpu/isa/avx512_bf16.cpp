@@ -1,12 +1,22 @@
 #include "cpu/simd/vec_avx512_bf16.h"
 
 // The kernels need the vectors above.
+#include "cpu/kernels/pair_projection.inl"
 #include "cpu/kernels/pair_table.inl"
 
 namespace ladon::cpu {
+namespace {
+
+constexpr KernelTable make_table() {
+  KernelTable table = make_kernel_table_of_pairs<F32, F64, VectorEngine<F32OfPairs>>();
+  table.bf16.project = project_of_pairs<F32, F32OfPairs>;
+  table.bf16.project_scratch = project_of_pairs_scratch<F32, F32OfPairs>;
+  return table;
+}
+
+}  // namespace
 
 extern const KernelTable kAvx512Bf16Kernels;
-constexpr KernelTable kAvx512Bf16Kernels =
-    make_kernel_table_of_pairs<F32, F64, VectorEngine<F32OfPairs>>();
+constexpr KernelTable kAvx512Bf16Kernels = make_table();
 
 }  // namespace ladon::cpu

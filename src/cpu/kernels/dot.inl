@@ -2,7 +2,7 @@
 //
 // Lanes run along the vectors that are multiplied; one horizontal sum ends each product. The order
 // of each sum depends on the length alone, so a row's bits do not depend on how many rows there
-// are.
+// are. As in gemm.inl, what is multiplied may be pairs; lengths then count pairs.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ constexpr int kDotRows = V::kGemmRows >= 6 ? 6 : 2;
 
 /// kKeys x kRows products of length `dim`, a whole number of vectors.
 template <class V, DType kStored, int kKeys, int kRows>
-inline void dot_registers(std::int64_t dim, const typename V::Scalar* a, std::int64_t a_stride,
+inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::int64_t a_stride,
                           const StoredRows& b, std::int64_t first_key, typename V::Scalar* out,
                           std::int64_t out_stride) {
   V sums[std::size_t{kRows}][std::size_t{kKeys}];
@@ -33,12 +33,12 @@ inline void dot_registers(std::int64_t dim, const typename V::Scalar* a, std::in
     for (int k = 0; k < kKeys; ++k) sums[r][k] = zero<V>();
   }
   for (std::int64_t i = 0; i < dim; i += V::kLanes) {
-    V key[std::size_t{kKeys}];
+    typename V::Factors key[std::size_t{kKeys}];
     LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) key[k] = load_stored<V, kStored>(keys[k], i);
+    for (int k = 0; k < kKeys; ++k) key[k] = load_stored<typename V::Factors, kStored>(keys[k], i);
     LADON_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const V row = load<V>(a + r * a_stride + i);
+      const auto row = load<typename V::Factors>(a + r * a_stride + i);
       LADON_UNROLL
       for (int k = 0; k < kKeys; ++k) sums[r][k] = fma(row, key[k], sums[r][k]);
     }
@@ -57,7 +57,7 @@ inline void dot_registers(std::int64_t dim, const typename V::Scalar* a, std::in
 
 /// The last rows, fewer than kDotRows.
 template <class V, DType kStored, int kKeys, int kRows = kDotRows<V> - 1>
-inline void dot_last_rows(std::int64_t rows, std::int64_t dim, const typename V::Scalar* a,
+inline void dot_last_rows(std::int64_t rows, std::int64_t dim, const typename V::Factor* a,
                           std::int64_t a_stride, const StoredRows& b, std::int64_t first_key,
                           typename V::Scalar* out, std::int64_t out_stride) {
   if constexpr (kRows > 0) {
@@ -71,7 +71,7 @@ inline void dot_last_rows(std::int64_t rows, std::int64_t dim, const typename V:
 }
 
 template <class V, DType kStored, int kKeys>
-inline void dot_rows(std::int64_t rows, std::int64_t dim, const typename V::Scalar* a,
+inline void dot_rows(std::int64_t rows, std::int64_t dim, const typename V::Factor* a,
                      std::int64_t a_stride, const StoredRows& b, std::int64_t first_key,
                      typename V::Scalar* out, std::int64_t out_stride) {
   std::int64_t r = 0;
@@ -87,7 +87,7 @@ inline void dot_rows(std::int64_t rows, std::int64_t dim, const typename V::Scal
 /// operands must be readable that far.
 template <class V, DType kStored>
 inline void dot_products(std::int64_t rows, std::int64_t first_key, std::int64_t keys,
-                         std::int64_t dim, const typename V::Scalar* a, std::int64_t a_stride,
+                         std::int64_t dim, const typename V::Factor* a, std::int64_t a_stride,
                          const StoredRows& b, typename V::Scalar* out, std::int64_t out_stride) {
   std::int64_t k = first_key;
   for (; k + kDotKeys <= first_key + keys; k += kDotKeys) {

@@ -16,7 +16,6 @@ constexpr KernelTable make_kernel_table_of_pairs() {
   table.bf16.forward_tile_scratch = forward_tile_of_pairs_scratch<Float, Engine>;
   table.bf16.backward = backward_of_pairs<Float, Engine>;
   table.bf16.backward_scratch = backward_of_pairs_scratch<Float, Engine>;
-  table.has_bf16 = true;
   return table;
 }
 

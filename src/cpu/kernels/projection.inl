@@ -50,6 +50,28 @@ struct ProjectScratch {
   }
 };
 
+/// A block [row][kProjectionTile] of products, plus the bias, to y.
+template <class Scalar>
+inline void write_block(const ProjectionParams& params, const ProjectionTask& task,
+                        Scalar* products) {
+  const std::int64_t rows = task.row_end - task.row_begin;
+  const std::int64_t columns = task.column_end - task.column_begin;
+  Scalar bias[kProjectionTile] = {};
+  if (params.b.data != nullptr) {
+    load_row(at(params.b.data, params.b.dtype, task.column_begin), params.b.dtype, columns, bias);
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    Scalar* y = products + r * kProjectionTile;
+    if (params.b.data != nullptr) {
+      for (std::int64_t n = 0; n < columns; ++n) y[n] += bias[n];
+    }
+    store_row(y, columns,
+              at(params.y.data, params.y.dtype,
+                 (task.row_begin + r) * params.y.stride + task.column_begin),
+              params.y.dtype);
+  }
+}
+
 /// y of one block of rows and columns.
 template <class V>
 void project(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
@@ -85,20 +107,7 @@ void project(const ProjectionParams& params, const ProjectionTask& task, void* m
     }
     product(StoredAs<kDTypeOf<Scalar>>{});
   }
-  Scalar bias[kProjectionTile] = {};
-  if (params.b.data != nullptr) {
-    load_row(at(params.b.data, params.b.dtype, task.column_begin), params.b.dtype, columns, bias);
-  }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    Scalar* y = scratch.y + r * kProjectionTile;
-    if (params.b.data != nullptr) {
-      for (std::int64_t n = 0; n < columns; ++n) y[n] += bias[n];
-    }
-    store_row(y, columns,
-              at(params.y.data, params.y.dtype,
-                 (task.row_begin + r) * params.y.stride + task.column_begin),
-              params.y.dtype);
-  }
+  write_block(params, task, scratch.y);
 }
 
 template <class V>

@@ -32,7 +32,7 @@ constexpr KernelSet make_kernel_set() {
 template <class Float, class Double>
 constexpr KernelTable make_kernel_table() {
   const KernelSet floats = make_kernel_set<Float>();
-  return {floats, make_kernel_set<Double>(), floats, false};
+  return {floats, make_kernel_set<Double>(), floats};
 }
 
 }  // namespace

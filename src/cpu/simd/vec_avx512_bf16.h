@@ -42,6 +42,11 @@ inline F32OfPairs fma(Bf16Pairs a, Bf16Pairs b, F32OfPairs c) {
   return {_mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
 }
 
+inline float sum(F32OfPairs a) { return sum(F32{a.v}); }
+inline void store_sums(float* to, F32OfPairs a, F32OfPairs b, F32OfPairs c, F32OfPairs d) {
+  store_sums(to, F32{a.v}, F32{b.v}, F32{c.v}, F32{d.v});
+}
+
 /// 16 numbers, rounded to nearest even.
 inline void round_to_bf16(std::uint16_t* to, F32 a) {
   const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));
