@@ -1,5 +1,6 @@
 #include "core/huge_pages.h"
 
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__linux__)
@@ -10,13 +11,13 @@ namespace ladon {
 
 void prefer_huge_pages(void* data, std::size_t bytes) noexcept {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t kPage = std::uintptr_t{1} << 21;  // of x86-64
-  const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;
-  const std::uintptr_t end = (begin + bytes) / kPage * kPage;
+  constexpr std::size_t kPage = std::size_t{1} << 21;  // of x86-64
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(data) % kPage;
+  const std::size_t skipped = past == 0 ? 0 : kPage - past;
+  if (bytes < skipped + kPage) return;
+  const std::size_t whole = (bytes - skipped) / kPage * kPage;
   // Refusal is no error: the array is just as good on small pages.
-  if (first < end)
-    static_cast<void>(madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE));
+  static_cast<void>(madvise(static_cast<std::byte*>(data) + skipped, whole, MADV_HUGEPAGE));
 #else
   static_cast<void>(data);
   static_cast<void>(bytes);

@@ -16,6 +16,7 @@ die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
 version=3.0
 # From Debian's archive, wherever this machine gets its packages from.
 archive_site() {
+  # shellcheck disable=SC2016  # apt expands it
   apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m 1 '/debian/*$' ||
     die "apt names no archive of Debian's (LADON_BOCHS_URL may name the source of Bochs $version)"
 }
