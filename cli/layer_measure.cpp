@@ -53,7 +53,10 @@ LayerMeasurement measure_layer(const Context& context, const bench::ReadBuffer& 
 
   say(kind + ": checking the prompt");
   result.error = one.prompt_error(context);
-  const bench::Work fma = bench::fma_ceiling(context, options.dtype);
+  const bool pairs = options.dtype == DType::kBF16;
+  const bench::Limit limit =
+      bench::limit_here(context, pairs ? bench::Limit::kAmx : bench::Limit::kFma);
+  const bench::Work fma = bench::compute_ceiling(context, limit, options.dtype);
   const bench::Work read = buffer.read_ceiling(context);
   const auto tokens = static_cast<double>(options.batch);
   {
@@ -65,7 +68,7 @@ LayerMeasurement measure_layer(const Context& context, const bench::ReadBuffer& 
     result.fma_gflops = timed.pieces[1].rate / 1e9;
     result.prefill = {.tokens_per_second = timed.pieces[0].rate / per_token,
                       .ceiling = timed.pieces[1].rate / per_token,
-                      .bound = "FMA",
+                      .bound = bench::name_of(limit),
                       .disturbed = timed.disturbed};
   }
   say(kind + ": checking a token");
@@ -83,7 +86,7 @@ LayerMeasurement measure_layer(const Context& context, const bench::ReadBuffer& 
     result.read_gbps = timed.pieces[1].rate / 1e9;
     result.decode = {.tokens_per_second = timed.pieces[0].rate,
                      .ceiling = tokens / std::max(read_seconds, fma_seconds),
-                     .bound = read_seconds >= fma_seconds ? "memory" : "FMA",
+                     .bound = read_seconds >= fma_seconds ? "memory" : bench::name_of(limit),
                      .disturbed = timed.disturbed};
   }
   return result;
