@@ -76,6 +76,14 @@ Work on_all_threads(const Context& context, const Loop& loop) {
   return work;
 }
 
+Work fma_ceiling(const Context& context, DType dtype) {
+  const FmaLoop loop = fma_loop_of(context.isa());
+  const bool is_f64 = dtype == DType::kF64;
+  return on_all_threads(context, [loop, is_f64](std::int64_t steps, const double* seeds) {
+    return loop(is_f64, steps, seeds);
+  });
+}
+
 }  // namespace
 
 const char* name_of(Limit limit) {
@@ -107,14 +115,6 @@ Work compute_ceiling(const Context& context, Limit limit, DType dtype) {
     case Limit::kMemory: break;
   }
   throw std::logic_error("memory is no limit of arithmetic");
-}
-
-Work fma_ceiling(const Context& context, DType dtype) {
-  const FmaLoop loop = fma_loop_of(context.isa());
-  const bool is_f64 = dtype == DType::kF64;
-  return on_all_threads(context, [loop, is_f64](std::int64_t steps, const double* seeds) {
-    return loop(is_f64, steps, seeds);
-  });
 }
 
 ReadBuffer::ReadBuffer() : memory_(Tensor::uninitialized(DType::kF32, {kReadBytes / 4})) {

@@ -25,12 +25,10 @@ const char* name_of(Limit limit);
 /// AMX, products of bf16 pairs where the kernels have them, else FMA.
 Limit limit_here(const Context& context, Limit wanted);
 
-/// The most flops of a limit that is not memory. `dtype` as below.
+/// The most flops of a limit that is not memory, on all of the context's threads and with its
+/// instructions. `dtype` is what FMA computes in: f64, or f32 for all others. The context must
+/// outlive the work.
 Work compute_ceiling(const Context& context, Limit limit, DType dtype);
-
-/// Nothing but multiply-adds on all of the context's threads, with the context's instructions.
-/// `dtype` is what is computed in: f64, or f32 for all others. The context must outlive the work.
-Work fma_ceiling(const Context& context, DType dtype);
 
 /// Memory that no cache holds.
 class ReadBuffer {
