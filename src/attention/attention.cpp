@@ -63,8 +63,9 @@ class ForwardRun {
   struct LayOut {
     std::int64_t partial_rows = 0;  // over all sequences
     std::int64_t most_splits = 0;
-    std::int64_t least_cuts = 1;  // of the KV heads, so that every thread finds work
-    std::size_t starts = 0;       // byte offsets in the workspace
+    std::int64_t least_cuts = 1;   // of the KV heads, so that every thread finds work
+    std::int64_t strip_tiles = 1;  // of one task
+    std::size_t starts = 0;        // byte offsets in the workspace
     std::size_t partial_starts = 0;
     std::size_t groups = 0;
     std::size_t scratch = 0;
@@ -94,8 +95,12 @@ class ForwardRun {
     }
     // Several tasks a thread, so that the last one to end is not long alone.
     constexpr std::int64_t kTasksPerThread = 4;
-    out.least_cuts =
-        ceil_div(kTasksPerThread * context_.num_threads(), std::max<std::int64_t>(units, 1));
+    const std::int64_t enough = kTasksPerThread * context_.num_threads();
+    out.least_cuts = ceil_div(enough, std::max<std::int64_t>(units, 1));
+    out.strip_tiles = std::clamp<std::int64_t>(
+        units * params_.num_kv_heads / (2 * enough), 1,
+        cpu::tiles_at_once(params_, kernels_.tile_rows,
+                           static_cast<std::int64_t>(kernels_.compute_bytes)));
     const std::size_t threads = static_cast<std::size_t>(context_.num_threads());
     const std::size_t index_bytes =
         aligned(static_cast<std::size_t>(params_.num_sequences + 1) * sizeof(std::int64_t));
@@ -135,6 +140,11 @@ class ForwardRun {
     return std::min(heads, most_heads_at_once(params_, plan, kernels_));
   }
 
+  /// Tasks of one KV head.
+  std::int64_t units_of(const SequencePlan& plan) const {
+    return plan.tiles > 1 ? ceil_div(plan.tiles, layout_.strip_tiles) : plan.units;
+  }
+
   void fill_starts() const {
     starts()[0] = 0;
     partial_starts()[0] = 0;
@@ -147,7 +157,7 @@ class ForwardRun {
       const SequencePlan plan = plan_sequence(params_, params_.sequences[s], kernels_);
       const std::int64_t others = groups()[s].sequences == 0 ? groups()[s].splits : 0;
       const std::int64_t cuts = ceil_div(params_.num_kv_heads, heads_at_once(plan));
-      starts()[s + 1] = starts()[s] + (plan.units - others) * cuts;
+      starts()[s + 1] = starts()[s] + (units_of(plan) - others) * cuts;
       partial_starts()[s + 1] = partial_starts()[s] + partial_rows_of(plan);
     }
   }
@@ -223,9 +233,10 @@ class ForwardRun {
       task.key_end = std::min(task.key_begin + kSplitKeys, sequence.kv_len);
       task.output = partial_output(plan, first_partial_row(s, plan, task.kv_head, index));
     } else {
-      // Last tile first: under a causal mask it has the most keys, and heavy tasks go first.
-      task.row_begin = (plan.tiles - 1 - index) * kernels_.tile_rows;
-      task.row_count = std::min(kernels_.tile_rows, plan.rows - task.row_begin);
+      // Last rows first: under a causal mask they have the most keys, and heavy tasks go first.
+      const std::int64_t strip_rows = layout_.strip_tiles * kernels_.tile_rows;
+      task.row_begin = (units_of(plan) - 1 - index) * strip_rows;
+      task.row_count = std::min(strip_rows, plan.rows - task.row_begin);
       task.output = final_output(sequence, task.kv_head);
     }
     std::byte* scratch =

@@ -24,7 +24,7 @@ struct ForwardOutput {
 };
 
 /// Rows [row_begin, row_begin + row_count) of one KV head against keys [key_begin, key_end).
-/// forward_few also takes several KV heads at once.
+/// forward_tile takes several tiles of rows at once, forward_few several KV heads.
 struct ForwardTask {
   std::int64_t sequence = 0;
   std::int64_t kv_head = 0;
@@ -35,6 +35,18 @@ struct ForwardTask {
   std::int64_t key_end = 0;
   ForwardOutput output;
 };
+
+/// Tiles that a task for forward_tile takes at most. They share each block of keys and values, so
+/// the more of them the less is read; their q and their sums are to stay in L2 beside it.
+inline constexpr std::int64_t kMostTiles = 8;
+inline std::int64_t tiles_at_once(const AttentionParams& params, std::int64_t tile_rows,
+                                  std::int64_t compute_bytes) {
+  constexpr std::int64_t kBytes = 256 * 1024;
+  const std::int64_t tiles =
+      kBytes / (tile_rows * (params.head_dim + params.value_dim) * compute_bytes);
+  if (tiles < 1) return 1;
+  return tiles < kMostTiles ? tiles : kMostTiles;
+}
 
 /// All rows of one KV head against keys [key_begin, key_end), at most kBackwardKeys of them. Writes
 /// those keys' dk and dv, and adds its part of dq to `dq_partial`, [tile][head_dim][tile_rows].
@@ -91,7 +103,7 @@ inline constexpr std::int64_t kProjectionTile = 64;
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
 struct KernelSet {
   std::size_t compute_bytes = 0;  // of one number
-  std::int64_t tile_rows = 0;     // most rows of a ForwardTask for forward_tile
+  std::int64_t tile_rows = 0;     // rows of a tile
   std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
   std::int64_t few_states = 0;    // most rows times KV heads of one for forward_few
 #define LADON_KERNEL(name, Params, Task)                                         \

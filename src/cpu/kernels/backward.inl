@@ -270,35 +270,58 @@ std::size_t backward_scratch(const AttentionParams& params) {
 }
 
 template <class V>
+struct CombineDqScratch {
+  using Scalar = typename V::Scalar;
+  std::int64_t head_dim;  // padded to whole vectors
+  Scalar* sums;           // [head_dim][kLanes]
+  Scalar* rows;           // [kLanes][head_dim]
+  std::size_t bytes;
+
+  CombineDqScratch(const AttentionParams& params, void* base) {
+    ScratchArena arena(base);
+    head_dim = round_up(params.head_dim, V::kLanes);
+    sums = arena.take<Scalar>(head_dim * V::kLanes);
+    rows = arena.take<Scalar>(head_dim * V::kLanes);
+    bytes = arena.used();
+  }
+};
+
+template <class V>
 void combine_dq(const AttentionParams& params, const CombineDqTask& task, void* memory) {
   using Scalar = typename V::Scalar;
-  Scalar* line = static_cast<Scalar*>(memory);
+  const CombineDqScratch<V> scratch(params, memory);
   const Sequence& sequence = params.sequences[task.sequence];
   const std::int64_t row_begin = task.tile * kTileRows<V>;
   const std::int64_t rows = smaller(kTileRows<V>, sequence.query_len * params.group - row_begin);
   const std::int64_t width = round_up(rows, V::kLanes);
   const Scalar* partials = static_cast<const Scalar*>(task.partials) + row_begin * params.head_dim;
-  const Scalar scale = narrow<Scalar>(params.rules.scale);
-  for (std::int64_t r = 0; r < rows; ++r) {
+  const V scale = broadcast<V>(narrow<Scalar>(params.rules.scale));
+  for (std::int64_t first = 0; first < rows; first += V::kLanes) {
     for (std::int64_t i = 0; i < params.head_dim; ++i) {
-      Scalar sum = 0;
+      V sum = zero<V>();
       for (std::int64_t part = 0; part < task.partial_count; ++part) {
-        sum += partials[part * task.partial_stride + i * width + r];
+        sum = sum + load<V>(partials + part * task.partial_stride + i * width + first);
       }
-      line[i] = sum * scale;
+      store(scratch.sums + i * V::kLanes, sum * scale);
     }
-    const std::int64_t token = (row_begin + r) / params.group;
-    const std::int64_t head = task.kv_head * params.group + (row_begin + r) % params.group;
-    store_row(line, params.head_dim,
-              at(params.dq.data, params.dq.dtype,
-                 sequence.dq + token * params.dq.token_stride + head * params.dq.head_stride),
-              params.dq.dtype);
+    for (std::int64_t i = 0; i < scratch.head_dim; i += V::kLanes) {
+      transpose_square<V>([&](int j) { return scratch.sums + (i + j) * V::kLanes; }, V::kLanes,
+                          scratch.rows + i, scratch.head_dim);
+    }
+    for (std::int64_t r = first; r < smaller(first + V::kLanes, rows); ++r) {
+      const std::int64_t token = (row_begin + r) / params.group;
+      const std::int64_t head = task.kv_head * params.group + (row_begin + r) % params.group;
+      store_row(scratch.rows + (r - first) * scratch.head_dim, params.head_dim,
+                at(params.dq.data, params.dq.dtype,
+                   sequence.dq + token * params.dq.token_stride + head * params.dq.head_stride),
+                params.dq.dtype);
+    }
   }
 }
 
 template <class V>
 std::size_t combine_dq_scratch(const AttentionParams& params) {
-  return static_cast<std::size_t>(params.head_dim) * sizeof(typename V::Scalar);
+  return CombineDqScratch<V>(params, nullptr).bytes;
 }
 
 }  // namespace

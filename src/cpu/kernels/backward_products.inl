@@ -11,12 +11,13 @@ namespace {
 
 /// Rows of a [token, head, dim] operand as they lie, times `factor`, and transposed; padding and
 /// unused rows become 0.
-template <class Scalar>
-inline void pack_rows(const Operand& operand, std::int64_t offset, const Rows<Scalar>& rows,
-                      std::int64_t width, std::int64_t dim, std::int64_t padded_dim, Scalar factor,
-                      Scalar* to, Scalar* to_transposed) {
+template <class V>
+inline void pack_rows(const Operand& operand, std::int64_t offset,
+                      const Rows<typename V::Scalar>& rows, std::int64_t width, std::int64_t dim,
+                      std::int64_t padded_dim, typename V::Scalar factor, typename V::Scalar* to,
+                      typename V::Scalar* to_transposed) {
   for (std::int64_t r = 0; r < width; ++r) {
-    Scalar* row = to + r * padded_dim;
+    typename V::Scalar* row = to + r * padded_dim;
     if (r < rows.count) {
       const std::int64_t start =
           offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
@@ -24,7 +25,9 @@ inline void pack_rows(const Operand& operand, std::int64_t offset, const Rows<Sc
       for (std::int64_t i = 0; i < dim; ++i) row[i] *= factor;
     }
     for (std::int64_t i = r < rows.count ? dim : 0; i < padded_dim; ++i) row[i] = 0;
-    for (std::int64_t i = 0; i < dim; ++i) to_transposed[i * width + r] = row[i];
+  }
+  for (std::int64_t r = 0; r < width; r += V::kLanes) {
+    transpose<V>(dim, to + r * padded_dim, padded_dim, to_transposed + r, width);
   }
 }
 
@@ -49,10 +52,10 @@ class WideBackward {
   /// Packs q and dout of a tile for any block of keys.
   void load_rows(const AttentionParams& params, const Sequence& sequence, const Rows<Scalar>& rows,
                  std::int64_t width) {
-    pack_rows(params.q, sequence.q, rows, width, params.head_dim, head_dim_,
-              narrow<Scalar>(params.rules.scale), q_, q_transposed_);
-    pack_rows(params.dout, sequence.dout, rows, width, params.value_dim, value_dim_, Scalar{1},
-              dout_, dout_transposed_);
+    pack_rows<V>(params.q, sequence.q, rows, width, params.head_dim, head_dim_,
+                 narrow<Scalar>(params.rules.scale), q_, q_transposed_);
+    pack_rows<V>(params.dout, sequence.dout, rows, width, params.value_dim, value_dim_, Scalar{1},
+                 dout_, dout_transposed_);
     finite_ = all_finite(q_, rows.count * head_dim_) && all_finite(dout_, rows.count * value_dim_);
   }
 

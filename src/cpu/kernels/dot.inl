@@ -18,7 +18,7 @@ inline constexpr int kDotKeys = 4;
 template <class V>
 constexpr int kDotRows = V::kGemmRows >= 6 ? 6 : 2;
 
-/// kKeys x kRows products of length `dim`, a whole number of vectors.
+/// kKeys x kRows products of length `dim`.
 template <class V, DType kStored, int kKeys, int kRows>
 inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::int64_t a_stride,
                           const StoredRows& b, std::int64_t first_key, typename V::Scalar* out,
@@ -32,16 +32,25 @@ inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::in
     LADON_UNROLL
     for (int k = 0; k < kKeys; ++k) sums[r][k] = zero<V>();
   }
-  for (std::int64_t i = 0; i < dim; i += V::kLanes) {
+  const auto add = [&](std::int64_t i, const auto& load_key) {
     typename V::Factors key[std::size_t{kKeys}];
     LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) key[k] = load_stored<typename V::Factors, kStored>(keys[k], i);
+    for (int k = 0; k < kKeys; ++k) key[k] = load_key(keys[k]);
     LADON_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const auto row = load<typename V::Factors>(a + r * a_stride + i);
       LADON_UNROLL
       for (int k = 0; k < kKeys; ++k) sums[r][k] = fma(row, key[k], sums[r][k]);
     }
+  };
+  std::int64_t i = 0;
+  for (; i + V::kLanes <= dim; i += V::kLanes) {
+    add(i, [i](const char* key) { return load_stored<typename V::Factors, kStored>(key, i); });
+  }
+  if (i < dim) {
+    add(i, [i, dim](const char* key) {
+      return load_stored_last<typename V::Factors, kStored>(key, i, dim);
+    });
   }
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -83,8 +92,8 @@ inline void dot_rows(std::int64_t rows, std::int64_t dim, const typename V::Fact
                                    out + r * out_stride, out_stride);
 }
 
-/// The products of `keys` rows of b from `first_key` on. `dim` is a whole number of vectors; both
-/// operands must be readable that far.
+/// The products of `keys` rows of b from `first_key` on. Rows of a go on to whole vectors with
+/// numbers that are finite.
 template <class V, DType kStored>
 inline void dot_products(std::int64_t rows, std::int64_t first_key, std::int64_t keys,
                          std::int64_t dim, const typename V::Factor* a, std::int64_t a_stride,

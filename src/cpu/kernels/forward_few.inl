@@ -161,16 +161,16 @@ class BlockOperand {
   using Scalar = typename V::Scalar;
 
   BlockOperand(const AttentionParams& params, const Sequence& sequence, const KeyRows& block,
-               std::int64_t kv_head, std::int64_t padded_dim, Scalar* staging)
+               std::int64_t kv_head, std::int64_t dim, Scalar* staging)
       : dtype_(kv_operand<kPart>(params).dtype), rows_(kPart == KvPart::kKeys ? block.k : block.v) {
     const Operand& operand = kv_operand<kPart>(params);
-    if (loads_stored<V>(dtype_, kPart == KvPart::kKeys ? params.head_dim : params.value_dim)) {
+    if (loads_stored<V>(dtype_)) {
       head_bytes_ = operand.head_stride * static_cast<std::int64_t>(size_of(dtype_));
       return;
     }
     dtype_ = kDTypeOf<Scalar>;
     const Block<Scalar> staged = load_kv<kPart>(params, sequence, kv_head, block.begin,
-                                                block.begin + block.count, padded_dim, staging);
+                                                block.begin + block.count, dim, staging);
     for (std::int64_t i = 0; i < block.count; ++i) {
       staged_[i] = reinterpret_cast<const char*>(staged.data + i * staged.stride);
     }
@@ -276,7 +276,7 @@ class FewRows {
   /// q.k of all heads: a few keys at a time, head by head, which is how they lie in memory.
   void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
-                                              scratch_.head_dim, scratch_.staging);
+                                              params_.head_dim, scratch_.staging);
     with_stored<V>(keys.dtype(), [&](auto stored) {
       for (std::int64_t key = 0; key < block.count; key += kDotKeys) {
         const std::int64_t count = smaller(kDotKeys, block.count - key);
@@ -285,7 +285,7 @@ class FewRows {
                         smaller(key + kKeysAhead + count, block.found), head, params_.head_dim);
           prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
           dot_products<V, decltype(stored)::kDType>(
-              task_.row_count, key, count, scratch_.head_dim,
+              task_.row_count, key, count, params_.head_dim,
               scratch_.q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim,
               keys.rows(head), scores_of(head), kKeyBlock);
         }
@@ -315,7 +315,7 @@ class FewRows {
       }
     };
     // What was widened into the staging buffer has its scale already.
-    if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(DType::kI8, params_.head_dim)) {
+    if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(DType::kI8)) {
       scale_by(params_.kv_layout.k_scales);
     }
     set_block(rules_, params_, sequence_, rows_, block.begin, block.count, scratch_.extra,
@@ -328,7 +328,7 @@ class FewRows {
       Scalar* out = scratch_.out + state * scratch_.value_dim;
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
     }
-    if (params_.kv_layout.v_scales != nullptr && loads_stored<V>(DType::kI8, params_.value_dim)) {
+    if (params_.kv_layout.v_scales != nullptr && loads_stored<V>(DType::kI8)) {
       scale_by(params_.kv_layout.v_scales);
     }
     add_values(block, head);
@@ -336,24 +336,26 @@ class FewRows {
 
   /// What is masked adds nothing, not even where it is NaN.
   void add_values(const KeyRows& block, std::int64_t head) {
-    const std::int64_t dim = scratch_.value_dim;
-    Scalar* out = scratch_.out + state_of(head, 0) * dim;
+    const std::int64_t dim = params_.value_dim;
+    const std::int64_t stride = scratch_.value_dim;
+    Scalar* out = scratch_.out + state_of(head, 0) * stride;
     const BlockOperand<V, KvPart::kValues> values(params_, sequence_, block, task_.kv_head, dim,
                                                   scratch_.staging);
     with_stored<V>(values.dtype(), [&](auto stored) {
       constexpr DType kStored = decltype(stored)::kDType;
       const StoredRows v = values.rows(head);
       if (rules_.masks() && !all_finite<V, kStored>(v, block.count, dim)) {
+        // This product reads whole vectors.
         const Block<Scalar> staged =
             load_kv<KvPart::kValues>(params_, sequence_, task_.kv_head + head, block.begin,
-                                     block.begin + block.count, dim, scratch_.staging);
-        gemm_guarded<V, Layout::kRows, Guard::kMaskedA>(rows_.count, dim, block.count,
+                                     block.begin + block.count, stride, scratch_.staging);
+        gemm_guarded<V, Layout::kRows, Guard::kMaskedA>(rows_.count, stride, block.count,
                                                         scores_of(head), kKeyBlock, staged.data,
-                                                        staged.stride, out, dim, true);
+                                                        staged.stride, out, stride, true);
         return;
       }
       add_weighted_rows<V, kStored>(rows_.count, block.count, dim, scores_of(head), kKeyBlock, v,
-                                    out, dim);
+                                    out, stride);
     });
   }
 
@@ -369,8 +371,7 @@ class FewRows {
 
 template <class V>
 void forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  const bool as_stored = loads_stored<V>(params.k.dtype, params.head_dim) &&
-                         loads_stored<V>(params.v.dtype, params.value_dim);
+  const bool as_stored = loads_stored<V>(params.k.dtype) && loads_stored<V>(params.v.dtype);
   ForwardTask part = task;
   part.kv_head_count = as_stored ? task.kv_head_count : 1;
   for (std::int64_t head = 0; head < task.kv_head_count; head += part.kv_head_count) {

@@ -1,4 +1,4 @@
-// Forward attention for a tile of many query rows.
+// Forward attention for many query rows: a strip of tiles that share each block of keys.
 //
 //   out = softmax(rules(scale * q k^T)) v,   lse = log of the softmax's denominator
 //
@@ -36,27 +36,6 @@ inline constexpr std::int64_t kFoldBlocks = 64;
 
 // Products may write whole multiples of this many rows of out.
 inline constexpr std::int64_t kValueUnit = 16;
-
-template <class V>
-struct ForwardTileScratch {
-  using Scalar = typename V::Scalar;
-  Scalar* out;     // [value_dim][width]: sums over the last few blocks
-  Scalar* folded;  // [value_dim][width]: sums over the blocks before
-  Scalar* scores;  // [kKeyBlock][width]
-  Scalar* extra;   // [kKeyBlock][width]
-  Scalar* keep;    // [kKeyBlock][width]
-  Scalar* row;     // one row in or out
-
-  ForwardTileScratch(const AttentionParams& params, ScratchArena& arena) {
-    const std::int64_t width = kTileRows<V>;
-    out = arena.take<Scalar>(round_up(params.value_dim, kValueUnit) * width);
-    folded = arena.take<Scalar>(params.value_dim * width);
-    scores = arena.take<Scalar>(kKeyBlock * width);
-    extra = arena.take<Scalar>(kKeyBlock * width);
-    keep = arena.take<Scalar>(kKeyBlock * width);
-    row = arena.take<Scalar>(larger(params.head_dim, params.value_dim));
-  }
-};
 
 /// Scores of one block to weights, lane by lane. Returns whether any lane's maximum moved; then
 /// `rescale` holds the factors for what was summed before. Scores that are not kScaled are
@@ -183,85 +162,181 @@ inline void write_row(const ForwardOutput& output, std::int64_t token, std::int6
   }
 }
 
-template <class V, class Products>
-void run_forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
+/// One tile of a strip: its rows, what the softmax knows of them, and their sums.
+template <class V>
+struct ForwardTile {
   using Scalar = typename V::Scalar;
-  ScratchArena arena(memory);
-  const ForwardTileScratch<V> scratch(params, arena);
-  Products products(params, arena);
-  const Sequence& sequence = params.sequences[task.sequence];
-  const std::int64_t value_dim = params.value_dim;
-  const std::int64_t first_head = task.kv_head * params.group;
   Rows<Scalar> rows;
-  set_rows(rows, params, sequence, first_head, params.group, task.row_begin, task.row_count,
-           task.key_begin, task.key_end);
-  const std::int64_t width = round_up(rows.count, V::kLanes);
-
-  products.load_queries(params, sequence, rows, width, scratch.row);
+  std::int64_t width = 0;    // rows, padded to whole vectors
+  std::int64_t blocks = 0;   // of keys, done so far
+  Scalar* out = nullptr;     // [value_dim][width]: sums over the last few blocks
+  Scalar* folded = nullptr;  // [value_dim][width]: sums over the blocks before
   alignas(64) Scalar maximum[kMaxRows];
   alignas(64) Scalar denominator[kMaxRows] = {};
   alignas(64) Scalar folded_denominator[kMaxRows] = {};
-  alignas(64) Scalar rescale[kMaxRows];
-  for (Scalar& value : maximum) value = MathConstants<Scalar>::kLowest;
 
-  BlockRules<Scalar> block;
-  std::int64_t blocks = 0;  // done so far
-  for (std::int64_t begin = rows.some_first; begin < rows.some_end; begin += kKeyBlock) {
-    const KeySpan span{
-        params,       sequence, task.kv_head, begin, smaller(begin + kKeyBlock, rows.some_end),
-        rows.some_end};
-    const std::int64_t count = span.count();
-    products.score(span, width, scratch.scores);
-    set_block(block, params, sequence, rows, begin, count, scratch.extra, scratch.keep, 1, width);
-    const bool moved =
-        softmax_block<V, Products::kScaled>(block, width, count, narrow<Scalar>(params.rules.scale),
-                                            scratch.scores, maximum, denominator, rescale);
-    if (moved && blocks > 0) {
-      if (blocks % kFoldBlocks != 0) rescale_rows<V>(scratch.out, value_dim, width, rescale);
-      if (blocks >= kFoldBlocks) {
-        rescale_rows<V>(scratch.folded, value_dim, width, rescale);
-        rescale_rows<V>(folded_denominator, 1, width, rescale);
+  ForwardTile() {
+    for (Scalar& value : maximum) value = MathConstants<Scalar>::kLowest;
+  }
+
+  bool sees(const KeySpan& span) const {
+    return rows.some_first < span.end && rows.some_end > span.begin;
+  }
+
+  /// What was summed before, times the factors by which the maxima moved.
+  void rescale(std::int64_t value_dim, const Scalar* factors) {
+    if (blocks % kFoldBlocks != 0) rescale_rows<V>(out, value_dim, width, factors);
+    if (blocks < kFoldBlocks) return;
+    rescale_rows<V>(folded, value_dim, width, factors);
+    rescale_rows<V>(folded_denominator, 1, width, factors);
+  }
+
+  /// Moves the sums since the last fold to the rest.
+  void fold(std::int64_t value_dim, bool first) {
+    fold_rows<V>(out, value_dim, width, first, folded);
+    fold_rows<V>(denominator, 1, width, first, folded_denominator);
+    for (Scalar& value : denominator) value = 0;
+  }
+
+  /// Ends the sums: they and the denominators are then those of all blocks.
+  const Scalar* total(std::int64_t value_dim) {
+    if (blocks < kFoldBlocks) return out;
+    if (blocks % kFoldBlocks != 0) fold(value_dim, false);
+    for (std::int64_t r = 0; r < width; ++r) denominator[r] = folded_denominator[r];
+    return folded;
+  }
+};
+
+/// The tiles of one task, and what they share.
+template <class V, class Products>
+class ForwardStrip {
+ public:
+  using Scalar = typename V::Scalar;
+
+  ForwardStrip(const AttentionParams& params, ScratchArena& arena)
+      : params_(params),
+        value_dim_(round_up(params.value_dim, kValueUnit)),
+        most_tiles_(tiles_at_once(params, kTileRows<V>, sizeof(Scalar))),
+        sums_(arena.take<Scalar>(2 * most_tiles_ * value_dim_ * kTileRows<V>)),
+        scores_(arena.take<Scalar>(kKeyBlock * kTileRows<V>)),
+        extra_(arena.take<Scalar>(kKeyBlock * kTileRows<V>)),
+        keep_(arena.take<Scalar>(kKeyBlock * kTileRows<V>)),
+        room_(arena.take<Scalar>(V::kLanes *
+                                 round_up(larger(params.head_dim, params.value_dim), kValueUnit))),
+        products_(params, most_tiles_, arena) {}
+
+  void run(const ForwardTask& task) {
+    load_tiles(task);
+    // Blocks of keys begin at fixed places, so that a tile's bits do not depend on its strip.
+    const std::int64_t skipped = (first_key_ - task.key_begin) / kKeyBlock;
+    for (std::int64_t begin = task.key_begin + skipped * kKeyBlock; begin < end_key_;
+         begin += kKeyBlock) {
+      const KeySpan span{params_, params_.sequences[task.sequence],     task.kv_head,
+                         begin,   smaller(begin + kKeyBlock, end_key_), end_key_};
+      attend(span);
+    }
+    for (std::int64_t tile = 0; tile < tiles_; ++tile) finish(task, tile_[tile]);
+  }
+
+ private:
+  void load_tiles(const ForwardTask& task) {
+    const Sequence& sequence = params_.sequences[task.sequence];
+    first_key_ = task.key_end;
+    end_key_ = task.key_begin;
+    tiles_ = (task.row_count + kTileRows<V> - 1) / kTileRows<V>;
+    for (std::int64_t t = 0; t < tiles_; ++t) {
+      ForwardTile<V>& tile = tile_[t];
+      const std::int64_t row = t * kTileRows<V>;
+      set_rows(tile.rows, params_, sequence, task.kv_head * params_.group, params_.group,
+               task.row_begin + row, smaller(kTileRows<V>, task.row_count - row), task.key_begin,
+               task.key_end);
+      tile.width = round_up(tile.rows.count, V::kLanes);
+      tile.out = sums_ + 2 * t * value_dim_ * kTileRows<V>;
+      tile.folded = tile.out + value_dim_ * kTileRows<V>;
+      products_.load_queries(params_, sequence, t, tile.rows, tile.width, room_);
+      first_key_ = smaller(first_key_, tile.rows.some_first);
+      end_key_ = larger(end_key_, tile.rows.some_end);
+    }
+  }
+
+  /// One block of keys, for all tiles that see some of it.
+  void attend(const KeySpan& span) {
+    std::int64_t turns = 0;
+    for (std::int64_t t = 0; t < tiles_; ++t) turns += tile_[t].sees(span) ? 1 : 0;
+    if (turns == 0) return;
+    products_.load_block(span);
+    std::int64_t turn = 0;
+    for (std::int64_t t = 0; t < tiles_; ++t) {
+      if (tile_[t].sees(span)) attend(span, t, {turn++, turns});
+    }
+  }
+
+  void attend(const KeySpan& span, std::int64_t t, Turn turn) {
+    ForwardTile<V>& tile = tile_[t];
+    const std::int64_t count = smaller(span.end, tile.rows.some_end) - span.begin;
+    alignas(64) Scalar rescale[kMaxRows];
+    products_.score(span, turn, t, count, tile.width, scores_);
+    set_block(block_, params_, span.sequence, tile.rows, span.begin, count, extra_, keep_, 1,
+              tile.width);
+    const bool moved = softmax_block<V, Products::kScaled>(
+        block_, tile.width, count, narrow<Scalar>(params_.rules.scale), scores_, tile.maximum,
+        tile.denominator, rescale);
+    if (moved && tile.blocks > 0) tile.rescale(params_.value_dim, rescale);
+    products_.add_values(span, block_.masks(), count, tile.width, scores_, tile.out,
+                         tile.blocks % kFoldBlocks != 0);
+    ++tile.blocks;
+    if (tile.blocks % kFoldBlocks == 0) tile.fold(params_.value_dim, tile.blocks == kFoldBlocks);
+  }
+
+  void finish(const ForwardTask& task, ForwardTile<V>& tile) {
+    const Rows<Scalar>& rows = tile.rows;
+    const Scalar* sums = tile.total(params_.value_dim);
+    for (std::int64_t first = 0; first < rows.count; first += V::kLanes) {
+      for (std::int64_t i = 0; i < value_dim_ && tile.blocks > 0; i += V::kLanes) {
+        transpose_square<V>([&](int lane) { return sums + (i + lane) * tile.width + first; },
+                            V::kLanes, room_ + i, value_dim_);
+      }
+      for (std::int64_t r = first; r < smaller(first + V::kLanes, rows.count); ++r) {
+        const RowFinish end =
+            finish_row(params_, task.output, rows.head[r], tile.maximum[r], tile.denominator[r]);
+        const Scalar factor = static_cast<Scalar>(end.factor);
+        const bool empty = tile.blocks == 0 || tile.denominator[r] == 0;
+        Scalar* row = room_ + (r - first) * value_dim_;
+        for (std::int64_t i = 0; i < params_.value_dim; ++i) {
+          row[i] = empty ? Scalar{0} : row[i] * factor;
+        }
+        write_row(task.output, rows.token[r], rows.head[r] % params_.group, params_.value_dim, row,
+                  end.lse);
       }
     }
-    products.add_values(span, block.masks(), width, scratch.scores, scratch.out,
-                        blocks % kFoldBlocks != 0);
-    ++blocks;
-    if (blocks % kFoldBlocks == 0) {
-      const bool first_fold = blocks == kFoldBlocks;
-      fold_rows<V>(scratch.out, value_dim, width, first_fold, scratch.folded);
-      fold_rows<V>(denominator, 1, width, first_fold, folded_denominator);
-      for (Scalar& value : denominator) value = 0;
-    }
-  }
-  // What was summed since the last fold joins the rest.
-  const Scalar* sums = scratch.out;
-  if (blocks >= kFoldBlocks) {
-    if (blocks % kFoldBlocks != 0) {
-      fold_rows<V>(scratch.out, value_dim, width, false, scratch.folded);
-      fold_rows<V>(denominator, 1, width, false, folded_denominator);
-    }
-    sums = scratch.folded;
-    for (std::int64_t r = 0; r < width; ++r) denominator[r] = folded_denominator[r];
   }
 
-  for (std::int64_t r = 0; r < rows.count; ++r) {
-    const RowFinish finish =
-        finish_row(params, task.output, rows.head[r], maximum[r], denominator[r]);
-    const Scalar factor = static_cast<Scalar>(finish.factor);
-    const bool empty = blocks == 0 || denominator[r] == 0;
-    for (std::int64_t i = 0; i < value_dim; ++i) {
-      scratch.row[i] = empty ? Scalar{0} : sums[i * width + r] * factor;
-    }
-    write_row(task.output, rows.token[r], rows.head[r] - first_head, value_dim, scratch.row,
-              finish.lse);
-  }
+  const AttentionParams& params_;
+  std::int64_t value_dim_;  // padded
+  std::int64_t most_tiles_;
+  Scalar* sums_;    // of all tiles
+  Scalar* scores_;  // [kKeyBlock][width]
+  Scalar* extra_;   // [kKeyBlock][width]
+  Scalar* keep_;    // [kKeyBlock][width]
+  Scalar* room_;    // [kLanes][dim]: some rows in or out
+  Products products_;
+  BlockRules<Scalar> block_;
+  std::int64_t tiles_ = 0;
+  std::int64_t first_key_ = 0;  // keys that some tile sees
+  std::int64_t end_key_ = 0;
+  ForwardTile<V> tile_[kMostTiles];
+};
+
+template <class V, class Products>
+void run_forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
+  ScratchArena arena(memory);
+  ForwardStrip<V, Products>(params, arena).run(task);
 }
 
 template <class V, class Products>
 std::size_t forward_tile_bytes(const AttentionParams& params) {
   ScratchArena arena(nullptr);
-  const ForwardTileScratch<V> scratch(params, arena);
-  const Products products(params, arena);
+  const ForwardStrip<V, Products> strip(params, arena);
   return arena.used();
 }
 

@@ -11,7 +11,7 @@
 #if defined(__clang__)
 #define LADON_UNROLL _Pragma("unroll")
 #else
-#define LADON_UNROLL _Pragma("GCC unroll 8")
+#define LADON_UNROLL _Pragma("GCC unroll 16")
 #endif
 
 namespace ladon::cpu {

@@ -80,21 +80,12 @@ class PairBackward {
   static constexpr std::int64_t kUnit = Engine::kUnit;
   static constexpr std::int64_t kRowPairs = kTileRows<V> / 2;
 
-  /// Rows of a tile two by two, [row pair][padded_dim], without what is not finite. Whether all
-  /// were.
+  /// Rows of a tile two by two, [row pair][padded_dim]. Whether all were finite.
   static bool pair_tile(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
                         std::int64_t width, std::int64_t dim, std::int64_t padded_dim, Pair* to) {
-    const std::int64_t pairs = round_up(pairs_in(width), kUnit);
-    bool finite = true;
-    for (std::int64_t pair = 0; pair < pairs; ++pair) {
-      const std::uint16_t* first = row_of(operand, offset, rows, 2 * pair);
-      const std::uint16_t* second = row_of(operand, offset, rows, 2 * pair + 1);
-      pair_rows(first, second, dim, padded_dim, to + pair * padded_dim);
-      finite = finite && (first == nullptr || all_finite(first, dim)) &&
-               (second == nullptr || all_finite(second, dim));
-    }
-    if (!finite) clear_not_finite(to, pairs * padded_dim);
-    return finite;
+    return pair_two_by_two(
+        round_up(pairs_in(width), kUnit), dim, padded_dim,
+        [&](std::int64_t r) { return row_of(operand, offset, rows, r); }, to);
   }
 
   /// A block [key][width] in bf16, as rows of kRowPairs pairs. Zeros where it is padded, and for
@@ -126,19 +117,14 @@ class PairBackward {
   void add_dq(const KeySpan& span, std::int64_t width, const float* dscores, float* dq) {
     const std::int64_t dim = span.params.head_dim;
     const std::int64_t pairs = round_up(pairs_in(span.count()), kUnit);
-    bool finite = true;
-    for (std::int64_t pair = 0; pair < pairs; ++pair) {
-      const std::uint16_t* first = row_of<KvPart::kKeys>(span, 2 * pair);
-      const std::uint16_t* second = row_of<KvPart::kKeys>(span, 2 * pair + 1);
-      pair_rows(first, second, dim, column_dim_, key_pairs_ + pair * column_dim_);
-      finite = finite && (first == nullptr || all_finite(first, dim)) &&
-               (second == nullptr || all_finite(second, dim));
-    }
-    if (!finite) clear_not_finite(key_pairs_, pairs * column_dim_);
+    const bool finite = pair_two_by_two(
+        pairs, dim, column_dim_, [&](std::int64_t key) { return row_of<KvPart::kKeys>(span, key); },
+        key_pairs_);
     pair_weights(dscores, span.count(), width, pairs, dscore_pairs_);
     // Whole units may reach past dq's end.
     const bool direct = column_dim_ == dim;
-    engine_.multiply_columns(column_dim_, width, pairs, key_pairs_, dscore_pairs_, room_,
+    engine_.multiply_columns(column_dim_, width, pairs,
+                             engine_.columns(column_dim_, pairs, key_pairs_, room_), dscore_pairs_,
                              direct ? dq : dq_, direct);
     if (!direct) fold_rows<V>(dq_, dim, width, false, dq);
     for (std::int64_t key = 0; !finite && key < span.count(); ++key) {

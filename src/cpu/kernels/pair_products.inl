@@ -1,9 +1,9 @@
 // The two matrix products of a forward tile for bf16, as sums of products of pairs in f32.
 //
 // Pairs of q and K run along head_dim, so K is read as it lies. Pairs of weights and V run along
-// keys: weights are rounded to bf16 as they are paired, and each block of V is paired for the tile,
-// which costs 2 % of the products at 64 rows. Twice the terms a step of what f32 does; the weights'
-// rounding is all that it costs in accuracy (docs/numerics.md).
+// keys: weights are rounded to bf16 as they are paired, and each block of V is paired for the
+// strip. Twice the terms a step of what f32 does; the weights' rounding is all that it costs in
+// accuracy (docs/numerics.md).
 #pragma once
 
 #include <cstddef>
@@ -20,67 +20,69 @@ class PairProducts {
  public:
   static constexpr bool kScaled = false;  // scale * q would be rounded
 
-  PairProducts(const AttentionParams& params, ScratchArena& arena)
+  PairProducts(const AttentionParams& params, std::int64_t tiles, ScratchArena& arena)
       : depth_(round_up(pairs_in(params.head_dim), Engine::kUnit)),
         value_dim_(round_up(params.value_dim, Engine::kUnit)),
-        q_(arena.take<Pair>(depth_ * kTileRows<V>)),
-        keys_(arena.take<Pair>(kKeyBlock * depth_)),
+        q_(arena.take<Pair>(tiles * depth_ * kTileRows<V>)),
+        keys_staging_(arena.take<Pair>(kKeyBlock * depth_)),
         values_(arena.take<Pair>(kKeyBlock / 2 * value_dim_)),
         room_(arena.take<Pair>(Engine::kUnit == 1 ? 0 : kKeyBlock / 2 * value_dim_)),
         weights_(arena.take<Pair>(kKeyBlock / 2 * kTileRows<V>)) {
     static_assert(kKeyBlock % Engine::kUnit == 0 && kKeyBlock / 2 % Engine::kUnit == 0);
   }
 
-  void load_queries(const AttentionParams& params, const Sequence& sequence,
+  void load_queries(const AttentionParams& params, const Sequence& sequence, std::int64_t tile,
                     const Rows<float>& rows, std::int64_t width, float*) {
-    engine_.begin();
-    pair_along_rows(params.q, sequence.q, rows, width, params.head_dim, depth_, q_);
+    if (tile == 0) engine_.begin();
+    pair_along_rows(params.q, sequence.q, rows, width, params.head_dim, depth_, queries(tile));
   }
 
-  void score(const KeySpan& span, std::int64_t width, float* scores) {
-    const PairMatrix keys = pairs_as_stored<KvPart::kKeys, Engine::kUnit>(span, depth_, keys_);
+  void load_block(const KeySpan& span) {
+    keys_ = pairs_as_stored<KvPart::kKeys, Engine::kUnit>(span, depth_, keys_staging_);
+    finite_ = pair_two_by_two(
+        round_up(pairs_in(span.count()), Engine::kUnit), span.params.value_dim, value_dim_,
+        [&](std::int64_t key) { return row_of<KvPart::kValues>(span, key); }, values_);
+    columns_ = engine_.columns(value_dim_, round_up(pairs_in(span.count()), Engine::kUnit), values_,
+                               room_);
+  }
+
+  void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
+             std::int64_t width, float* scores) {
     constexpr std::int64_t kStep = round_up(kKeysAtOnce, Engine::kUnit);
-    for (std::int64_t i = 0; i < span.count(); i += kStep) {
-      const std::int64_t some = smaller(kStep, span.count() - i);
-      prefetch_next(span, i, some);
+    for (std::int64_t i = 0; i < count; i += kStep) {
+      const std::int64_t some = smaller(kStep, count - i);
+      prefetch_next(span, turn, i, some);
       engine_.multiply(round_up(some, Engine::kUnit), width, depth_,
-                       {keys.data + i * keys.stride, keys.stride}, {q_, width}, scores + i * width,
-                       width, false);
+                       {keys_.data + i * keys_.stride, keys_.stride}, {queries(tile), width},
+                       scores + i * width, width, false);
     }
   }
 
-  /// out (+)= V^T weights. With `masks`, some weights may be marked as masked: they add nothing.
-  void add_values(const KeySpan& span, bool masks, std::int64_t width, const float* weights,
-                  float* out, bool accumulate) {
-    const std::int64_t dim = span.params.value_dim;
-    const std::int64_t pairs = round_up(pairs_in(span.count()), Engine::kUnit);
-    for (std::int64_t pair = 0; pair < pairs; ++pair) {
-      pair_rows(row_of<KvPart::kValues>(span, 2 * pair),
-                row_of<KvPart::kValues>(span, 2 * pair + 1), dim, value_dim_,
-                values_ + pair * value_dim_);
-    }
-    pair_weights(weights, span.count(), width, pairs, weights_);
-    bool guard = false;
-    for (std::int64_t key = 0; masks && !guard && key < span.count(); ++key) {
-      guard = !all_finite(row_of<KvPart::kValues>(span, key), dim);
-    }
-    if (guard) clear_not_finite(values_, pairs * value_dim_);
-    engine_.multiply_columns(value_dim_, width, pairs, values_, weights_, room_, out, accumulate);
-    for (std::int64_t key = 0; guard && key < span.count(); ++key) {
-      add_not_finite(row_of<KvPart::kValues>(span, key), dim, weights + key * width, 1, width, out,
-                     width, 1);
+  void add_values(const KeySpan& span, bool, std::int64_t count, std::int64_t width,
+                  const float* weights, float* out, bool accumulate) {
+    const std::int64_t pairs = round_up(pairs_in(count), Engine::kUnit);
+    pair_weights(weights, count, width, pairs, weights_);
+    engine_.multiply_columns(value_dim_, width, pairs, columns_, weights_, out, accumulate);
+    for (std::int64_t key = 0; !finite_ && key < count; ++key) {
+      add_not_finite(row_of<KvPart::kValues>(span, key), span.params.value_dim,
+                     weights + key * width, 1, width, out, width, 1);
     }
   }
 
  private:
+  Pair* queries(std::int64_t tile) const { return q_ + tile * depth_ * kTileRows<V>; }
+
   Engine engine_;
   std::int64_t depth_;      // pairs of a row of q or K, padded
   std::int64_t value_dim_;  // padded
-  Pair* q_;                 // [depth][width]
-  Pair* keys_;              // [key][depth], where K cannot be used as it lies
-  Pair* values_;            // [key pair][value_dim]
+  Pair* q_;                 // of each tile [depth][width]
+  Pair* keys_staging_;      // [key][depth], where K cannot be used as it lies
+  Pair* values_;            // [key pair][value_dim], without what is not finite
   Pair* room_;              // for the engine
   Pair* weights_;           // [key pair][width]
+  PairMatrix keys_{nullptr, 0};
+  PairMatrix columns_{nullptr, 0};
+  bool finite_ = true;  // all values of the block are
 };
 
 /// Forward tiles whose q, k and v are all bf16.

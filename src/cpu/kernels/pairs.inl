@@ -6,9 +6,10 @@
 //   begin()                        before the first product
 //   multiply(rows, width, depth, a, b, c, ldc, accumulate)
 //                                  c (+)= a b; depth counts pairs, which run along rows of a
-//   multiply_columns(dim, width, depth, a, b, room, c, accumulate)
-//                                  c (+)= a^T b, where a is [depth][dim] and b [depth][width];
-//                                  `room` is as large as a
+//   columns(dim, depth, a, room)   a, [depth][dim], as multiply_columns() takes it: as it is or,
+//                                  rearranged, in `room`, which is as large
+//   multiply_columns(dim, width, depth, a, b, c, accumulate)
+//                                  c (+)= a^T b, where b is [depth][width]
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,11 @@ using Pair = std::uint32_t;  // the first number in the low half
 struct PairMatrix {
   const Pair* data;
   std::int64_t stride;
+
+  const Pair* at(std::int64_t row, std::int64_t column) const {
+    return data + row * stride + column;
+  }
+  std::int64_t bytes() const { return stride * static_cast<std::int64_t>(sizeof(Pair)); }
 };
 
 /// Products by the vector unit's instruction for pairs.
@@ -39,9 +45,13 @@ class VectorEngine {
     gemm<Pairs, Layout::kRows>(rows, width, depth, a.data, a.stride, b.data, b.stride, c, ldc,
                                accumulate);
   }
+  static PairMatrix columns(std::int64_t dim, std::int64_t, const Pair* a, Pair*) {
+    return {a, dim};
+  }
   static void multiply_columns(std::int64_t dim, std::int64_t width, std::int64_t depth,
-                               const Pair* a, const Pair* b, Pair*, float* c, bool accumulate) {
-    gemm<Pairs, Layout::kColumns>(dim, width, depth, a, dim, b, width, c, width, accumulate);
+                               const PairMatrix& a, const Pair* b, float* c, bool accumulate) {
+    gemm<Pairs, Layout::kColumns>(dim, width, depth, a.data, a.stride, b, width, c, width,
+                                  accumulate);
   }
 };
 
@@ -88,10 +98,23 @@ inline const std::uint16_t* row_of(const KeySpan& span, std::int64_t i) {
 /// A tile's rows to [depth][width], pairs along each row.
 inline void pair_along_rows(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
                             std::int64_t width, std::int64_t dim, std::int64_t depth, Pair* to) {
-  for (std::int64_t r = 0; r < width; ++r) {
-    const std::uint16_t* row = row_of(operand, offset, rows, r);
-    for (std::int64_t i = 0; i < depth; ++i) {
-      to[i * width + r] = row == nullptr ? 0 : pair_at(row, i, dim);
+  constexpr std::int64_t kSide = F32::kLanes;
+  const std::int64_t squares = dim / 2 / kSide * kSide;  // pairs that whole squares take
+  for (std::int64_t first = 0; first < width; first += kSide) {
+    const bool whole = first + kSide <= rows.count;
+    for (std::int64_t i = 0; whole && i < squares; i += kSide) {
+      transpose_square<F32>(
+          [&](int lane) {
+            const std::uint16_t* row = row_of(operand, offset, rows, first + lane);
+            return reinterpret_cast<const float*>(row + 2 * i);
+          },
+          kSide, reinterpret_cast<float*>(to + i * width + first), width);
+    }
+    for (std::int64_t r = first; r < first + kSide; ++r) {
+      const std::uint16_t* row = row_of(operand, offset, rows, r);
+      for (std::int64_t i = whole ? squares : 0; i < depth; ++i) {
+        to[i * width + r] = row == nullptr ? 0 : pair_at(row, i, dim);
+      }
     }
   }
 }
@@ -149,6 +172,23 @@ inline void clear_not_finite(Pair* pairs, std::int64_t count) {
     if (!is_finite(pairs[i])) pairs[i] &= 0xffff0000U;
     if (!is_finite(pairs[i] >> 16U)) pairs[i] &= 0xffffU;
   }
+}
+
+/// Rows two by two, [pair][padded_dim], without what is not finite; row_at(i) may be null. Whether
+/// all were finite.
+template <class RowAt>
+inline bool pair_two_by_two(std::int64_t pairs, std::int64_t dim, std::int64_t padded_dim,
+                            const RowAt& row_at, Pair* to) {
+  bool finite = true;
+  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+    const std::uint16_t* first = row_at(2 * pair);
+    const std::uint16_t* second = row_at(2 * pair + 1);
+    pair_rows(first, second, dim, padded_dim, to + pair * padded_dim);
+    finite = finite && (first == nullptr || all_finite(first, dim)) &&
+             (second == nullptr || all_finite(second, dim));
+  }
+  if (!finite) clear_not_finite(to, pairs * padded_dim);
+  return finite;
 }
 
 /// For each number of the row that is not finite and each weight that is not marked as masked:

@@ -82,13 +82,13 @@ void project(const ProjectionParams& params, const ProjectionTask& task, void* m
   const Block<Scalar> x = load_rows(params.x, task.row_begin, task.row_end, 0, params.in_features,
                                     scratch.in_features, scratch.x);
   // Few rows take weights as they are stored; many share weights that are widened once.
-  const bool as_stored = rows <= kDotRows<V> && loads_stored<V>(params.w.dtype, params.in_features);
+  const bool as_stored = rows <= kDotRows<V> && loads_stored<V>(params.w.dtype);
   for (std::int64_t n = 0; n < columns; n += kDotKeys) {
     const std::int64_t first = task.column_begin + n;
     const std::int64_t count = smaller(kDotKeys, columns - n);
     const char* lines[kDotKeys];
     const auto product = [&](auto stored) {
-      dot_products<V, decltype(stored)::kDType>(rows, 0, count, scratch.in_features, x.data,
+      dot_products<V, decltype(stored)::kDType>(rows, 0, count, params.in_features, x.data,
                                                 x.stride, StoredRows{lines, 0}, scratch.y + n,
                                                 kProjectionTile);
     };
@@ -101,7 +101,7 @@ void project(const ProjectionParams& params, const ProjectionTask& task, void* m
       continue;
     }
     const Block<Scalar> w = load_rows(params.w, first, first + count, 0, params.in_features,
-                                      scratch.in_features, scratch.w);
+                                      params.in_features, scratch.w);
     for (std::int64_t i = 0; i < count; ++i) {
       lines[i] = reinterpret_cast<const char*>(w.data + i * w.stride);
     }

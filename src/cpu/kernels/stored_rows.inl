@@ -31,11 +31,20 @@ inline V load_stored(const char* row, std::int64_t i) {
   }
 }
 
-/// Whether rows of `dim` numbers can be used as they lie.
+/// The same for the last vector of a row of `dim` numbers, which may not be whole: zeros fill it.
+template <class V, DType kStored>
+inline V load_stored_last(const char* row, std::int64_t i, std::int64_t dim) {
+  alignas(64) char last[64];
+  const std::int64_t size = static_cast<std::int64_t>(size_of(kStored));
+  copy_first(last, row + i * size, (dim - i) * size);
+  return load_stored<V, kStored>(last, 0);
+}
+
+/// Whether rows can be used as they lie.
 template <class V>
-inline bool loads_stored(DType dtype, std::int64_t dim) {
-  return dim % V::kLanes == 0 && (dtype == kDTypeOf<typename V::Scalar> ||
-                                  (sizeof(typename V::Scalar) == 4 && dtype != DType::kF64));
+inline bool loads_stored(DType dtype) {
+  return dtype == kDTypeOf<typename V::Scalar> ||
+         (sizeof(typename V::Scalar) == 4 && dtype != DType::kF64);
 }
 
 /// Calls function(StoredAs<dtype>) for a dtype that loads_stored() takes.
@@ -64,10 +73,14 @@ inline bool all_finite(const StoredRows& rows, std::int64_t count, std::int64_t 
   if constexpr (kStored == DType::kI8) return true;
   V trace = zero<V>();
   for (std::int64_t row = 0; row < count; ++row) {
-    for (std::int64_t i = 0; i < dim; i += V::kLanes) {
+    std::int64_t i = 0;
+    for (; i + V::kLanes <= dim; i += V::kLanes) {
       const V value = load_stored<V, kStored>(rows[row], i);
       trace = trace + (value - value);
     }
+    if (i == dim) continue;
+    const V value = load_stored_last<V, kStored>(rows[row], i, dim);
+    trace = trace + (value - value);
   }
   return sum(trace) == 0;
 }

@@ -34,18 +34,20 @@ class TileEngine {
   static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
                        const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
                        bool accumulate) {
-    tile_gemm(rows, width, depth, {a.data, a.stride}, {b.data, b.stride}, c, ldc, accumulate);
+    tile_gemm(rows, width, depth, a, b, c, ldc, accumulate);
+  }
+
+  static PairMatrix columns(std::int64_t dim, std::int64_t depth, const Pair* a, Pair* room) {
+    for (std::int64_t pair = 0; pair < depth; pair += kUnit) {
+      transpose<F32>(dim, reinterpret_cast<const float*>(a + pair * dim), dim,
+                     reinterpret_cast<float*>(room + pair), depth);
+    }
+    return {room, depth};
   }
 
   static void multiply_columns(std::int64_t dim, std::int64_t width, std::int64_t depth,
-                               const Pair* a, const Pair* b, Pair* room, float* c,
-                               bool accumulate) {
-    for (std::int64_t pair = 0; pair < depth; pair += kUnit) {
-      for (std::int64_t i = 0; i < dim; i += kUnit) {
-        transpose_16x16(a + pair * dim + i, dim, room + i * depth + pair, depth);
-      }
-    }
-    tile_gemm(dim, width, depth, {room, depth}, {b, width}, c, width, accumulate);
+                               const PairMatrix& a, const Pair* b, float* c, bool accumulate) {
+    tile_gemm(dim, width, depth, a, {b, width}, c, width, accumulate);
   }
 
  private:

@@ -8,25 +8,16 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/pairs.inl"
 #include "cpu/simd/tiles_amx.h"
 
 namespace ladon::cpu {
 namespace {
 
-struct TileMatrix {
-  const std::uint32_t* data;
-  std::int64_t stride;  // in pairs
-
-  const std::uint32_t* at(std::int64_t row, std::int64_t column) const {
-    return data + row * stride + column;
-  }
-  std::int64_t bytes() const { return stride * static_cast<std::int64_t>(sizeof(std::uint32_t)); }
-};
-
 /// kRows x kColumns tiles of sums, in tiles 0 to 3; A is loaded to 4 and 5, B to 6 and 7.
 template <int kRows, int kColumns>
-inline void tile_gemm_block(std::int64_t depth, const TileMatrix& a, std::int64_t m,
-                            const TileMatrix& b, std::int64_t n, float* c, std::int64_t ldc,
+inline void tile_gemm_block(std::int64_t depth, const PairMatrix& a, std::int64_t m,
+                            const PairMatrix& b, std::int64_t n, float* c, std::int64_t ldc,
                             bool accumulate) {
   const std::int64_t c_bytes = ldc * static_cast<std::int64_t>(sizeof(float));
   float* const corner = c + m * ldc + n;
@@ -63,8 +54,8 @@ inline void tile_gemm_block(std::int64_t depth, const TileMatrix& a, std::int64_
 }
 
 template <int kRows>
-inline void tile_gemm_rows(std::int64_t width, std::int64_t depth, const TileMatrix& a,
-                           std::int64_t m, const TileMatrix& b, float* c, std::int64_t ldc,
+inline void tile_gemm_rows(std::int64_t width, std::int64_t depth, const PairMatrix& a,
+                           std::int64_t m, const PairMatrix& b, float* c, std::int64_t ldc,
                            bool accumulate) {
   std::int64_t n = 0;
   for (; n + 2 * kTileSide <= width; n += 2 * kTileSide) {
@@ -75,7 +66,7 @@ inline void tile_gemm_rows(std::int64_t width, std::int64_t depth, const TileMat
 
 /// rows, width and depth (in pairs) are whole tiles. Needs TilesInUse.
 inline void tile_gemm(std::int64_t rows, std::int64_t width, std::int64_t depth,
-                      const TileMatrix& a, const TileMatrix& b, float* c, std::int64_t ldc,
+                      const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
                       bool accumulate) {
   std::int64_t m = 0;
   for (; m + 2 * kTileSide <= rows; m += 2 * kTileSide) {

@@ -8,6 +8,7 @@
 #include "cpu/kernels/convert.inl"
 #include "cpu/kernels/gemm.inl"
 #include "cpu/kernels/score_rules.inl"
+#include "cpu/kernels/transpose.inl"
 
 namespace ladon::cpu {
 namespace {
@@ -16,19 +17,25 @@ template <class V>
 constexpr std::int64_t kTileRows = V::kLanes* V::kGemmVectors;
 
 /// Rows of a [token, head, dim] operand into to[dim][width], times `factor`; unused lanes become 0.
+/// `room` holds kLanes rows of whole vectors.
 template <class V>
 inline void transpose_rows(const Operand& operand, std::int64_t offset,
                            const Rows<typename V::Scalar>& rows, std::int64_t width,
-                           std::int64_t dim, typename V::Scalar factor, typename V::Scalar* row,
+                           std::int64_t dim, typename V::Scalar factor, typename V::Scalar* room,
                            typename V::Scalar* to) {
-  for (std::int64_t r = 0; r < rows.count; ++r) {
-    const std::int64_t start =
-        offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
-    load_row(at(operand.data, operand.dtype, start), operand.dtype, dim, row);
-    for (std::int64_t i = 0; i < dim; ++i) to[i * width + r] = row[i] * factor;
-  }
-  for (std::int64_t r = rows.count; r < width; ++r) {
-    for (std::int64_t i = 0; i < dim; ++i) to[i * width + r] = 0;
+  const std::int64_t stride = round_up(dim, V::kLanes);
+  for (std::int64_t first = 0; first < width; first += V::kLanes) {
+    for (std::int64_t lane = 0; lane < V::kLanes; ++lane) {
+      typename V::Scalar* row = room + lane * stride;
+      const std::int64_t r = first + lane;
+      if (r < rows.count) {
+        const std::int64_t start =
+            offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
+        load_row(at(operand.data, operand.dtype, start), operand.dtype, dim, row);
+      }
+      for (std::int64_t i = 0; i < dim; ++i) row[i] = r < rows.count ? row[i] * factor : 0;
+    }
+    transpose<V>(dim, room, stride, to + first, width);
   }
 }
 
@@ -67,10 +74,19 @@ inline void prefetch_kv(const KeySpan& span, std::int64_t begin, std::int64_t en
   }
 }
 
-/// The same for the keys of the next block that stand where [i, i + count) of this one do.
-inline void prefetch_next(const KeySpan& span, std::int64_t i, std::int64_t count) {
+/// Tiles of a strip take turns at a block; each asks for its share of the next one.
+struct Turn {
+  std::int64_t index;
+  std::int64_t of;
+};
+
+/// Asks for the turn's share of the keys of the next block that stand where [i, i + count) of this
+/// one do.
+inline void prefetch_next(const KeySpan& span, Turn turn, std::int64_t i, std::int64_t count) {
   const std::int64_t ahead = span.begin + kKeyBlock + i;
-  prefetch_kv(span, ahead, smaller(ahead + count, span.last_end));
+  const std::int64_t begin = ahead + count * turn.index / turn.of;
+  const std::int64_t end = ahead + count * (turn.index + 1) / turn.of;
+  prefetch_kv(span, begin, smaller(end, span.last_end));
 }
 
 /// Products of numbers in the compute type; other types are widened block by block.
@@ -80,43 +96,57 @@ class WideProducts {
   using Scalar = typename V::Scalar;
   static constexpr bool kScaled = true;  // q carries the scale
 
-  WideProducts(const AttentionParams& params, ScratchArena& arena)
-      : q_(arena.take<Scalar>(params.head_dim * kTileRows<V>)),
-        staging_(arena.take<Scalar>(kKeyBlock * larger(params.head_dim, params.value_dim))) {}
+  WideProducts(const AttentionParams& params, std::int64_t tiles, ScratchArena& arena)
+      : q_(arena.take<Scalar>(tiles * params.head_dim * kTileRows<V>)),
+        key_staging_(arena.take<Scalar>(kKeyBlock * params.head_dim)),
+        value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
 
-  void load_queries(const AttentionParams& params, const Sequence& sequence,
-                    const Rows<Scalar>& rows, std::int64_t width, Scalar* row) {
+  void load_queries(const AttentionParams& params, const Sequence& sequence, std::int64_t tile,
+                    const Rows<Scalar>& rows, std::int64_t width, Scalar* room) {
     transpose_rows<V>(params.q, sequence.q, rows, width, params.head_dim,
-                      narrow<Scalar>(params.rules.scale), row, q_);
+                      narrow<Scalar>(params.rules.scale), room, queries(params, tile));
   }
 
-  void score(const KeySpan& span, std::int64_t width, Scalar* scores) {
-    const Block<Scalar> keys =
-        load_kv<KvPart::kKeys>(span.params, span.sequence, span.kv_head, span.begin, span.end,
-                               span.params.head_dim, staging_);
-    for (std::int64_t i = 0; i < span.count(); i += kKeysAtOnce) {
-      const std::int64_t some = smaller(kKeysAtOnce, span.count() - i);
-      prefetch_next(span, i, some);
-      gemm<V, Layout::kRows>(some, width, span.params.head_dim, keys.data + i * keys.stride,
-                             keys.stride, q_, width, scores + i * width, width, false);
+  /// Makes the span's keys and values those that the products below take.
+  void load_block(const KeySpan& span) {
+    keys_ = load_kv<KvPart::kKeys>(span.params, span.sequence, span.kv_head, span.begin, span.end,
+                                   span.params.head_dim, key_staging_);
+    values_ = load_kv<KvPart::kValues>(span.params, span.sequence, span.kv_head, span.begin,
+                                       span.end, span.params.value_dim, value_staging_);
+  }
+
+  /// scores = K q^T for the first `count` keys of the span.
+  void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
+             std::int64_t width, Scalar* scores) {
+    for (std::int64_t i = 0; i < count; i += kKeysAtOnce) {
+      const std::int64_t some = smaller(kKeysAtOnce, count - i);
+      prefetch_next(span, turn, i, some);
+      gemm<V, Layout::kRows>(some, width, span.params.head_dim, keys_.data + i * keys_.stride,
+                             keys_.stride, queries(span.params, tile), width, scores + i * width,
+                             width, false);
     }
   }
 
   /// out (+)= V^T weights. With `masks`, some weights may be marked as masked: they add nothing.
-  void add_values(const KeySpan& span, bool masks, std::int64_t width, const Scalar* weights,
-                  Scalar* out, bool accumulate) {
+  void add_values(const KeySpan& span, bool masks, std::int64_t count, std::int64_t width,
+                  const Scalar* weights, Scalar* out, bool accumulate) {
     const std::int64_t value_dim = span.params.value_dim;
-    const Block<Scalar> values = load_kv<KvPart::kValues>(
-        span.params, span.sequence, span.kv_head, span.begin, span.end, value_dim, staging_);
-    const bool guard = masks && !all_finite(values, span.count(), value_dim);
-    gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(guard, value_dim, width, span.count(),
-                                                          values.data, values.stride, weights,
+    const bool guard = masks && !all_finite(values_, count, value_dim);
+    gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(guard, value_dim, width, count,
+                                                          values_.data, values_.stride, weights,
                                                           width, out, width, accumulate);
   }
 
  private:
-  Scalar* q_;        // [head_dim][width], scaled
-  Scalar* staging_;  // K or V block
+  Scalar* queries(const AttentionParams& params, std::int64_t tile) const {
+    return q_ + tile * params.head_dim * kTileRows<V>;
+  }
+
+  Scalar* q_;  // of each tile [head_dim][width], scaled
+  Scalar* key_staging_;
+  Scalar* value_staging_;
+  Block<Scalar> keys_{nullptr, 0};
+  Block<Scalar> values_{nullptr, 0};
 };
 
 }  // namespace

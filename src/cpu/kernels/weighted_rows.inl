@@ -22,8 +22,9 @@ constexpr int kWeightedVectors = kRows == 1                          ? 8
                                  : (kRows == 2 || V::kGemmRows >= 6) ? 4
                                                                      : 2;
 
+/// kVectors vectors of the columns, from `column` on; the last may not be whole.
 template <class V, DType kStored, int kRows, int kVectors>
-inline void weighted_registers(std::int64_t keys, std::int64_t column,
+inline void weighted_registers(std::int64_t keys, std::int64_t column, std::int64_t dim,
                                const typename V::Scalar* weights, std::int64_t weights_stride,
                                const StoredRows& v, typename V::Scalar* out,
                                std::int64_t out_stride) {
@@ -33,12 +34,15 @@ inline void weighted_registers(std::int64_t keys, std::int64_t column,
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) sums[r][n] = zero<V>();
   }
+  const bool whole = column + kVectors * V::kLanes <= dim;
   for (std::int64_t k = 0; k < keys; ++k) {
     const char* row = v[k];
     V value[std::size_t{kVectors}];
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) {
-      value[n] = load_stored<V, kStored>(row, column + n * V::kLanes);
+      const std::int64_t at_vector = column + n * V::kLanes;
+      value[n] = n + 1 < kVectors || whole ? load_stored<V, kStored>(row, at_vector)
+                                           : load_stored_last<V, kStored>(row, at_vector, dim);
     }
     LADON_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -57,19 +61,19 @@ inline void weighted_registers(std::int64_t keys, std::int64_t column,
   }
 }
 
-/// kRows rows over all columns.
-template <class V, DType kStored, int kRows>
+/// kRows rows over the columns from `column` on: kVectors at a time, then half as many.
+template <class V, DType kStored, int kRows, int kVectors = kWeightedVectors<V, kRows>>
 inline void weighted_columns(std::int64_t keys, std::int64_t dim, const typename V::Scalar* weights,
                              std::int64_t weights_stride, const StoredRows& v,
-                             typename V::Scalar* out, std::int64_t out_stride) {
-  constexpr int kVectors = kWeightedVectors<V, kRows>;
-  std::int64_t i = 0;
-  for (; i + kVectors * V::kLanes <= dim; i += kVectors * V::kLanes) {
-    weighted_registers<V, kStored, kRows, kVectors>(keys, i, weights, weights_stride, v, out,
-                                                    out_stride);
+                             typename V::Scalar* out, std::int64_t out_stride,
+                             std::int64_t column = 0) {
+  for (; dim - column > (kVectors - 1) * V::kLanes; column += kVectors * V::kLanes) {
+    weighted_registers<V, kStored, kRows, kVectors>(keys, column, dim, weights, weights_stride, v,
+                                                    out, out_stride);
   }
-  for (; i < dim; i += V::kLanes) {
-    weighted_registers<V, kStored, kRows, 1>(keys, i, weights, weights_stride, v, out, out_stride);
+  if constexpr (kVectors > 1) {
+    weighted_columns<V, kStored, kRows, kVectors / 2>(keys, dim, weights, weights_stride, v, out,
+                                                      out_stride, column);
   }
 }
 
@@ -89,7 +93,7 @@ inline void weighted_last_rows(std::int64_t rows, std::int64_t keys, std::int64_
   }
 }
 
-/// `dim` is a whole number of vectors; rows of v and out must be readable that far.
+/// Rows of out go on to whole vectors.
 template <class V, DType kStored>
 void add_weighted_rows(std::int64_t rows, std::int64_t keys, std::int64_t dim,
                        const typename V::Scalar* weights, std::int64_t weights_stride,

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace ladon::cpu {
@@ -131,6 +132,12 @@ inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
   const __m128 ac = _mm256_castps256_ps128(sums);
   const __m128 bd = _mm256_extractf128_ps(sums, 1);
   _mm_storeu_ps(to, _mm_movelh_ps(_mm_unpacklo_ps(ac, bd), _mm_unpackhi_ps(ac, bd)));
+}
+
+/// n bytes, fewer than 64, and zeros up to 64.
+inline void copy_first(char* to, const char* from, std::int64_t n) {
+  __builtin_memset(to, 0, 64);
+  __builtin_memcpy(to, from, static_cast<std::size_t>(n));
 }
 
 // The smaller formats, kLanes at a time.

@@ -97,6 +97,12 @@ inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
   _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums)));
 }
 
+/// n bytes, fewer than 64, and zeros up to 64.
+inline void copy_first(char* to, const char* from, std::int64_t n) {
+  const __mmask64 wanted = (std::uint64_t{1} << static_cast<unsigned>(n)) - 1;
+  _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(wanted, from));
+}
+
 // The smaller formats, kLanes at a time.
 inline F32 load_bf16(const std::uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

@@ -72,35 +72,5 @@ inline void store_pairs(std::uint32_t* to, const std::uint16_t* first,
   _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 }
 
-/// to[j][i] = from[i][j]; strides in elements.
-inline void transpose_16x16(const std::uint32_t* from, std::int64_t from_stride, std::uint32_t* to,
-                            std::int64_t to_stride) {
-  __m512i rows[16];
-  __m512i turned[16];
-  for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(from + i * from_stride);
-  // 2 x 2, then 4 x 4 within each quarter of a register.
-  for (int i = 0; i < 16; i += 2) {
-    turned[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    turned[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    rows[i] = _mm512_unpacklo_epi64(turned[i], turned[i + 2]);
-    rows[i + 1] = _mm512_unpackhi_epi64(turned[i], turned[i + 2]);
-    rows[i + 2] = _mm512_unpacklo_epi64(turned[i + 1], turned[i + 3]);
-    rows[i + 3] = _mm512_unpackhi_epi64(turned[i + 1], turned[i + 3]);
-  }
-  // Row i of each group of four now holds columns i, 4 + i, 8 + i and 12 + i of four rows.
-  for (int i = 0; i < 4; ++i) {
-    const __m512i even_low = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0x88);
-    const __m512i odd_low = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0xDD);
-    const __m512i even_high = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0x88);
-    const __m512i odd_high = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0xDD);
-    _mm512_storeu_si512(to + i * to_stride, _mm512_shuffle_i32x4(even_low, even_high, 0x88));
-    _mm512_storeu_si512(to + (4 + i) * to_stride, _mm512_shuffle_i32x4(odd_low, odd_high, 0x88));
-    _mm512_storeu_si512(to + (8 + i) * to_stride, _mm512_shuffle_i32x4(even_low, even_high, 0xDD));
-    _mm512_storeu_si512(to + (12 + i) * to_stride, _mm512_shuffle_i32x4(odd_low, odd_high, 0xDD));
-  }
-}
-
 }  // namespace
 }  // namespace ladon::cpu

@@ -4,6 +4,7 @@
 #include <emmintrin.h>
 #include <xmmintrin.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "ladon/dtype.h"
@@ -124,12 +125,19 @@ inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
   _mm_storeu_ps(to, _mm_add_ps(_mm_add_ps(a.v, c.v), _mm_add_ps(b.v, d.v)));
 }
 
+/// n bytes, fewer than 64, and zeros up to 64.
+inline void copy_first(char* to, const char* from, std::int64_t n) {
+  __builtin_memset(to, 0, 64);
+  __builtin_memcpy(to, from, static_cast<std::size_t>(n));
+}
+
 // The smaller formats, kLanes at a time, one by one: there are no instructions for them.
 inline F32 load_bf16(const std::uint16_t* p) {
   const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return {_mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), half))};
 }
-inline F32 load_f16(const std::uint16_t* p) {
+// Flattened: what is shared with the library's other parts must not be compiled here on its own.
+__attribute__((flatten)) inline F32 load_f16(const std::uint16_t* p) {
   return {_mm_setr_ps(detail::float16_bits_to_float(p[0]), detail::float16_bits_to_float(p[1]),
                       detail::float16_bits_to_float(p[2]), detail::float16_bits_to_float(p[3]))};
 }
