@@ -90,8 +90,9 @@ struct SinkGradientTask {
   double* sum = nullptr;
 };
 
-/// A block of a projection, at most kProjectionTile on each side. For y: rows and out_features; for
-/// dx: rows and in_features; for dw: out_features and in_features.
+/// A block of a projection, at most kProjectionTile on each side, for y up to project_columns of
+/// its KernelSet. For y: rows and out_features; for dx: rows and in_features; for dw: out_features
+/// and in_features.
 struct ProjectionTask {
   std::int64_t row_begin = 0;
   std::int64_t row_end = 0;
@@ -106,6 +107,7 @@ struct KernelSet {
   std::int64_t tile_rows = 0;     // rows of a tile
   std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
   std::int64_t few_states = 0;    // most rows times KV heads of one for forward_few
+  std::int64_t project_columns = kProjectionTile;  // most columns of a ProjectionTask for project
 #define LADON_KERNEL(name, Params, Task)                                         \
   void (*name)(const Params& params, const Task& task, void* scratch) = nullptr; \
   std::size_t (*name##_scratch)(const Params& params) = nullptr;

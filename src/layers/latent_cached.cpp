@@ -114,14 +114,19 @@ class LatentCached {
     return CachedRows::bytes_of_rows(tokens_, width, layer_.dtype()) +
            CachedRows::bytes_of_rows(absorbed, heads * (layer_.latent_dim() + layer_.kv_rank()),
                                      pass_.compute_dtype()) +
+           CachedRows::bytes_of_rows(absorbed, heads * layer_.latent_dim(), layer_.dtype()) +
            static_cast<std::size_t>(tokens_.batch + 1) * sizeof(std::int64_t);
   }
 
   void attend(const KvCacheView& cache, const TensorView& queries, const TensorView& attended) {
+    const std::int64_t width = layer_.num_heads() * layer_.latent_dim();
     const DType compute = pass_.compute_dtype();
-    const std::int64_t heads = layer_.num_heads();
-    const TensorView absorbed = rows_.take(absorbed_rows_, heads * layer_.latent_dim(), compute);
-    const TensorView sums = rows_.take(absorbed_rows_, heads * layer_.kv_rank(), compute);
+    const DType dtype = pass_.absorbed_dtype(cache.dtype);
+    const TensorView summed = rows_.take(absorbed_rows_, width, compute);
+    const TensorView absorbed =
+        dtype == compute ? summed : rows_.take(absorbed_rows_, width, dtype);
+    const TensorView sums =
+        rows_.take(absorbed_rows_, layer_.num_heads() * layer_.kv_rank(), dtype);
     const TensorView offsets = rows_.take(tokens_.batch + 1, 1, DType::kI64);
     std::int64_t used = 0;
     for (std::int64_t first = 0; first < tokens_.batch;) {
@@ -135,8 +140,8 @@ class LatentCached {
         while (end < tokens_.batch && is_absorbed(end, kv_len(end))) ++end;
         const std::int64_t count = row_of(end) - row_of(first);
         attend_absorbed(
-            cache, first, end, queries, absorbed.slice(0, used, used + count),
-            sums.slice(0, used, used + count),
+            cache, first, end, queries, summed.slice(0, used, used + count),
+            absorbed.slice(0, used, used + count), sums.slice(0, used, used + count),
             {static_cast<std::int64_t*>(offsets.data()), static_cast<std::size_t>(end - first + 1)},
             attended);
         used += count;
@@ -164,13 +169,14 @@ class LatentCached {
   }
 
   void attend_absorbed(const KvCacheView& cache, std::int64_t first, std::int64_t end,
-                       const TensorView& queries, const TensorView& absorbed,
-                       const TensorView& sums, std::span<std::int64_t> offsets,
-                       const TensorView& attended) const {
+                       const TensorView& queries, const TensorView& summed,
+                       const TensorView& absorbed, const TensorView& sums,
+                       std::span<std::int64_t> offsets, const TensorView& attended) const {
     for (std::size_t i = 0; i < offsets.size(); ++i) {
       offsets[i] = row_of(first + static_cast<std::int64_t>(i)) - row_of(first);
     }
-    pass_.absorb_queries(queries.slice(0, row_of(first), row_of(end)), absorbed);
+    pass_.absorb_queries(queries.slice(0, row_of(first), row_of(end)), summed);
+    if (absorbed.dtype() != summed.dtype()) copy(summed, absorbed);
     KvCacheView part = cache;
     part.sequences = cache.sequences.subspan(static_cast<std::size_t>(first),
                                              static_cast<std::size_t>(end - first));

@@ -147,9 +147,11 @@ class Forward {
   }
 
   void attend_absorbed() {
+    const DType dtype = pass_.absorbed_dtype(latents_.dtype());
     Tensor absorbed = tensor_of(pass_.compute_dtype(), {layer_.num_heads(), layer_.latent_dim()});
-    Tensor sums = tensor_of(pass_.compute_dtype(), {layer_.num_heads(), layer_.kv_rank()});
     pass_.absorb_queries(merged(std::as_const(queries_)), merged(absorbed));
+    if (dtype != absorbed.dtype()) absorbed = Tensor::copy_of(absorbed, dtype);
+    Tensor sums = tensor_of(dtype, {layer_.num_heads(), layer_.kv_rank()});
     const ConstTensorView keys = one_head(latents_);
     attention(context_, absorbed, keys, keys.slice(3, 0, layer_.kv_rank()), options_, sums);
     pass_.apply_values(merged(std::as_const(sums)), merged(attended_));

@@ -42,8 +42,15 @@ class Pass {
   /// A parameter's value; absent where the layer has none of that name.
   ConstTensorView weight(std::string_view name) const;
   bool low_rank() const { return options_.query_rank != 0; }
-  /// In which absorbed queries and outputs are kept: f64 for f64 layers, else f32.
+  /// In which absorbed queries are summed: f64 for f64 layers, else f32.
   DType compute_dtype() const { return options_.dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  /// In which they meet latents that are stored as `stored`, and outputs are kept: bf16 layers
+  /// round them, as they do all that enters a product, so that bf16 arithmetic serves where it is
+  /// there.
+  DType absorbed_dtype(DType stored) const {
+    const bool all_bf16 = options_.dtype == DType::kBF16 && stored == DType::kBF16;
+    return all_bf16 ? DType::kBF16 : compute_dtype();
+  }
   AttentionOptions attention_options(std::optional<bool> causal) const;
 
   /// x to the queries' latents, where there are such, without their norm.

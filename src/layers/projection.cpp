@@ -35,12 +35,20 @@ ProjectionParams of_head(ProjectionParams params, std::int64_t head, const HeadS
   return params;
 }
 
-/// Runs a kernel over all blocks of a [rows, columns] result, for each head.
+/// Runs a kernel over all blocks of a [rows, columns] result, for each head; blocks have at most
+/// `most_columns`, and fewer where threads would find too few blocks.
 void run_blocks(const Context& context, const ProjectionParams& params, std::int64_t rows,
-                std::int64_t columns, Kernel kernel, KernelScratch kernel_scratch,
-                const HeadSteps& steps = {}) {
+                std::int64_t columns, std::int64_t most_columns, Kernel kernel,
+                KernelScratch kernel_scratch, const HeadSteps& steps = {}) {
   const std::int64_t row_blocks = ceil_div(rows, cpu::kProjectionTile);
-  const std::int64_t column_blocks = ceil_div(columns, cpu::kProjectionTile);
+  constexpr std::int64_t kBlocksPerThread = 4;
+  std::int64_t block_columns = most_columns;
+  while (block_columns > cpu::kProjectionTile &&
+         steps.heads * row_blocks * ceil_div(columns, block_columns) <
+             kBlocksPerThread * context.num_threads()) {
+    block_columns /= 2;
+  }
+  const std::int64_t column_blocks = ceil_div(columns, block_columns);
   const std::size_t stride = round_up(kernel_scratch(params), cpu::kScratchAlignment);
   const Workspace scratch(context.impl().workspaces(),
                           static_cast<std::size_t>(context.num_threads()) * stride);
@@ -48,10 +56,11 @@ void run_blocks(const Context& context, const ProjectionParams& params, std::int
   parallel_for(context, steps.heads * blocks, [&](std::int64_t number, int worker) {
     const std::int64_t index = number % blocks;
     cpu::ProjectionTask task;
-    task.row_begin = index / column_blocks * cpu::kProjectionTile;
+    // Blocks of the same weights follow each other.
+    task.row_begin = index % row_blocks * cpu::kProjectionTile;
     task.row_end = std::min(task.row_begin + cpu::kProjectionTile, rows);
-    task.column_begin = index % column_blocks * cpu::kProjectionTile;
-    task.column_end = std::min(task.column_begin + cpu::kProjectionTile, columns);
+    task.column_begin = index / row_blocks * block_columns;
+    task.column_end = std::min(task.column_begin + block_columns, columns);
     kernel(of_head(params, number / blocks, steps), task,
            scratch.data() + static_cast<std::size_t>(worker) * stride);
   });
@@ -79,8 +88,8 @@ void project(const Context& context, const ConstTensorView& x, const ConstTensor
     for (std::int64_t h = 0; h < steps.heads; ++h) reference::project(of_head(params, h, steps));
     return;
   }
-  run_blocks(context, params, params.rows, params.out_features, kernels->project,
-             kernels->project_scratch, steps);
+  run_blocks(context, params, params.rows, params.out_features, kernels->project_columns,
+             kernels->project, kernels->project_scratch, steps);
 }
 
 void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,
@@ -96,8 +105,8 @@ void add_input_gradient(const Context& context, const ConstTensorView& dy, const
     }
     return;
   }
-  run_blocks(context, params, params.rows, params.in_features, kernels->project_input_gradient,
-             kernels->project_input_gradient_scratch, steps);
+  run_blocks(context, params, params.rows, params.in_features, cpu::kProjectionTile,
+             kernels->project_input_gradient, kernels->project_input_gradient_scratch, steps);
 }
 
 void add_weight_gradient(const Context& context, const ConstTensorView& x,
@@ -109,7 +118,7 @@ void add_weight_gradient(const Context& context, const ConstTensorView& x,
   params.db = matrix(db);
   const cpu::KernelSet* kernels = kernels_for(context, x.dtype());
   if (kernels == nullptr) return reference::project_weight_gradient(params);
-  run_blocks(context, params, params.out_features, params.in_features,
+  run_blocks(context, params, params.out_features, params.in_features, cpu::kProjectionTile,
              kernels->project_weight_gradient, kernels->project_weight_gradient_scratch);
 }
 

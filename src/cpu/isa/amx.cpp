@@ -1,11 +1,22 @@
 #include "cpu/simd/vec_avx512_bf16.h"
 
 // The kernels need the vectors above.
-#include "cpu/kernels/tile_engine.inl"
+#include "cpu/kernels/tile_projection.inl"
 
 namespace ladon::cpu {
+namespace {
+
+constexpr KernelTable make_table() {
+  KernelTable table = make_kernel_table_of_pairs<F32, F64, TileEngine>();
+  table.bf16.project = project_by_tiles;
+  table.bf16.project_scratch = project_by_tiles_scratch;
+  table.bf16.project_columns = kTileColumns;
+  return table;
+}
+
+}  // namespace
 
 extern const KernelTable kAmxKernels;
-constexpr KernelTable kAmxKernels = make_kernel_table_of_pairs<F32, F64, TileEngine>();
+constexpr KernelTable kAmxKernels = make_table();
 
 }  // namespace ladon::cpu

@@ -62,6 +62,17 @@ struct BackwardTile {
   alignas(64) Scalar delta[kMaxRows];
 };
 
+template <class V>
+inline typename V::Scalar inner_product(const typename V::Scalar* a, const typename V::Scalar* b,
+                                        std::int64_t n) {
+  V sums = zero<V>();
+  std::int64_t i = 0;
+  for (; i + V::kLanes <= n; i += V::kLanes) sums = fma(load<V>(a + i), load<V>(b + i), sums);
+  typename V::Scalar total = sum(sums);
+  for (; i < n; ++i) total += a[i] * b[i];
+  return total;
+}
+
 /// Works out width, lse and delta of tile.rows, which must be set.
 template <class V>
 inline void set_tile(const AttentionParams& params, const Sequence& sequence,
@@ -86,8 +97,7 @@ inline void set_tile(const AttentionParams& params, const Sequence& sequence,
                                   rows.head[r] * params.dout.head_stride;
     load_row(at(params.dout.data, params.dout.dtype, gradient), params.dout.dtype, params.value_dim,
              scratch.dout);
-    Scalar delta = 0;
-    for (std::int64_t i = 0; i < params.value_dim; ++i) delta += scratch.out[i] * scratch.dout[i];
+    Scalar delta = inner_product<V>(scratch.out, scratch.dout, params.value_dim);
     if (params.dlse.data != nullptr) {
       delta -= static_cast<Scalar>(
           load_lse(params.dlse, sequence.dlse + rows.token[r] * params.dlse.token_stride +
@@ -305,8 +315,8 @@ void combine_dq(const AttentionParams& params, const CombineDqTask& task, void* 
       store(scratch.sums + i * V::kLanes, sum * scale);
     }
     for (std::int64_t i = 0; i < scratch.head_dim; i += V::kLanes) {
-      transpose_square<V>([&](int j) { return scratch.sums + (i + j) * V::kLanes; }, V::kLanes,
-                          scratch.rows + i, scratch.head_dim);
+      transpose_square<V>([&](int j) { return load<V>(scratch.sums + (i + j) * V::kLanes); },
+                          V::kLanes, scratch.rows + i, scratch.head_dim);
     }
     for (std::int64_t r = first; r < smaller(first + V::kLanes, rows); ++r) {
       const std::int64_t token = (row_begin + r) / params.group;

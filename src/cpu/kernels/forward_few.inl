@@ -10,7 +10,7 @@
 // A task takes several KV heads where it can: a token's heads lie side by side in memory, and going
 // through a block of tokens head by head reads it from one end to the other. One head at a time
 // over all keys touches a new page with every row, and pays a memory latency for it: about half as
-// fast (Zen 4, 8 KV heads of 128, 8192 keys). Measured: 63 to 68 % of the memory read in bf16.
+// fast (Zen 4, 8 KV heads of 128, 8192 keys).
 #pragma once
 
 #include <cstddef>
@@ -18,6 +18,7 @@
 
 #include "cpu/kernels/dot.inl"
 #include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/key_rows.inl"
 #include "cpu/kernels/weighted_rows.inl"
 
 namespace ladon::cpu {
@@ -35,7 +36,7 @@ struct ForwardFewScratch {
   using Scalar = typename V::Scalar;
   std::int64_t head_dim;   // padded to whole vectors
   std::int64_t value_dim;  // padded to whole vectors
-  Scalar* q;               // [state][head_dim], scaled
+  Scalar* q;               // [state][head_dim], as Queries keeps it
   Scalar* out;             // [state][value_dim]
   Scalar* scores;          // [state][kKeyBlock]
   Scalar* extra;           // [kFewRows][kKeyBlock]
@@ -58,57 +59,37 @@ struct ForwardFewScratch {
   }
 };
 
-// Keys that are asked for ahead of those that are multiplied: 8 rows of 256 bytes are on their way
-// while 2 groups of 4 keys are worked on, which hides a memory latency of 100 ns.
-inline constexpr std::int64_t kKeysAhead = 8;
+/// Queries in the compute type, which carry the scale.
+template <class V>
+struct WideQueries {
+  using Scalar = typename V::Scalar;
+  using Sums = V;
+  static constexpr bool kScaled = true;
 
-/// Where a block of keys, and the first ones after it, lie: the row of each key's slot, at the
-/// task's first head.
-struct KeyRows {
-  std::int64_t begin = 0;
-  std::int64_t count = 0;  // of the block
-  std::int64_t found = 0;  // and those after it
-  std::int64_t slots[kKeyBlock + kKeysAhead];
-  const char* k[kKeyBlock + kKeysAhead];
-  const char* v[kKeyBlock + kKeysAhead];
+  /// Calls function(StoredAs) with the type that dot products read keys as.
+  template <class Function>
+  static void with_keys(DType dtype, const Function& function) {
+    with_stored<V>(dtype, function);
+  }
+  /// Numbers of a query, as the products count them.
+  static std::int64_t length(std::int64_t head_dim) { return head_dim; }
+  static void load(const AttentionParams& params, std::int64_t start, std::int64_t padded_dim,
+                   Scalar* to) {
+    load_row(at(params.q.data, params.q.dtype, start), params.q.dtype, params.head_dim, to);
+    const Scalar scale = narrow<Scalar>(params.rules.scale);
+    for (std::int64_t i = 0; i < params.head_dim; ++i) to[i] *= scale;
+    for (std::int64_t i = params.head_dim; i < padded_dim; ++i) to[i] = 0;
+  }
 };
 
-inline void find_rows(KeyRows& block, const AttentionParams& params, const Sequence& sequence,
-                      std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
-  block.begin = begin;
-  block.count = smaller(kKeyBlock, end - begin);
-  block.found = smaller(kKeyBlock + kKeysAhead, end - begin);
-  for (std::int64_t i = 0; i < block.found; ++i) {
-    const std::int64_t slot = kv_slot(params.kv_layout, sequence, begin + i);
-    block.slots[i] = slot;
-    block.k[i] = static_cast<const char*>(
-        at(params.k.data, params.k.dtype, kv_row<KvPart::kKeys>(params, sequence, kv_head, slot)));
-    block.v[i] = static_cast<const char*>(at(
-        params.v.data, params.v.dtype, kv_row<KvPart::kValues>(params, sequence, kv_head, slot)));
-  }
-}
-
-/// Asks for one head's numbers of some rows before they are needed. The hardware's prefetchers
-/// stop at the end of a page, and K and V take turns.
-inline void prefetch_rows(const Operand& operand, const char* const* rows, std::int64_t begin,
-                          std::int64_t end, std::int64_t head, std::int64_t dim) {
-  constexpr std::int64_t kLine = 64;
-  const std::int64_t size = static_cast<std::int64_t>(size_of(operand.dtype));
-  for (std::int64_t i = begin; i < end; ++i) {
-    const char* row = rows[i] + head * operand.head_stride * size;
-    for (std::int64_t byte = 0; byte < dim * size; byte += kLine) {
-      __builtin_prefetch(row + byte, 0, 2);
-    }
-  }
-}
-
-/// One row's scores of a block to weights. Lanes past the block's keys become masked weights, by
+/// One row's scores of a block to weights. Scores that are not kScaled are multiplied by `scale`
+/// first. Lanes past the block's keys become masked weights, by
 /// selection: whatever another call left there in scores, extra or keep goes no further. Gives
 /// the factor for what was summed before.
-template <class V>
+template <class V, bool kScaled>
 inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
-                                      std::int64_t key_count, typename V::Scalar* scores,
-                                      typename V::Scalar* maximum,
+                                      std::int64_t key_count, typename V::Scalar scale,
+                                      typename V::Scalar* scores, typename V::Scalar* maximum,
                                       typename V::Scalar* denominator) {
   using Scalar = typename V::Scalar;
   using C = MathConstants<Scalar>;
@@ -128,8 +109,10 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
   V block_maximum = nothing;
   for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
     const V key = lanes + broadcast<V>(static_cast<Scalar>(i));
-    const V score = apply_rules<V, false>(block, load<V>(scores + i), key, first, last, position,
-                                          slope, row * kKeyBlock + i, nullptr);
+    V score = load<V>(scores + i);
+    if constexpr (!kScaled) score = score * broadcast<V>(scale);
+    score = apply_rules<V, false>(block, score, key, first, last, position, slope,
+                                  row * kKeyBlock + i, nullptr);
     store(scores + i, score);
     block_maximum = max(score, block_maximum);
   }
@@ -153,43 +136,6 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
   return factor[0];
 }
 
-/// One block's rows of K or V, for the products: as they are stored where that can be, else widened
-/// into the staging buffer, which has room for one head.
-template <class V, KvPart kPart>
-class BlockOperand {
- public:
-  using Scalar = typename V::Scalar;
-
-  BlockOperand(const AttentionParams& params, const Sequence& sequence, const KeyRows& block,
-               std::int64_t kv_head, std::int64_t dim, Scalar* staging)
-      : dtype_(kv_operand<kPart>(params).dtype), rows_(kPart == KvPart::kKeys ? block.k : block.v) {
-    const Operand& operand = kv_operand<kPart>(params);
-    if (loads_stored<V>(dtype_)) {
-      head_bytes_ = operand.head_stride * static_cast<std::int64_t>(size_of(dtype_));
-      return;
-    }
-    dtype_ = kDTypeOf<Scalar>;
-    const Block<Scalar> staged = load_kv<kPart>(params, sequence, kv_head, block.begin,
-                                                block.begin + block.count, dim, staging);
-    for (std::int64_t i = 0; i < block.count; ++i) {
-      staged_[i] = reinterpret_cast<const char*>(staged.data + i * staged.stride);
-    }
-    rows_ = staged_;
-  }
-  BlockOperand(const BlockOperand&) = delete;
-  BlockOperand& operator=(const BlockOperand&) = delete;
-
-  DType dtype() const { return dtype_; }
-  /// Of the task's KV head number `head`.
-  StoredRows rows(std::int64_t head) const { return {rows_, head * head_bytes_}; }
-
- private:
-  DType dtype_;
-  const char* const* rows_;
-  std::int64_t head_bytes_ = 0;
-  const char* staged_[kKeyBlock];
-};
-
 /// Where the rows of the task's KV head number `head` go.
 inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
   output.data = at(output.data, output.dtype, head * output.kv_head_stride);
@@ -201,7 +147,7 @@ inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
 }
 
 /// The rows of all KV heads of a task: their state, and what is done to it.
-template <class V>
+template <class V, class Queries>
 class FewRows {
  public:
   using Scalar = typename V::Scalar;
@@ -260,15 +206,12 @@ class FewRows {
 
   void load_queries(std::int64_t head) {
     choose(head);
-    const Scalar scale = narrow<Scalar>(params_.rules.scale);
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       Scalar* q = scratch_.q + state_of(head, r) * scratch_.head_dim;
       Scalar* out = scratch_.out + state_of(head, r) * scratch_.value_dim;
       const std::int64_t start = sequence_.q + rows_.token[r] * params_.q.token_stride +
                                  rows_.head[r] * params_.q.head_stride;
-      load_row(at(params_.q.data, params_.q.dtype, start), params_.q.dtype, params_.head_dim, q);
-      for (std::int64_t i = 0; i < params_.head_dim; ++i) q[i] *= scale;
-      for (std::int64_t i = params_.head_dim; i < scratch_.head_dim; ++i) q[i] = 0;
+      Queries::load(params_, start, scratch_.head_dim, q);
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] = 0;
     }
   }
@@ -277,17 +220,19 @@ class FewRows {
   void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
                                               params_.head_dim, scratch_.staging);
-    with_stored<V>(keys.dtype(), [&](auto stored) {
+    using Sums = typename Queries::Sums;
+    const auto* q = reinterpret_cast<const typename Sums::Factor*>(scratch_.q);
+    Queries::with_keys(keys.dtype(), [&](auto stored) {
       for (std::int64_t key = 0; key < block.count; key += kDotKeys) {
         const std::int64_t count = smaller(kDotKeys, block.count - key);
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
           prefetch_rows(params_.k, block.k, key + kKeysAhead,
                         smaller(key + kKeysAhead + count, block.found), head, params_.head_dim);
           prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
-          dot_products<V, decltype(stored)::kDType>(
-              task_.row_count, key, count, params_.head_dim,
-              scratch_.q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim,
-              keys.rows(head), scores_of(head), kKeyBlock);
+          dot_products<Sums, decltype(stored)::kDType>(
+              task_.row_count, key, count, Queries::length(params_.head_dim),
+              q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim, keys.rows(head),
+              scores_of(head), kKeyBlock);
         }
       }
     });
@@ -322,8 +267,9 @@ class FewRows {
               scratch_.keep, kKeyBlock, 1);
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       const std::int64_t state = state_of(head, r);
-      const Scalar factor = softmax_row<V>(rules_, r, block.count, scores + r * kKeyBlock,
-                                           maximum_ + state, denominator_ + state);
+      const Scalar factor = softmax_row<V, Queries::kScaled>(
+          rules_, r, block.count, narrow<Scalar>(params_.rules.scale), scores + r * kKeyBlock,
+          maximum_ + state, denominator_ + state);
       if (factor == 1) continue;
       Scalar* out = scratch_.out + state * scratch_.value_dim;
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
@@ -369,18 +315,23 @@ class FewRows {
   Scalar denominator_[kFewStates] = {};
 };
 
-template <class V>
-void forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
+template <class V, class Queries>
+void run_forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
   const bool as_stored = loads_stored<V>(params.k.dtype) && loads_stored<V>(params.v.dtype);
   ForwardTask part = task;
   part.kv_head_count = as_stored ? task.kv_head_count : 1;
   for (std::int64_t head = 0; head < task.kv_head_count; head += part.kv_head_count) {
     part.kv_head = task.kv_head + head;
     part.output = output_of(task.output, head);
-    FewRows<V> rows(params, part, memory);
+    FewRows<V, Queries> rows(params, part, memory);
     rows.attend();
     rows.finish();
   }
+}
+
+template <class V>
+void forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
+  run_forward_few<V, WideQueries<V>>(params, task, memory);
 }
 
 template <class V>

@@ -293,8 +293,9 @@ class ForwardStrip {
     const Scalar* sums = tile.total(params_.value_dim);
     for (std::int64_t first = 0; first < rows.count; first += V::kLanes) {
       for (std::int64_t i = 0; i < value_dim_ && tile.blocks > 0; i += V::kLanes) {
-        transpose_square<V>([&](int lane) { return sums + (i + lane) * tile.width + first; },
-                            V::kLanes, room_ + i, value_dim_);
+        transpose_square<V>(
+            [&](int lane) { return load<V>(sums + (i + lane) * tile.width + first); }, V::kLanes,
+            room_ + i, value_dim_);
       }
       for (std::int64_t r = first; r < smaller(first + V::kLanes, rows.count); ++r) {
         const RowFinish end =

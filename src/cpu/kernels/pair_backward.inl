@@ -99,7 +99,7 @@ class PairBackward {
       for (std::int64_t lane = 0; lane < used; lane += V::kLanes) {
         round_to_bf16(row + lane, load<V>(from + key * width + lane));
       }
-      for (std::int64_t lane = used; lane < 2 * depth; ++lane) row[lane] = 0;
+      __builtin_memset(row + used, 0, static_cast<std::size_t>(2 * depth - used) * sizeof(*row));
     }
   }
 

@@ -95,28 +95,36 @@ inline const std::uint16_t* row_of(const KeySpan& span, std::int64_t i) {
          kv_row<kPart>(span.params, span.sequence, span.kv_head, slot);
 }
 
-/// A tile's rows to [depth][width], pairs along each row.
-inline void pair_along_rows(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
-                            std::int64_t width, std::int64_t dim, std::int64_t depth, Pair* to) {
+/// Rows to [depth][width], pairs along each row; row_at(i) is null for a row that is not there.
+template <class RowAt>
+inline void pair_along_rows(const RowAt& row_at, std::int64_t width, std::int64_t dim,
+                            std::int64_t depth, Pair* to) {
   constexpr std::int64_t kSide = F32::kLanes;
   const std::int64_t squares = dim / 2 / kSide * kSide;  // pairs that whole squares take
   for (std::int64_t first = 0; first < width; first += kSide) {
-    const bool whole = first + kSide <= rows.count;
+    const std::int64_t end = smaller(first + kSide, width);
+    const bool whole = end == first + kSide && row_at(end - 1) != nullptr;
     for (std::int64_t i = 0; whole && i < squares; i += kSide) {
       transpose_square<F32>(
           [&](int lane) {
-            const std::uint16_t* row = row_of(operand, offset, rows, first + lane);
-            return reinterpret_cast<const float*>(row + 2 * i);
+            return load<F32>(reinterpret_cast<const float*>(row_at(first + lane) + 2 * i));
           },
           kSide, reinterpret_cast<float*>(to + i * width + first), width);
     }
-    for (std::int64_t r = first; r < first + kSide; ++r) {
-      const std::uint16_t* row = row_of(operand, offset, rows, r);
+    for (std::int64_t r = first; r < end; ++r) {
+      const std::uint16_t* row = row_at(r);
       for (std::int64_t i = whole ? squares : 0; i < depth; ++i) {
         to[i * width + r] = row == nullptr ? 0 : pair_at(row, i, dim);
       }
     }
   }
+}
+
+/// The same for a tile's rows.
+inline void pair_along_rows(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
+                            std::int64_t width, std::int64_t dim, std::int64_t depth, Pair* to) {
+  pair_along_rows([&](std::int64_t r) { return row_of(operand, offset, rows, r); }, width, dim,
+                  depth, to);
 }
 
 /// Keys or values as rows of `depth` pairs: as they lie where whole units of whole pairs do, else

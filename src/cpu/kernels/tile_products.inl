@@ -59,11 +59,9 @@ inline constexpr std::int64_t kKeysAtOnce = 12;
 /// lie a whole token apart, which the hardware's prefetchers do not follow.
 inline void prefetch_kv(const KeySpan& span, std::int64_t begin, std::int64_t end) {
   const AttentionParams& params = span.params;
-  constexpr std::int64_t kLine = 64;
   const auto prefetch = [](const Operand& operand, std::int64_t row, std::int64_t dim) {
-    const char* start = static_cast<const char*>(at(operand.data, operand.dtype, row));
-    const std::int64_t bytes = dim * static_cast<std::int64_t>(size_of(operand.dtype));
-    for (std::int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(start + byte, 0, 2);
+    prefetch_row(static_cast<const char*>(at(operand.data, operand.dtype, row)),
+                 dim * static_cast<std::int64_t>(size_of(operand.dtype)));
   };
   for (std::int64_t key = begin; key < end; ++key) {
     const std::int64_t slot = kv_slot(params.kv_layout, span.sequence, key);

@@ -19,15 +19,15 @@ inline V interleave(V a, V b, std::integer_sequence<int, kIndices...>) {
   return {__builtin_shufflevector(a.v, b.v, (kFirst + kIndices / 2 + kIndices % 2 * V::kLanes)...)};
 }
 
-/// to[j * to_stride + i] = row_at(i)[j], for the first `count` of j.
-template <class V, class RowAt>
-inline void transpose_square(const RowAt& row_at, std::int64_t count, typename V::Scalar* to,
+/// to[j * to_stride + i] = load_row(i)[j], for the first `count` of j.
+template <class V, class LoadRow>
+inline void transpose_square(const LoadRow& load_row, std::int64_t count, typename V::Scalar* to,
                              std::int64_t to_stride) {
   constexpr int kHalf = V::kLanes / 2;
   const auto order = std::make_integer_sequence<int, V::kLanes>();
   V rows[std::size_t{V::kLanes}];
   LADON_UNROLL
-  for (int i = 0; i < V::kLanes; ++i) rows[i] = load<V>(row_at(i));
+  for (int i = 0; i < V::kLanes; ++i) rows[i] = load_row(i);
   LADON_UNROLL
   for (int round = 1; round < V::kLanes; round *= 2) {
     V turned[std::size_t{V::kLanes}];
@@ -53,7 +53,7 @@ template <class V>
 inline void transpose(std::int64_t count, const typename V::Scalar* from, std::int64_t from_stride,
                       typename V::Scalar* to, std::int64_t to_stride) {
   for (std::int64_t j = 0; j < count; j += V::kLanes) {
-    transpose_square<V>([&](int i) { return from + i * from_stride + j; }, count - j,
+    transpose_square<V>([&](int i) { return load<V>(from + i * from_stride + j); }, count - j,
                         to + j * to_stride, to_stride);
   }
 }

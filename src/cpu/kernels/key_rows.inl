@@ -1,0 +1,90 @@
+// Where the keys and values of a block lie, for kernels that read them as they are stored.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/score_rules.inl"
+#include "cpu/kernels/stored_rows.inl"
+
+namespace ladon::cpu {
+namespace {
+
+// Keys that are asked for ahead of those that are multiplied: 8 rows of 256 bytes are on their way
+// while 2 groups of 4 keys are worked on, which hides a memory latency of 100 ns.
+inline constexpr std::int64_t kKeysAhead = 8;
+
+/// Where a block of keys, and the first ones after it, lie: the row of each key's slot, at the
+/// task's first head.
+struct KeyRows {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;  // of the block
+  std::int64_t found = 0;  // and those after it
+  std::int64_t slots[kKeyBlock + kKeysAhead];
+  const char* k[kKeyBlock + kKeysAhead];
+  const char* v[kKeyBlock + kKeysAhead];
+};
+
+inline void find_rows(KeyRows& block, const AttentionParams& params, const Sequence& sequence,
+                      std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
+  block.begin = begin;
+  block.count = smaller(kKeyBlock, end - begin);
+  block.found = smaller(kKeyBlock + kKeysAhead, end - begin);
+  for (std::int64_t i = 0; i < block.found; ++i) {
+    const std::int64_t slot = kv_slot(params.kv_layout, sequence, begin + i);
+    block.slots[i] = slot;
+    block.k[i] = static_cast<const char*>(
+        at(params.k.data, params.k.dtype, kv_row<KvPart::kKeys>(params, sequence, kv_head, slot)));
+    block.v[i] = static_cast<const char*>(at(
+        params.v.data, params.v.dtype, kv_row<KvPart::kValues>(params, sequence, kv_head, slot)));
+  }
+}
+
+/// Asks for one head's numbers of some rows before they are needed. The hardware's prefetchers
+/// stop at the end of a page, and K and V take turns.
+inline void prefetch_rows(const Operand& operand, const char* const* rows, std::int64_t begin,
+                          std::int64_t end, std::int64_t head, std::int64_t dim) {
+  const std::int64_t size = static_cast<std::int64_t>(size_of(operand.dtype));
+  for (std::int64_t i = begin; i < end; ++i) {
+    prefetch_row(rows[i] + head * operand.head_stride * size, dim * size);
+  }
+}
+
+/// One block's rows of K or V, for the products: as they are stored where that can be, else widened
+/// into the staging buffer, which has room for one head.
+template <class V, KvPart kPart>
+class BlockOperand {
+ public:
+  using Scalar = typename V::Scalar;
+
+  BlockOperand(const AttentionParams& params, const Sequence& sequence, const KeyRows& block,
+               std::int64_t kv_head, std::int64_t dim, Scalar* staging)
+      : dtype_(kv_operand<kPart>(params).dtype), rows_(kPart == KvPart::kKeys ? block.k : block.v) {
+    const Operand& operand = kv_operand<kPart>(params);
+    if (loads_stored<V>(dtype_)) {
+      head_bytes_ = operand.head_stride * static_cast<std::int64_t>(size_of(dtype_));
+      return;
+    }
+    dtype_ = kDTypeOf<Scalar>;
+    const Block<Scalar> staged = load_kv<kPart>(params, sequence, kv_head, block.begin,
+                                                block.begin + block.count, dim, staging);
+    for (std::int64_t i = 0; i < block.count; ++i) {
+      staged_[i] = reinterpret_cast<const char*>(staged.data + i * staged.stride);
+    }
+    rows_ = staged_;
+  }
+  BlockOperand(const BlockOperand&) = delete;
+  BlockOperand& operator=(const BlockOperand&) = delete;
+
+  DType dtype() const { return dtype_; }
+  /// Of the task's KV head number `head`.
+  StoredRows rows(std::int64_t head) const { return {rows_, head * head_bytes_}; }
+
+ private:
+  DType dtype_;
+  const char* const* rows_;
+  std::int64_t head_bytes_ = 0;
+  const char* staged_[kKeyBlock];
+};
+
+}  // namespace
+}  // namespace ladon::cpu
