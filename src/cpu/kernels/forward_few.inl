@@ -162,12 +162,17 @@ class FewRows {
   }
 
   void attend() {
-    KeyRows block;
-    std::int64_t begin = rows_.some_first;
-    for (; begin < rows_.some_end; begin += kKeyBlock) {
-      find_rows(block, params_, sequence_, task_.kv_head, begin, rows_.some_end);
+    // Memory has work all the time: values are asked for while their keys are scored, and keys of
+    // the next block while values are summed.
+    KeyRows blocks[2];
+    find_rows(blocks[0], params_, sequence_, task_.kv_head, rows_.some_first, rows_.some_end);
+    const std::int64_t end = rows_.some_end;
+    for (std::int64_t i = 0; blocks[i].count > 0; i = 1 - i) {
+      const KeyRows& block = blocks[i];
+      KeyRows& next = blocks[1 - i];
+      find_rows(next, params_, sequence_, task_.kv_head, block.begin + kKeyBlock, end);
       score(block);
-      for (std::int64_t head = 0; head < task_.kv_head_count; ++head) weigh(block, head);
+      for (std::int64_t head = 0; head < task_.kv_head_count; ++head) weigh(block, next, head);
     }
   }
 
@@ -226,8 +231,6 @@ class FewRows {
       for (std::int64_t key = 0; key < block.count; key += kDotKeys) {
         const std::int64_t count = smaller(kDotKeys, block.count - key);
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
-          prefetch_rows(params_.k, block.k, key + kKeysAhead,
-                        smaller(key + kKeysAhead + count, block.found), head, params_.head_dim);
           prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
           dot_products<Sums, decltype(stored)::kDType>(
               task_.row_count, key, count, Queries::length(params_.head_dim),
@@ -239,7 +242,7 @@ class FewRows {
   }
 
   /// One head's scores to weights, and the weighted values to its sums.
-  void weigh(const KeyRows& block, std::int64_t head) {
+  void weigh(const KeyRows& block, const KeyRows& next, std::int64_t head) {
     choose(head);
     Scalar* scores = scores_of(head);
     const auto scale_by = [&](const float* scales) {
@@ -277,11 +280,11 @@ class FewRows {
     if (params_.kv_layout.v_scales != nullptr && loads_stored<V>(DType::kI8)) {
       scale_by(params_.kv_layout.v_scales);
     }
-    add_values(block, head);
+    add_values(block, next, head);
   }
 
   /// What is masked adds nothing, not even where it is NaN.
-  void add_values(const KeyRows& block, std::int64_t head) {
+  void add_values(const KeyRows& block, const KeyRows& next, std::int64_t head) {
     const std::int64_t dim = params_.value_dim;
     const std::int64_t stride = scratch_.value_dim;
     Scalar* out = scratch_.out + state_of(head, 0) * stride;
@@ -300,8 +303,10 @@ class FewRows {
                                                         staged.stride, out, stride, true);
         return;
       }
+      const std::int64_t step =
+          head * params_.k.head_stride * static_cast<std::int64_t>(size_of(params_.k.dtype));
       add_weighted_rows<V, kStored>(rows_.count, block.count, dim, scores_of(head), kKeyBlock, v,
-                                    out, stride);
+                                    {{next.k, step}, next.count}, out, stride);
     });
   }
 

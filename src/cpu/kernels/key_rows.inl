@@ -9,27 +9,21 @@
 namespace ladon::cpu {
 namespace {
 
-// Keys that are asked for ahead of those that are multiplied: 8 rows of 256 bytes are on their way
-// while 2 groups of 4 keys are worked on, which hides a memory latency of 100 ns.
-inline constexpr std::int64_t kKeysAhead = 8;
-
-/// Where a block of keys, and the first ones after it, lie: the row of each key's slot, at the
-/// task's first head.
+/// Where a block of keys lies: the row of each key's slot, at the task's first head.
 struct KeyRows {
   std::int64_t begin = 0;
-  std::int64_t count = 0;  // of the block
-  std::int64_t found = 0;  // and those after it
-  std::int64_t slots[kKeyBlock + kKeysAhead];
-  const char* k[kKeyBlock + kKeysAhead];
-  const char* v[kKeyBlock + kKeysAhead];
+  std::int64_t count = 0;
+  std::int64_t slots[kKeyBlock];
+  const char* k[kKeyBlock];
+  const char* v[kKeyBlock];
 };
 
+/// The block from `begin` on; none where that is `end`.
 inline void find_rows(KeyRows& block, const AttentionParams& params, const Sequence& sequence,
                       std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
   block.begin = begin;
-  block.count = smaller(kKeyBlock, end - begin);
-  block.found = smaller(kKeyBlock + kKeysAhead, end - begin);
-  for (std::int64_t i = 0; i < block.found; ++i) {
+  block.count = begin < end ? smaller(kKeyBlock, end - begin) : 0;
+  for (std::int64_t i = 0; i < block.count; ++i) {
     const std::int64_t slot = kv_slot(params.kv_layout, sequence, begin + i);
     block.slots[i] = slot;
     block.k[i] = static_cast<const char*>(

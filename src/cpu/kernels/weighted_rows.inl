@@ -22,12 +22,20 @@ constexpr int kWeightedVectors = kRows == 1                          ? 8
                                  : (kRows == 2 || V::kGemmRows >= 6) ? 4
                                                                      : 2;
 
+/// Rows that will be wanted later: while row k of v is multiplied, the same part of theirs is asked
+/// for.
+struct RowsAhead {
+  StoredRows rows;
+  std::int64_t count = 0;
+};
+
 /// kVectors vectors of the columns, from `column` on; the last may not be whole.
 template <class V, DType kStored, int kRows, int kVectors>
 inline void weighted_registers(std::int64_t keys, std::int64_t column, std::int64_t dim,
                                const typename V::Scalar* weights, std::int64_t weights_stride,
-                               const StoredRows& v, typename V::Scalar* out,
+                               const StoredRows& v, const RowsAhead& ahead, typename V::Scalar* out,
                                std::int64_t out_stride) {
+  constexpr std::int64_t kSize = static_cast<std::int64_t>(size_of(kStored));
   V sums[std::size_t{kRows}][std::size_t{kVectors}];
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -37,6 +45,9 @@ inline void weighted_registers(std::int64_t keys, std::int64_t column, std::int6
   const bool whole = column + kVectors * V::kLanes <= dim;
   for (std::int64_t k = 0; k < keys; ++k) {
     const char* row = v[k];
+    if (k < ahead.count) {
+      prefetch_row(ahead.rows[k] + column * kSize, kVectors * V::kLanes * kSize);
+    }
     V value[std::size_t{kVectors}];
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) {
@@ -65,15 +76,15 @@ inline void weighted_registers(std::int64_t keys, std::int64_t column, std::int6
 template <class V, DType kStored, int kRows, int kVectors = kWeightedVectors<V, kRows>>
 inline void weighted_columns(std::int64_t keys, std::int64_t dim, const typename V::Scalar* weights,
                              std::int64_t weights_stride, const StoredRows& v,
-                             typename V::Scalar* out, std::int64_t out_stride,
-                             std::int64_t column = 0) {
+                             const RowsAhead& ahead, typename V::Scalar* out,
+                             std::int64_t out_stride, std::int64_t column = 0) {
   for (; dim - column > (kVectors - 1) * V::kLanes; column += kVectors * V::kLanes) {
     weighted_registers<V, kStored, kRows, kVectors>(keys, column, dim, weights, weights_stride, v,
-                                                    out, out_stride);
+                                                    ahead, out, out_stride);
   }
   if constexpr (kVectors > 1) {
-    weighted_columns<V, kStored, kRows, kVectors / 2>(keys, dim, weights, weights_stride, v, out,
-                                                      out_stride, column);
+    weighted_columns<V, kStored, kRows, kVectors / 2>(keys, dim, weights, weights_stride, v, ahead,
+                                                      out, out_stride, column);
   }
 }
 
@@ -81,14 +92,15 @@ inline void weighted_columns(std::int64_t keys, std::int64_t dim, const typename
 template <class V, DType kStored, int kRows = kWeightedRows<V> - 1>
 inline void weighted_last_rows(std::int64_t rows, std::int64_t keys, std::int64_t dim,
                                const typename V::Scalar* weights, std::int64_t weights_stride,
-                               const StoredRows& v, typename V::Scalar* out,
+                               const StoredRows& v, const RowsAhead& ahead, typename V::Scalar* out,
                                std::int64_t out_stride) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      weighted_columns<V, kStored, kRows>(keys, dim, weights, weights_stride, v, out, out_stride);
+      weighted_columns<V, kStored, kRows>(keys, dim, weights, weights_stride, v, ahead, out,
+                                          out_stride);
     } else {
-      weighted_last_rows<V, kStored, kRows - 1>(rows, keys, dim, weights, weights_stride, v, out,
-                                                out_stride);
+      weighted_last_rows<V, kStored, kRows - 1>(rows, keys, dim, weights, weights_stride, v, ahead,
+                                                out, out_stride);
     }
   }
 }
@@ -97,15 +109,17 @@ inline void weighted_last_rows(std::int64_t rows, std::int64_t keys, std::int64_
 template <class V, DType kStored>
 void add_weighted_rows(std::int64_t rows, std::int64_t keys, std::int64_t dim,
                        const typename V::Scalar* weights, std::int64_t weights_stride,
-                       const StoredRows& v, typename V::Scalar* out, std::int64_t out_stride) {
+                       const StoredRows& v, RowsAhead ahead, typename V::Scalar* out,
+                       std::int64_t out_stride) {
   constexpr int kStep = kWeightedRows<V>;
   std::int64_t r = 0;
   for (; r + kStep <= rows; r += kStep) {
     weighted_columns<V, kStored, kStep>(keys, dim, weights + r * weights_stride, weights_stride, v,
-                                        out + r * out_stride, out_stride);
+                                        ahead, out + r * out_stride, out_stride);
+    ahead.count = 0;  // asked for
   }
   weighted_last_rows<V, kStored>(rows - r, keys, dim, weights + r * weights_stride, weights_stride,
-                                 v, out + r * out_stride, out_stride);
+                                 v, ahead, out + r * out_stride, out_stride);
 }
 
 }  // namespace
