@@ -18,7 +18,8 @@ namespace {
 
 class Promise : public IsaTest {};
 
-/// Shapes that take every path: tiles, few rows, key splits, several parts of the backward pass.
+/// Shapes that take every path: tiles, few rows, key splits, several parts of the backward pass,
+/// strips of several tiles, as many as the number of threads leaves together.
 std::vector<Case> path_cases() {
   std::vector<Case> cases;
   const Case sizes[] = {
@@ -26,6 +27,7 @@ std::vector<Case> path_cases() {
       {.batch = 2, .query_len = 1, .kv_len = 1500, .num_heads = 6, .num_kv_heads = 2},
       {.batch = 2, .query_len = 2, .kv_len = 1100, .num_heads = 16, .num_kv_heads = 1},
       {.batch = 2, .query_len = 20, .kv_len = 1300, .num_heads = 1, .num_kv_heads = 1},
+      {.batch = 1, .query_len = 1100, .kv_len = 1100, .num_heads = 2, .num_kv_heads = 2},
   };
   for (Case problem : sizes) {
     problem.head_dim = 12;

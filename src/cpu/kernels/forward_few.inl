@@ -10,7 +10,8 @@
 // A task takes several KV heads where it can: a token's heads lie side by side in memory, and going
 // through a block of tokens head by head reads it from one end to the other. One head at a time
 // over all keys touches a new page with every row, and pays a memory latency for it: about half as
-// fast (Zen 4, 8 KV heads of 128, 8192 keys).
+// fast (Zen 4, 8 KV heads of 128, 8192 keys). Measured there, bf16, 32768 keys: 76 % of the memory
+// read for 4 rows a KV head, 81 % for one.
 #pragma once
 
 #include <cstddef>

@@ -2,9 +2,9 @@
 //
 // K's rows and q's pairs are tiles as they lie. V's pairs, [key pair][value_dim], are what AMX
 // wants of its second operand; here V comes first, so that sums stay [value_dim][row] as the vector
-// kernels keep them, and its pairs are transposed 16 x 16 at a time: about 70 cycles for each, 16
-// of them for 64 keys of 128, beside 64 products of 16 cycles for 64 rows. Not measured on a
-// machine with AMX yet; tested on an emulated one.
+// kernels keep them, and its pairs are transposed 16 x 16 at a time, once for a strip: about 120
+// cycles for each, 16 of them for 64 keys of 128, beside 256 products of 16 cycles for 256 rows.
+// Not measured on a machine with AMX yet; tested on an emulated one.
 #pragma once
 
 #include <cstdint>
