@@ -13,7 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 #include <functional>
 #include <string>
 #include <thread>
@@ -37,9 +37,9 @@ struct Shape {
 };
 
 constexpr Shape kShapes[] = {
-    {"Llama-3-8B q, o", 4096, 4096},  {"Llama-3-8B k, v", 4096, 1024},
-    {"DeepSeek-V3 q_a", 7168, 1536},  {"DeepSeek-V3 q_b", 1536, 24576},
-    {"DeepSeek-V3 kv_a", 7168, 576},  {"DeepSeek-V3 o", 16384, 7168},
+    {"Llama-3-8B q, o", 4096, 4096}, {"Llama-3-8B k, v", 4096, 1024},
+    {"DeepSeek-V3 q_a", 7168, 1536}, {"DeepSeek-V3 q_b", 1536, 24576},
+    {"DeepSeek-V3 kv_a", 7168, 576}, {"DeepSeek-V3 o", 16384, 7168},
 };
 constexpr std::int64_t kTokens[] = {1, 8, 64, 1024};
 
@@ -68,8 +68,8 @@ class OneDnn {
   OneDnn(const Tensor& x, const Tensor& w, Tensor& y)
       : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
     using Tag = dnnl::memory::format_tag;
-    const auto type = x.dtype() == DType::kBF16 ? dnnl::memory::data_type::bf16
-                                                : dnnl::memory::data_type::f32;
+    const auto type =
+        x.dtype() == DType::kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
     const dnnl::memory::dims x_dims{x.size(0), x.size(1)};
     const dnnl::memory::dims w_dims{w.size(1), w.size(0)};
     const dnnl::memory::dims y_dims{y.size(0), y.size(1)};
@@ -117,8 +117,8 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
     const auto out = static_cast<blasint>(shape.out_features);
     contenders.push_back({"openblas",
                           [&, rows, in, out] {
-                            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, out, in, 1.0F,
-                                        static_cast<const float*>(x.data()), in,
+                            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, out, in,
+                                        1.0F, static_cast<const float*>(x.data()), in,
                                         static_cast<const float*>(w.data()), in, 0.0F,
                                         static_cast<float*>(y.data()), out);
                           },
@@ -134,8 +134,7 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
   }
   const double ours = contenders[0].median();
   const double flops = 2.0 * static_cast<double>(tokens * shape.in_features * shape.out_features);
-  const double bytes =
-      static_cast<double>(w.num_elements()) * static_cast<double>(size_of(dtype));
+  const double bytes = static_cast<double>(w.num_elements()) * static_cast<double>(size_of(dtype));
   std::printf("| %s | %s | %lld | %.3f ms | %.1f | %.1f |", shape.name, name_of(dtype),
               static_cast<long long>(tokens), ours * 1e3, flops / ours * 1e-9, bytes / ours * 1e-9);
   for (std::size_t i = 1; i < contenders.size(); ++i) {
@@ -147,15 +146,20 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 7;
+int main(int argc, char** argv) try {
+  const int rounds = argc > 1 ? std::stoi(argv[1]) : 7;
   const ladon::Context context;
-  std::printf("| projection | dtype | tokens | Ladon | GFLOP/s | weights GB/s | over oneDNN | over "
-              "OpenBLAS |\n|---|---|---|---|---|---|---|---|\n");
+  std::printf(
+      "| projection | dtype | tokens | Ladon | GFLOP/s | weights GB/s | over oneDNN | over "
+      "OpenBLAS "
+      "|\n|---|---|---|---|---|---|---|---|\n");
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const Shape& shape : kShapes) {
       for (const std::int64_t tokens : kTokens) measure(context, shape, dtype, tokens, rounds);
     }
   }
   return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "projection_table: %s\n", error.what());
+  return 1;
 }

@@ -67,8 +67,9 @@ Image enlarged(const Image& image, int factor) {
   result.pixels.reserve(image.pixels.size() * static_cast<std::size_t>(factor * factor));
   for (int y = 0; y < result.height; ++y) {
     for (int x = 0; x < result.width; ++x) {
-      result.pixels.push_back(
-          image.pixels[static_cast<std::size_t>(y / factor * image.width + x / factor)]);
+      const auto row = static_cast<std::size_t>(y / factor);
+      const auto column = static_cast<std::size_t>(x / factor);
+      result.pixels.push_back(image.pixels[row * static_cast<std::size_t>(image.width) + column]);
     }
   }
   return result;
