@@ -147,7 +147,7 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const int rounds = argc > 1 ? std::stoi(argv[1]) : 7;
+  const int rounds = argc > 1 ? std::max(std::stoi(argv[1]), 1) : 7;
   const ladon::Context context;
   std::printf(
       "| projection | dtype | tokens | Ladon | GFLOP/s | weights GB/s | over oneDNN | over "

@@ -87,18 +87,20 @@ class ForwardRun {
   LayOut lay_out() const {
     LayOut out;
     std::int64_t units = 0;
+    std::int64_t tiles = 0;  // that may be taken together
     for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
       const SequencePlan plan = plan_sequence(params_, params_.sequences[s], kernels_);
       out.partial_rows += partial_rows_of(plan);
       out.most_splits = std::max(out.most_splits, plan.splits);
       units += plan.units;
+      if (plan.tiles > 1) tiles += plan.tiles;
     }
     // Several tasks a thread, so that the last one to end is not long alone.
     constexpr std::int64_t kTasksPerThread = 4;
     const std::int64_t enough = kTasksPerThread * context_.num_threads();
     out.least_cuts = ceil_div(enough, std::max<std::int64_t>(units, 1));
     out.strip_tiles = std::clamp<std::int64_t>(
-        units * params_.num_kv_heads / (2 * enough), 1,
+        tiles * params_.num_kv_heads / (2 * enough), 1,
         cpu::tiles_at_once(params_, kernels_.tile_rows,
                            static_cast<std::int64_t>(kernels_.compute_bytes)));
     const std::size_t threads = static_cast<std::size_t>(context_.num_threads());
@@ -217,7 +219,7 @@ class ForwardRun {
     }
   }
 
-  /// Tile or split number `index` of one KV head, or of several where rows are few.
+  /// Strip or split number `index` of one KV head, or of several where rows are few.
   void run_task(std::int64_t s, std::int64_t kv_head, std::int64_t kv_head_count,
                 std::int64_t index, int worker) const {
     const Sequence& sequence = params_.sequences[s];

@@ -1,5 +1,7 @@
-// How the forward pass is cut into tasks. Every cut depends on a sequence's own lengths alone,
-// never on the number of threads or on its batch mates: that is what makes results reproducible.
+// How the forward pass is cut. Every cut that can change a bit (tiles of rows, splits of keys)
+// depends on a sequence's own lengths alone, never on the number of threads or on its batch mates:
+// that is what makes results reproducible. What a task takes together (strips of tiles, KV heads)
+// may depend on anything.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,7 @@ struct SequencePlan {
   bool few = false;        // rows go to forward_few
   std::int64_t first_split = 0;
   std::int64_t splits = 0;  // above 1: partial results
-  std::int64_t units = 0;   // tasks of one KV head
+  std::int64_t units = 0;   // tiles or splits of one KV head
 };
 
 inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence& sequence,

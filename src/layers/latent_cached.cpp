@@ -114,7 +114,9 @@ class LatentCached {
     return CachedRows::bytes_of_rows(tokens_, width, layer_.dtype()) +
            CachedRows::bytes_of_rows(absorbed, heads * (layer_.latent_dim() + layer_.kv_rank()),
                                      pass_.compute_dtype()) +
-           CachedRows::bytes_of_rows(absorbed, heads * layer_.latent_dim(), layer_.dtype()) +
+           (layer_.dtype() == DType::kBF16
+                ? CachedRows::bytes_of_rows(absorbed, heads * layer_.latent_dim(), DType::kBF16)
+                : 0) +
            static_cast<std::size_t>(tokens_.batch + 1) * sizeof(std::int64_t);
   }
 

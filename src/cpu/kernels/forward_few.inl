@@ -304,10 +304,11 @@ class FewRows {
                                                         staged.stride, out, stride, true);
         return;
       }
-      const std::int64_t step =
-          head * params_.k.head_stride * static_cast<std::int64_t>(size_of(params_.k.dtype));
+      const std::int64_t size = static_cast<std::int64_t>(size_of(params_.k.dtype));
+      const RowsAhead ahead{
+          {next.k, head * params_.k.head_stride * size}, next.count, params_.head_dim * size};
       add_weighted_rows<V, kStored>(rows_.count, block.count, dim, scores_of(head), kKeyBlock, v,
-                                    {{next.k, step}, next.count}, out, stride);
+                                    ahead, out, stride);
     });
   }
 

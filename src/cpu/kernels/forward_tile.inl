@@ -187,6 +187,11 @@ struct ForwardTile {
     return rows.some_first < span.end && rows.some_end > span.begin;
   }
 
+  /// Whether every row sees every key.
+  bool sees_all(const KeySpan& span) const {
+    return rows.all_first <= span.begin && rows.all_end >= span.end;
+  }
+
   /// What was summed before, times the factors by which the maxima moved.
   void rescale(std::int64_t value_dim, const Scalar* factors) {
     if (blocks % kFoldBlocks != 0) rescale_rows<V>(out, value_dim, width, factors);
@@ -254,6 +259,11 @@ class ForwardStrip {
       set_rows(tile.rows, params_, sequence, task.kv_head * params_.group, params_.group,
                task.row_begin + row, smaller(kTileRows<V>, task.row_count - row), task.key_begin,
                task.key_end);
+      // Whole pairs of keys, with or without a strip that goes on beyond them.
+      if (tile.rows.some_end > 0) {
+        const std::int64_t seen = round_up(tile.rows.some_end - task.key_begin, 2);
+        tile.rows.some_end = smaller(task.key_begin + seen, task.key_end);
+      }
       tile.width = round_up(tile.rows.count, V::kLanes);
       tile.out = sums_ + 2 * t * value_dim_ * kTileRows<V>;
       tile.folded = tile.out + value_dim_ * kTileRows<V>;
@@ -266,9 +276,14 @@ class ForwardStrip {
   /// One block of keys, for all tiles that see some of it.
   void attend(const KeySpan& span) {
     std::int64_t turns = 0;
-    for (std::int64_t t = 0; t < tiles_; ++t) turns += tile_[t].sees(span) ? 1 : 0;
+    bool masks = params_.rules.mask.data != nullptr || params_.rules.bias.data != nullptr;
+    for (std::int64_t t = 0; t < tiles_; ++t) {
+      if (!tile_[t].sees(span)) continue;
+      ++turns;
+      masks = masks || !tile_[t].sees_all(span);
+    }
     if (turns == 0) return;
-    products_.load_block(span);
+    products_.load_block(span, masks);
     std::int64_t turn = 0;
     for (std::int64_t t = 0; t < tiles_; ++t) {
       if (tile_[t].sees(span)) attend(span, t, {turn++, turns});

@@ -80,10 +80,10 @@ class PairBackward {
   static constexpr std::int64_t kUnit = Engine::kUnit;
   static constexpr std::int64_t kRowPairs = kTileRows<V> / 2;
 
-  /// Rows of a tile two by two, [row pair][padded_dim]. Whether all were finite.
+  /// Rows of a tile two by two, [row pair][padded_dim]. Whether all was finite.
   static bool pair_tile(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
                         std::int64_t width, std::int64_t dim, std::int64_t padded_dim, Pair* to) {
-    return pair_two_by_two(
+    return pair_finite(
         round_up(pairs_in(width), kUnit), dim, padded_dim,
         [&](std::int64_t r) { return row_of(operand, offset, rows, r); }, to);
   }
@@ -117,7 +117,7 @@ class PairBackward {
   void add_dq(const KeySpan& span, std::int64_t width, const float* dscores, float* dq) {
     const std::int64_t dim = span.params.head_dim;
     const std::int64_t pairs = round_up(pairs_in(span.count()), kUnit);
-    const bool finite = pair_two_by_two(
+    const bool finite = pair_finite(
         pairs, dim, column_dim_, [&](std::int64_t key) { return row_of<KvPart::kKeys>(span, key); },
         key_pairs_);
     pair_weights(dscores, span.count(), width, pairs, dscore_pairs_);

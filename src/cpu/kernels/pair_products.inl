@@ -37,13 +37,18 @@ class PairProducts {
     pair_along_rows(params.q, sequence.q, rows, width, params.head_dim, depth_, queries(tile));
   }
 
-  void load_block(const KeySpan& span) {
+  void load_block(const KeySpan& span, bool masks) {
     keys_ = pairs_as_stored<KvPart::kKeys, Engine::kUnit>(span, depth_, keys_staging_);
-    finite_ = pair_two_by_two(
-        round_up(pairs_in(span.count()), Engine::kUnit), span.params.value_dim, value_dim_,
-        [&](std::int64_t key) { return row_of<KvPart::kValues>(span, key); }, values_);
-    columns_ = engine_.columns(value_dim_, round_up(pairs_in(span.count()), Engine::kUnit), values_,
-                               room_);
+    const auto row_at = [&](std::int64_t key) { return row_of<KvPart::kValues>(span, key); };
+    const std::int64_t dim = span.params.value_dim;
+    const std::int64_t pairs = round_up(pairs_in(span.count()), Engine::kUnit);
+    finite_ = true;
+    if (masks) {
+      finite_ = pair_finite(pairs, dim, value_dim_, row_at, values_);
+    } else {
+      pair_two_by_two(pairs, dim, value_dim_, row_at, values_);
+    }
+    columns_ = engine_.columns(value_dim_, pairs, values_, room_);
   }
 
   void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
@@ -77,12 +82,12 @@ class PairProducts {
   std::int64_t value_dim_;  // padded
   Pair* q_;                 // of each tile [depth][width]
   Pair* keys_staging_;      // [key][depth], where K cannot be used as it lies
-  Pair* values_;            // [key pair][value_dim], without what is not finite
+  Pair* values_;            // [key pair][value_dim]
   Pair* room_;              // for the engine
   Pair* weights_;           // [key pair][width]
   PairMatrix keys_{nullptr, 0};
   PairMatrix columns_{nullptr, 0};
-  bool finite_ = true;  // all values of the block are
+  bool finite_ = true;  // all values of the block are, or all rows see them
 };
 
 /// Forward tiles whose q, k and v are all bf16.

@@ -182,18 +182,24 @@ inline void clear_not_finite(Pair* pairs, std::int64_t count) {
   }
 }
 
-/// Rows two by two, [pair][padded_dim], without what is not finite; row_at(i) may be null. Whether
-/// all were finite.
+/// Rows two by two, [pair][padded_dim]; row_at(i) may be null.
 template <class RowAt>
-inline bool pair_two_by_two(std::int64_t pairs, std::int64_t dim, std::int64_t padded_dim,
+inline void pair_two_by_two(std::int64_t pairs, std::int64_t dim, std::int64_t padded_dim,
                             const RowAt& row_at, Pair* to) {
-  bool finite = true;
   for (std::int64_t pair = 0; pair < pairs; ++pair) {
-    const std::uint16_t* first = row_at(2 * pair);
-    const std::uint16_t* second = row_at(2 * pair + 1);
-    pair_rows(first, second, dim, padded_dim, to + pair * padded_dim);
-    finite = finite && (first == nullptr || all_finite(first, dim)) &&
-             (second == nullptr || all_finite(second, dim));
+    pair_rows(row_at(2 * pair), row_at(2 * pair + 1), dim, padded_dim, to + pair * padded_dim);
+  }
+}
+
+/// The same without what is not finite. Whether all was.
+template <class RowAt>
+inline bool pair_finite(std::int64_t pairs, std::int64_t dim, std::int64_t padded_dim,
+                        const RowAt& row_at, Pair* to) {
+  pair_two_by_two(pairs, dim, padded_dim, row_at, to);
+  bool finite = true;
+  for (std::int64_t i = 0; finite && i < 2 * pairs; ++i) {
+    const std::uint16_t* row = row_at(i);
+    finite = row == nullptr || all_finite(row, dim);
   }
   if (!finite) clear_not_finite(to, pairs * padded_dim);
   return finite;

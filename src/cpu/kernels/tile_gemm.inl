@@ -64,7 +64,7 @@ inline void tile_gemm_rows(std::int64_t width, std::int64_t depth, const PairMat
   if (n < width) tile_gemm_block<kRows, 1>(depth, a, m, b, n, c, ldc, accumulate);
 }
 
-/// rows, width and depth (in pairs) are whole tiles. Needs TilesInUse.
+/// rows, width and depth (in pairs) are whole tiles. Tiles must be configured.
 inline void tile_gemm(std::int64_t rows, std::int64_t width, std::int64_t depth,
                       const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
                       bool accumulate) {

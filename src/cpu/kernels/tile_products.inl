@@ -46,7 +46,7 @@ struct KeySpan {
   std::int64_t kv_head;
   std::int64_t begin;
   std::int64_t end;
-  std::int64_t last_end;  // where the keys end that the tile will come to
+  std::int64_t last_end;  // where the keys end that the task will come to
 
   std::int64_t count() const { return end - begin; }
 };
@@ -105,12 +105,14 @@ class WideProducts {
                       narrow<Scalar>(params.rules.scale), room, queries(params, tile));
   }
 
-  /// Makes the span's keys and values those that the products below take.
-  void load_block(const KeySpan& span) {
+  /// Makes the span's keys and values those that the products below take. With `masks`, some rows
+  /// may not see some of them.
+  void load_block(const KeySpan& span, bool masks) {
     keys_ = load_kv<KvPart::kKeys>(span.params, span.sequence, span.kv_head, span.begin, span.end,
                                    span.params.head_dim, key_staging_);
     values_ = load_kv<KvPart::kValues>(span.params, span.sequence, span.kv_head, span.begin,
                                        span.end, span.params.value_dim, value_staging_);
+    guard_ = masks && !all_finite(values_, span.count(), span.params.value_dim);
   }
 
   /// scores = K q^T for the first `count` keys of the span.
@@ -129,8 +131,7 @@ class WideProducts {
   void add_values(const KeySpan& span, bool masks, std::int64_t count, std::int64_t width,
                   const Scalar* weights, Scalar* out, bool accumulate) {
     const std::int64_t value_dim = span.params.value_dim;
-    const bool guard = masks && !all_finite(values_, count, value_dim);
-    gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(guard, value_dim, width, count,
+    gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(masks && guard_, value_dim, width, count,
                                                           values_.data, values_.stride, weights,
                                                           width, out, width, accumulate);
   }
@@ -145,6 +146,7 @@ class WideProducts {
   Scalar* value_staging_;
   Block<Scalar> keys_{nullptr, 0};
   Block<Scalar> values_{nullptr, 0};
+  bool guard_ = false;  // some value is not finite, and some row may not see it
 };
 
 }  // namespace

@@ -23,10 +23,15 @@ constexpr int kWeightedVectors = kRows == 1                          ? 8
                                                                      : 2;
 
 /// Rows that will be wanted later: while row k of v is multiplied, the same part of theirs is asked
-/// for.
+/// for, and with its last part all that is left.
 struct RowsAhead {
   StoredRows rows;
   std::int64_t count = 0;
+  std::int64_t bytes = 0;  // of each
+
+  void ask(std::int64_t k, std::int64_t begin, std::int64_t end) const {
+    if (k < count) prefetch_row(rows[k] + begin, smaller(end, bytes) - begin);
+  }
 };
 
 /// kVectors vectors of the columns, from `column` on; the last may not be whole.
@@ -42,12 +47,12 @@ inline void weighted_registers(std::int64_t keys, std::int64_t column, std::int6
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) sums[r][n] = zero<V>();
   }
-  const bool whole = column + kVectors * V::kLanes <= dim;
+  const std::int64_t end = column + kVectors * V::kLanes;
+  const bool whole = end <= dim;
+  const std::int64_t asked = end < dim ? end * kSize : ahead.bytes;
   for (std::int64_t k = 0; k < keys; ++k) {
     const char* row = v[k];
-    if (k < ahead.count) {
-      prefetch_row(ahead.rows[k] + column * kSize, kVectors * V::kLanes * kSize);
-    }
+    ahead.ask(k, column * kSize, asked);
     V value[std::size_t{kVectors}];
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) {
