@@ -340,10 +340,10 @@ class ForwardStrip {
   Scalar* keep_;    // [kKeyBlock][width]
   Scalar* room_;    // [kLanes][dim]: some rows in or out
   Products products_;
-  BlockRules<Scalar> block_;
   std::int64_t tiles_ = 0;
   std::int64_t first_key_ = 0;  // keys that some tile sees
   std::int64_t end_key_ = 0;
+  BlockRules<Scalar> block_;
   ForwardTile<V> tile_[kMostTiles];
 };
 
