@@ -15,7 +15,7 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
-#include <string>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -24,6 +24,7 @@
 #include "ladon/random.h"
 #include "ladon/tensor.h"
 #include "layers/projection.h"
+#include "timing.h"
 
 namespace {
 
@@ -43,24 +44,18 @@ constexpr Shape kShapes[] = {
 };
 constexpr std::int64_t kTokens[] = {1, 8, 64, 1024};
 
-double seconds_of(const std::function<void()>& call) {
-  const auto start = std::chrono::steady_clock::now();
-  call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+/// A call that takes turns with others. It waits first: thread pools spin for a while after their
+/// work.
+ladon::bench::Work after_a_pause(const std::function<void()>& call) {
+  ladon::bench::Work work;
+  work.run_elsewhere = [call]() -> std::optional<double> {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  return work;
 }
-
-/// One of those that take turns.
-struct Contender {
-  std::string name;
-  std::function<void()> call;
-  std::vector<double> seconds;
-
-  double median() {
-    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    return *middle;
-  }
-};
 
 /// oneDNN's matrix product with weights in its own layout.
 class OneDnn {
@@ -108,39 +103,31 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
   ladon::fill_normal(x.view(), 0, 1, 1);
   ladon::fill_normal(w.view(), 0, 1, 2);
   OneDnn onednn(x, w, y);
-  std::vector<Contender> contenders;
-  contenders.push_back({"ladon", [&] { project(context, x, w, {}, y.view()); }, {}});
-  contenders.push_back({"onednn", [&] { onednn.run(); }, {}});
+  std::vector<ladon::bench::Work> pieces;
+  pieces.push_back(after_a_pause([&] { project(context, x, w, {}, y.view()); }));
+  pieces.push_back(after_a_pause([&] { onednn.run(); }));
   if (dtype == DType::kF32) {
     const auto rows = static_cast<blasint>(tokens);
     const auto in = static_cast<blasint>(shape.in_features);
     const auto out = static_cast<blasint>(shape.out_features);
-    contenders.push_back({"openblas",
-                          [&, rows, in, out] {
-                            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, out, in,
-                                        1.0F, static_cast<const float*>(x.data()), in,
-                                        static_cast<const float*>(w.data()), in, 0.0F,
-                                        static_cast<float*>(y.data()), out);
-                          },
-                          {}});
+    pieces.push_back(after_a_pause([&, rows, in, out] {
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, out, in, 1.0F,
+                  static_cast<const float*>(x.data()), in, static_cast<const float*>(w.data()), in,
+                  0.0F, static_cast<float*>(y.data()), out);
+    }));
   }
-  for (int round = -1; round < rounds; ++round) {  // the first is not counted
-    for (Contender& contender : contenders) {
-      // Thread pools spin for a while after their work.
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      const double seconds = seconds_of(contender.call);
-      if (round >= 0) contender.seconds.push_back(seconds);
-    }
-  }
-  const double ours = contenders[0].median();
+  const ladon::bench::TimedPieces timed =
+      ladon::bench::time_in_turns(pieces, {.min_seconds = 0, .min_rounds = rounds});
+  const double ours = timed.pieces[0].median_ms * 1e-3;
   const double flops = 2.0 * static_cast<double>(tokens * shape.in_features * shape.out_features);
   const double bytes = static_cast<double>(w.num_elements()) * static_cast<double>(size_of(dtype));
-  std::printf("| %s | %s | %lld | %.3f ms | %.1f | %.1f |", shape.name, name_of(dtype),
-              static_cast<long long>(tokens), ours * 1e3, flops / ours * 1e-9, bytes / ours * 1e-9);
-  for (std::size_t i = 1; i < contenders.size(); ++i) {
-    std::printf(" %.2fx |", contenders[i].median() / ours);
+  std::printf("| %s | %s | %lld | %.3f ms%s | %.1f | %.1f |", shape.name, name_of(dtype),
+              static_cast<long long>(tokens), ours * 1e3, timed.disturbed ? " (disturbed)" : "",
+              flops / ours * 1e-9, bytes / ours * 1e-9);
+  for (std::size_t i = 1; i < pieces.size(); ++i) {
+    std::printf(" %.2fx |", timed.pieces[i].median_ms * 1e-3 / ours);
   }
-  std::printf("%s\n", contenders.size() == 2 ? " - |" : "");
+  std::printf("%s\n", pieces.size() == 2 ? " - |" : "");
   std::fflush(stdout);
 }
 

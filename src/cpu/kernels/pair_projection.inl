@@ -41,12 +41,9 @@ inline PairMatrix pairs_of(const Matrix& matrix, std::int64_t begin, std::int64_
       reinterpret_cast<std::uintptr_t>(first) % sizeof(Pair) == 0) {
     return {reinterpret_cast<const Pair*>(first), matrix.stride / 2};
   }
-  const auto used = static_cast<std::size_t>(dim) * sizeof(*first);
-  for (std::int64_t row = 0; row < end - begin; ++row) {
-    char* to = reinterpret_cast<char*>(staging + row * depth);
-    __builtin_memcpy(to, first + row * matrix.stride, used);
-    __builtin_memset(to + used, 0, static_cast<std::size_t>(depth) * sizeof(Pair) - used);
-  }
+  copy_as_pairs(
+      end - begin, dim, depth, [&](std::int64_t row) { return first + row * matrix.stride; },
+      staging);
   return {staging, depth};
 }
 

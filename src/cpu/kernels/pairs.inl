@@ -127,6 +127,20 @@ inline void pair_along_rows(const Operand& operand, std::int64_t offset, const R
                   depth, to);
 }
 
+/// Rows of `dim` numbers as rows of `depth` pairs, filled up with zeros; row_at(i) is null for a
+/// row that is not there.
+template <class RowAt>
+inline void copy_as_pairs(std::int64_t rows, std::int64_t dim, std::int64_t depth,
+                          const RowAt& row_at, Pair* to) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::uint16_t* row = row_at(i);
+    char* bytes = reinterpret_cast<char*>(to + i * depth);
+    const auto used = row == nullptr ? 0 : static_cast<std::size_t>(dim) * sizeof(*row);
+    if (row != nullptr) __builtin_memcpy(bytes, row, used);
+    __builtin_memset(bytes + used, 0, static_cast<std::size_t>(depth) * sizeof(Pair) - used);
+  }
+}
+
 /// Keys or values as rows of `depth` pairs: as they lie where whole units of whole pairs do, else
 /// in the staging buffer, filled up with zeros.
 template <KvPart kPart, std::int64_t kUnit>
@@ -140,12 +154,9 @@ inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair*
       reinterpret_cast<std::uintptr_t>(first) % sizeof(Pair) == 0) {
     return {reinterpret_cast<const Pair*>(first), operand.token_stride / 2};
   }
-  for (std::int64_t key = 0; key < round_up(span.count(), kUnit); ++key) {
-    const std::uint16_t* row = row_of<kPart>(span, key);
-    for (std::int64_t i = 0; i < depth; ++i) {
-      staging[key * depth + i] = row == nullptr ? 0 : pair_at(row, i, dim);
-    }
-  }
+  copy_as_pairs(
+      round_up(span.count(), kUnit), dim, depth,
+      [&](std::int64_t key) { return row_of<kPart>(span, key); }, staging);
   return {staging, depth};
 }
 

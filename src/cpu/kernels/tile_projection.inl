@@ -84,12 +84,10 @@ class TileProjection {
         reinterpret_cast<std::uintptr_t>(first) % sizeof(Pair) == 0) {
       return {reinterpret_cast<const Pair*>(first), params_.w.stride / 2};
     }
-    for (std::int64_t row = 0; row < round_up(count, kTileSide); ++row) {
-      char* to = reinterpret_cast<char*>(weights_ + row * depth);
-      const auto used = static_cast<std::size_t>(row < count ? 2 * (end - begin) : 0);
-      __builtin_memcpy(to, first + (row < count ? row : 0) * params_.w.stride, used);
-      __builtin_memset(to + used, 0, static_cast<std::size_t>(depth) * sizeof(Pair) - used);
-    }
+    copy_as_pairs(
+        round_up(count, kTileSide), end - begin, depth,
+        [&](std::int64_t row) { return row < count ? first + row * params_.w.stride : nullptr; },
+        weights_);
     return {weights_, depth};
   }
 
