@@ -301,7 +301,7 @@ class ForwardStrip {
         block_, tile.width, count, narrow<Scalar>(params_.rules.scale), scores_, tile.maximum,
         tile.denominator, rescale);
     if (moved && tile.blocks > 0) tile.rescale(params_.value_dim, rescale);
-    products_.add_values(span, block_.masks(), count, tile.width, scores_, tile.out,
+    products_.add_values(span, turn, block_.masks(), count, tile.width, scores_, tile.out,
                          tile.blocks % kFoldBlocks != 0);
     ++tile.blocks;
     if (tile.blocks % kFoldBlocks == 0) tile.fold(params_.value_dim, tile.blocks == kFoldBlocks);

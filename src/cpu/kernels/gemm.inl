@@ -98,6 +98,13 @@ void gemm_rows(std::int64_t rows, std::int64_t depth, const typename V::Factor* 
   constexpr int kStep = V::kGemmRows;
   const std::int64_t a_step = kLayout == Layout::kRows ? lda : 1;
   std::int64_t m = 0;
+  if constexpr (kVectors <= 2) {  // there are registers for twice the rows, and more sums to hide
+                                  // an FMA's latency behind
+    for (; m + 2 * kStep <= rows; m += 2 * kStep) {
+      gemm_registers<V, kLayout, 2 * kStep, kVectors>(depth, a + m * a_step, lda, b, ldb,
+                                                      c + m * ldc, ldc, accumulate);
+    }
+  }
   for (; m + kStep <= rows; m += kStep) {
     gemm_registers<V, kLayout, kStep, kVectors>(depth, a + m * a_step, lda, b, ldb, c + m * ldc,
                                                 ldc, accumulate);

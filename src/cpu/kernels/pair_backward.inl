@@ -123,7 +123,7 @@ class PairBackward {
     pair_weights(dscores, span.count(), width, pairs, dscore_pairs_);
     // Whole units may reach past dq's end.
     const bool direct = column_dim_ == dim;
-    engine_.multiply_columns(column_dim_, width, pairs,
+    engine_.multiply_columns(0, column_dim_, width, pairs,
                              engine_.columns(column_dim_, pairs, key_pairs_, room_), dscore_pairs_,
                              direct ? dq : dq_, direct);
     if (!direct) fold_rows<V>(dq_, dim, width, false, dq);

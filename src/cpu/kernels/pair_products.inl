@@ -53,21 +53,22 @@ class PairProducts {
 
   void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
              std::int64_t width, float* scores) {
-    constexpr std::int64_t kStep = round_up(kKeysAtOnce, Engine::kUnit);
-    for (std::int64_t i = 0; i < count; i += kStep) {
-      const std::int64_t some = smaller(kStep, count - i);
-      prefetch_next(span, turn, i, some);
-      engine_.multiply(round_up(some, Engine::kUnit), width, depth_,
-                       {keys_.data + i * keys_.stride, keys_.stride}, {queries(tile), width},
-                       scores + i * width, width, false);
-    }
+    while_fetching<KvPart::kKeys>(
+        span, turn, round_up(count, Engine::kUnit), Engine::kRowsAtOnce,
+        [&](std::int64_t first, std::int64_t some) {
+          engine_.multiply(some, width, depth_, {keys_.data + first * keys_.stride, keys_.stride},
+                           {queries(tile), width}, scores + first * width, width, false);
+        });
   }
 
-  void add_values(const KeySpan& span, bool, std::int64_t count, std::int64_t width,
+  void add_values(const KeySpan& span, Turn turn, bool, std::int64_t count, std::int64_t width,
                   const float* weights, float* out, bool accumulate) {
     const std::int64_t pairs = round_up(pairs_in(count), Engine::kUnit);
     pair_weights(weights, count, width, pairs, weights_);
-    engine_.multiply_columns(value_dim_, width, pairs, columns_, weights_, out, accumulate);
+    while_fetching<KvPart::kValues>(
+        span, turn, value_dim_, Engine::kRowsAtOnce, [&](std::int64_t first, std::int64_t some) {
+          engine_.multiply_columns(first, some, width, pairs, columns_, weights_, out, accumulate);
+        });
     for (std::int64_t key = 0; !finite_ && key < count; ++key) {
       add_not_finite(row_of<KvPart::kValues>(span, key), span.params.value_dim,
                      weights + key * width, 1, width, out, width, 1);

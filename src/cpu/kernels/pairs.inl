@@ -8,8 +8,9 @@
 //                                  c (+)= a b; depth counts pairs, which run along rows of a
 //   columns(dim, depth, a, room)   a, [depth][dim], as multiply_columns() takes it: as it is or,
 //                                  rearranged, in `room`, which is as large
-//   multiply_columns(dim, width, depth, a, b, c, accumulate)
-//                                  c (+)= a^T b, where b is [depth][width]
+//   multiply_columns(first, rows, width, depth, a, b, c, accumulate)
+//                                  some rows of c (+)= a^T b, where b is [depth][width]
+//   kRowsAtOnce                    rows that are multiplied best in one call, at least
 #pragma once
 
 #include <cstddef>
@@ -38,6 +39,7 @@ template <class Pairs>
 class VectorEngine {
  public:
   static constexpr std::int64_t kUnit = 1;
+  static constexpr std::int64_t kRowsAtOnce = 2 * Pairs::kGemmRows;
   static void begin() {}
   static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
                        const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
@@ -48,10 +50,11 @@ class VectorEngine {
   static PairMatrix columns(std::int64_t dim, std::int64_t, const Pair* a, Pair*) {
     return {a, dim};
   }
-  static void multiply_columns(std::int64_t dim, std::int64_t width, std::int64_t depth,
-                               const PairMatrix& a, const Pair* b, float* c, bool accumulate) {
-    gemm<Pairs, Layout::kColumns>(dim, width, depth, a.data, a.stride, b, width, c, width,
-                                  accumulate);
+  static void multiply_columns(std::int64_t first, std::int64_t rows, std::int64_t width,
+                               std::int64_t depth, const PairMatrix& a, const Pair* b, float* c,
+                               bool accumulate) {
+    gemm<Pairs, Layout::kColumns>(rows, width, depth, a.data + first, a.stride, b, width,
+                                  c + first * width, width, accumulate);
   }
 };
 

@@ -18,6 +18,7 @@ namespace {
 class TileEngine {
  public:
   static constexpr std::int64_t kUnit = kTileSide;
+  static constexpr std::int64_t kRowsAtOnce = 2 * kTileSide;
 
   TileEngine() = default;
   ~TileEngine() {
@@ -45,9 +46,11 @@ class TileEngine {
     return {room, depth};
   }
 
-  static void multiply_columns(std::int64_t dim, std::int64_t width, std::int64_t depth,
-                               const PairMatrix& a, const Pair* b, float* c, bool accumulate) {
-    tile_gemm(dim, width, depth, a, {b, width}, c, width, accumulate);
+  static void multiply_columns(std::int64_t first, std::int64_t rows, std::int64_t width,
+                               std::int64_t depth, const PairMatrix& a, const Pair* b, float* c,
+                               bool accumulate) {
+    tile_gemm(rows, width, depth, {a.at(first, 0), a.stride}, {b, width}, c + first * width, width,
+              accumulate);
   }
 
  private:

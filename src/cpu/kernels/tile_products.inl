@@ -51,24 +51,18 @@ struct KeySpan {
   std::int64_t count() const { return end - begin; }
 };
 
-// Keys that are scored between two requests for later ones: whole steps of the matrix product, be
-// they of 3 or 6 rows.
-inline constexpr std::int64_t kKeysAtOnce = 12;
-
-/// Asks for keys and values [begin, end) of the span's head before they are needed. Rows of a head
-/// lie a whole token apart, which the hardware's prefetchers do not follow.
+/// Asks for one operand's rows [begin, end) of the span's head before they are needed. Rows of a
+/// head lie a whole token apart, which the hardware's prefetchers do not follow.
+template <KvPart kPart>
 inline void prefetch_kv(const KeySpan& span, std::int64_t begin, std::int64_t end) {
   const AttentionParams& params = span.params;
-  const auto prefetch = [](const Operand& operand, std::int64_t row, std::int64_t dim) {
-    prefetch_row(static_cast<const char*>(at(operand.data, operand.dtype, row)),
-                 dim * static_cast<std::int64_t>(size_of(operand.dtype)));
-  };
+  const Operand& operand = kv_operand<kPart>(params);
+  const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
+  const std::int64_t bytes = dim * static_cast<std::int64_t>(size_of(operand.dtype));
   for (std::int64_t key = begin; key < end; ++key) {
     const std::int64_t slot = kv_slot(params.kv_layout, span.sequence, key);
-    prefetch(params.k, kv_row<KvPart::kKeys>(params, span.sequence, span.kv_head, slot),
-             params.head_dim);
-    prefetch(params.v, kv_row<KvPart::kValues>(params, span.sequence, span.kv_head, slot),
-             params.value_dim);
+    const std::int64_t row = kv_row<kPart>(params, span.sequence, span.kv_head, slot);
+    prefetch_row(static_cast<const char*>(at(operand.data, operand.dtype, row)), bytes);
   }
 }
 
@@ -78,13 +72,20 @@ struct Turn {
   std::int64_t of;
 };
 
-/// Asks for the turn's share of the keys of the next block that stand where [i, i + count) of this
-/// one do.
-inline void prefetch_next(const KeySpan& span, Turn turn, std::int64_t i, std::int64_t count) {
-  const std::int64_t ahead = span.begin + kKeyBlock + i;
-  const std::int64_t begin = ahead + count * turn.index / turn.of;
-  const std::int64_t end = ahead + count * (turn.index + 1) / turn.of;
-  prefetch_kv(span, begin, smaller(end, span.last_end));
+/// Calls product(first, count) for `rows` rows of a product, `step` at a time, and asks for the
+/// turn's share of the next block's keys or values on the way: a few rows after each step, because
+/// a core has only so many requests under way and waits when there are more.
+template <KvPart kPart, class Product>
+inline void while_fetching(const KeySpan& span, Turn turn, std::int64_t rows, std::int64_t step,
+                           const Product& product) {
+  const auto key_at = [&](std::int64_t row) {
+    return span.begin + kKeyBlock + kKeyBlock * (turn.index * rows + row) / (turn.of * rows);
+  };
+  for (std::int64_t first = 0; first < rows; first += step) {
+    const std::int64_t end = smaller(first + step, rows);
+    prefetch_kv<kPart>(span, key_at(first), smaller(key_at(end), span.last_end));
+    product(first, end - first);
+  }
 }
 
 /// Products of numbers in the compute type; other types are widened block by block.
@@ -118,22 +119,24 @@ class WideProducts {
   /// scores = K q^T for the first `count` keys of the span.
   void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
              std::int64_t width, Scalar* scores) {
-    for (std::int64_t i = 0; i < count; i += kKeysAtOnce) {
-      const std::int64_t some = smaller(kKeysAtOnce, count - i);
-      prefetch_next(span, turn, i, some);
-      gemm<V, Layout::kRows>(some, width, span.params.head_dim, keys_.data + i * keys_.stride,
-                             keys_.stride, queries(span.params, tile), width, scores + i * width,
-                             width, false);
-    }
+    while_fetching<KvPart::kKeys>(
+        span, turn, count, 2 * V::kGemmRows, [&](std::int64_t first, std::int64_t some) {
+          gemm<V, Layout::kRows>(
+              some, width, span.params.head_dim, keys_.data + first * keys_.stride, keys_.stride,
+              queries(span.params, tile), width, scores + first * width, width, false);
+        });
   }
 
   /// out (+)= V^T weights. With `masks`, some weights may be marked as masked: they add nothing.
-  void add_values(const KeySpan& span, bool masks, std::int64_t count, std::int64_t width,
-                  const Scalar* weights, Scalar* out, bool accumulate) {
-    const std::int64_t value_dim = span.params.value_dim;
-    gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(masks && guard_, value_dim, width, count,
-                                                          values_.data, values_.stride, weights,
-                                                          width, out, width, accumulate);
+  void add_values(const KeySpan& span, Turn turn, bool masks, std::int64_t count,
+                  std::int64_t width, const Scalar* weights, Scalar* out, bool accumulate) {
+    while_fetching<KvPart::kValues>(span, turn, span.params.value_dim, 2 * V::kGemmRows,
+                                    [&](std::int64_t first, std::int64_t some) {
+                                      gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
+                                          masks && guard_, some, width, count, values_.data + first,
+                                          values_.stride, weights, width, out + first * width,
+                                          width, accumulate);
+                                    });
   }
 
  private:
