@@ -235,20 +235,25 @@ class ForwardStrip {
         products_(params, most_tiles_, arena) {}
 
   void run(const ForwardTask& task) {
-    load_tiles(task);
+    set_tiles(task);
     // Blocks of keys begin at fixed places, so that a tile's bits do not depend on its strip.
     const std::int64_t skipped = (first_key_ - task.key_begin) / kKeyBlock;
-    for (std::int64_t begin = task.key_begin + skipped * kKeyBlock; begin < end_key_;
-         begin += kKeyBlock) {
-      const KeySpan span{params_, params_.sequences[task.sequence],     task.kv_head,
-                         begin,   smaller(begin + kKeyBlock, end_key_), end_key_};
-      attend(span);
+    const auto span_from = [&](std::int64_t begin) {
+      return KeySpan{params_, params_.sequences[task.sequence],     task.kv_head,
+                     begin,   smaller(begin + kKeyBlock, end_key_), end_key_};
+    };
+    const std::int64_t first = task.key_begin + skipped * kKeyBlock;
+    if (first < end_key_) prefetch_kv(span_from(first));
+    for (std::int64_t tile = 0; tile < tiles_; ++tile) {
+      products_.load_queries(params_, params_.sequences[task.sequence], tile, tile_[tile].rows,
+                             tile_[tile].width, room_);
     }
+    for (std::int64_t begin = first; begin < end_key_; begin += kKeyBlock) attend(span_from(begin));
     for (std::int64_t tile = 0; tile < tiles_; ++tile) finish(task, tile_[tile]);
   }
 
  private:
-  void load_tiles(const ForwardTask& task) {
+  void set_tiles(const ForwardTask& task) {
     const Sequence& sequence = params_.sequences[task.sequence];
     first_key_ = task.key_end;
     end_key_ = task.key_begin;
@@ -267,7 +272,6 @@ class ForwardStrip {
       tile.width = round_up(tile.rows.count, V::kLanes);
       tile.out = sums_ + 2 * t * value_dim_ * kTileRows<V>;
       tile.folded = tile.out + value_dim_ * kTileRows<V>;
-      products_.load_queries(params_, sequence, t, tile.rows, tile.width, room_);
       first_key_ = smaller(first_key_, tile.rows.some_first);
       end_key_ = larger(end_key_, tile.rows.some_end);
     }

@@ -66,6 +66,12 @@ inline void prefetch_kv(const KeySpan& span, std::int64_t begin, std::int64_t en
   }
 }
 
+/// The same for all keys and values of the span.
+inline void prefetch_kv(const KeySpan& span) {
+  prefetch_kv<KvPart::kKeys>(span, span.begin, span.end);
+  prefetch_kv<KvPart::kValues>(span, span.begin, span.end);
+}
+
 /// Tiles of a strip take turns at a block; each asks for its share of the next one.
 struct Turn {
   std::int64_t index;
