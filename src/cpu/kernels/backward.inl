@@ -192,6 +192,24 @@ inline void fold_sums(typename V::Scalar* from, std::int64_t count, typename V::
   }
 }
 
+/// Asks for rows [begin, end) of q, out and dout before they are needed.
+inline void prefetch_query_rows(const AttentionParams& params, const Sequence& sequence,
+                                std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
+  const auto prefetch = [](const Operand& operand, std::int64_t offset, std::int64_t token,
+                           std::int64_t head, std::int64_t dim) {
+    const std::int64_t start = offset + token * operand.token_stride + head * operand.head_stride;
+    prefetch_row(static_cast<const char*>(at(operand.data, operand.dtype, start)),
+                 dim * static_cast<std::int64_t>(size_of(operand.dtype)));
+  };
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::int64_t token = row / params.group;
+    const std::int64_t head = kv_head * params.group + row % params.group;
+    prefetch(params.q, sequence.q, token, head, params.head_dim);
+    prefetch(params.out, sequence.out, token, head, params.value_dim);
+    prefetch(params.dout, sequence.dout, token, head, params.value_dim);
+  }
+}
+
 template <class V, class Products>
 void run_backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
   using Scalar = typename V::Scalar;
@@ -209,6 +227,7 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
     scratch.folded_dv[i] = 0;
   }
 
+  products.load_keys({params, sequence, task.kv_head, task.key_begin, task.key_end, task.key_end});
   BackwardTile<Scalar> tile;
   BlockRules<Scalar> block;
   const std::int64_t row_count = sequence.query_len * params.group;
@@ -224,16 +243,22 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
     set_tile(params, sequence, scratch, tile);
     products.load_rows(params, sequence, tile.rows, tile.width);
     Scalar* dq = static_cast<Scalar*>(task.dq_partial) + row * params.head_dim;
-    for_each_key_block(params, sequence, task.kv_head, tile.rows, task.key_begin, task.key_end,
-                       [&](const KeySpan& span) {
-                         products.score(span, tile.width, scratch.scores, scratch.dscores);
-                         score_gradients<V, true, Products::kScaled>(span, scratch, tile, block);
-                         const std::int64_t at_key = span.begin - task.key_begin;
-                         products.add_gradients(span, block.masks(), tile.rows, tile.width,
-                                                scratch.scores, scratch.dscores,
-                                                scratch.dv + at_key * scratch.value_dim,
-                                                scratch.dk + at_key * scratch.head_dim, dq);
-                       });
+    for_each_key_block(
+        params, sequence, task.kv_head, tile.rows, task.key_begin, task.key_end,
+        [&](const KeySpan& span) {
+          // Each block asks for its share of the next tile.
+          const auto next = [&](std::int64_t key) {
+            const std::int64_t share = kTileRows<V> * (key - task.key_begin);
+            return smaller(row + kTileRows<V> + share / key_count, row_count);
+          };
+          prefetch_query_rows(params, sequence, task.kv_head, next(span.begin), next(span.end));
+          products.score(span, tile.width, scratch.scores, scratch.dscores);
+          score_gradients<V, true, Products::kScaled>(span, scratch, tile, block);
+          const std::int64_t at_key = span.begin - task.key_begin;
+          products.add_gradients(span, block.masks(), tile.rows, tile.width, scratch.scores,
+                                 scratch.dscores, scratch.dv + at_key * scratch.value_dim,
+                                 scratch.dk + at_key * scratch.head_dim, dq);
+        });
   }
 
   fold_sums<V>(scratch.dk, key_count * scratch.head_dim, scratch.folded_dk);

@@ -33,17 +33,30 @@ class PairBackward {
         staging_(arena.take<Pair>(kKeyBlock * larger(head_depth_, value_depth_))),
         weights_(arena.take<Pair>(kKeyBlock * kRowPairs)),
         dscores_(arena.take<Pair>(kKeyBlock * kRowPairs)),
-        key_pairs_(arena.take<Pair>(kKeyBlock / 2 * column_dim_)),
+        key_pairs_(arena.take<Pair>(kBackwardKeys / 2 * column_dim_)),
         dscore_pairs_(arena.take<Pair>(kKeyBlock / 2 * kTileRows<V>)),
-        room_(arena.take<Pair>(kUnit == 1 ? 0 : kKeyBlock / 2 * column_dim_)),
+        room_(arena.take<Pair>(kUnit == 1 ? 0 : kBackwardKeys / 2 * column_dim_)),
         dq_(arena.take<float>(column_dim_ == params.head_dim ? 0 : column_dim_ * kTileRows<V>)) {
     static_assert(kRowPairs % kUnit == 0 && V::kLanes % kUnit == 0 && kKeyBlock / 2 % kUnit == 0);
   }
 
+  /// Pairs the task's keys for dq, because every tile meets them.
+  void load_keys(const KeySpan& task) {
+    engine_.begin();
+    first_key_ = task.begin;
+    for (std::int64_t i = 0; i * kKeyBlock < task.count(); ++i) {
+      const std::int64_t first = i * kKeyBlock;
+      Pair* to = key_pairs_ + first / 2 * column_dim_;
+      const std::int64_t pairs = pairs_of_keys(smaller(kKeyBlock, task.count() - first));
+      finite_keys_[i] = pair_finite(
+          pairs, task.params.head_dim, column_dim_,
+          [&](std::int64_t key) { return row_of<KvPart::kKeys>(task, first + key); }, to);
+      keys_[i] = engine_.columns(column_dim_, pairs, to, room_ + first / 2 * column_dim_);
+    }
+  }
+
   void load_rows(const AttentionParams& params, const Sequence& sequence, const Rows<float>& rows,
                  std::int64_t width) {
-    if (!begun_) engine_.begin();
-    begun_ = true;
     pair_along_rows(params.q, sequence.q, rows, width, params.head_dim, head_depth_, q_);
     pair_along_rows(params.dout, sequence.dout, rows, width, params.value_dim, value_depth_, dout_);
     finite_ = pair_tile(params.q, sequence.q, rows, width, params.head_dim, head_dim_, q_rows_);
@@ -116,26 +129,27 @@ class PairBackward {
 
   void add_dq(const KeySpan& span, std::int64_t width, const float* dscores, float* dq) {
     const std::int64_t dim = span.params.head_dim;
-    const std::int64_t pairs = round_up(pairs_in(span.count()), kUnit);
-    const bool finite = pair_finite(
-        pairs, dim, column_dim_, [&](std::int64_t key) { return row_of<KvPart::kKeys>(span, key); },
-        key_pairs_);
+    const std::int64_t block = (span.begin - first_key_) / kKeyBlock;
+    const std::int64_t pairs = pairs_of_keys(span.count());
     pair_weights(dscores, span.count(), width, pairs, dscore_pairs_);
     // Whole units may reach past dq's end.
     const bool direct = column_dim_ == dim;
-    engine_.multiply_columns(0, column_dim_, width, pairs,
-                             engine_.columns(column_dim_, pairs, key_pairs_, room_), dscore_pairs_,
+    engine_.multiply_columns(0, column_dim_, width, pairs, keys_[block], dscore_pairs_,
                              direct ? dq : dq_, direct);
     if (!direct) fold_rows<V>(dq_, dim, width, false, dq);
-    for (std::int64_t key = 0; !finite && key < span.count(); ++key) {
+    for (std::int64_t key = 0; !finite_keys_[block] && key < span.count(); ++key) {
       add_not_finite(row_of<KvPart::kKeys>(span, key), dim, dscores + key * width, 1, width, dq,
                      width, 1);
     }
   }
 
+  static std::int64_t pairs_of_keys(std::int64_t count) { return round_up(pairs_in(count), kUnit); }
+
   Engine engine_;
-  bool begun_ = false;
-  bool finite_ = true;       // q and dout hold only finite numbers
+  bool finite_ = true;                           // q and dout hold only finite numbers
+  bool finite_keys_[kBackwardKeys / kKeyBlock];  // so does K, of each block
+  PairMatrix keys_[kBackwardKeys / kKeyBlock];   // as the engine takes them
+  std::int64_t first_key_ = 0;
   std::int64_t head_depth_;  // pairs of a row of q or K, padded
   std::int64_t value_depth_;
   std::int64_t head_dim_;  // padded to whole vectors
@@ -148,7 +162,7 @@ class PairBackward {
   Pair* staging_;            // K or V where it cannot be used as it lies
   Pair* weights_;            // [key][row pair]
   Pair* dscores_;            // [key][row pair]
-  Pair* key_pairs_;          // [key pair][column_dim]
+  Pair* key_pairs_;          // of each block [key pair][column_dim]
   Pair* dscore_pairs_;       // [key pair][width]
   Pair* room_;               // for the engine
   float* dq_;                // [column_dim][width], where dq has no room for whole units
