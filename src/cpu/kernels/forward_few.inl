@@ -37,7 +37,7 @@ struct ForwardFewScratch {
   using Scalar = typename V::Scalar;
   std::int64_t head_dim;   // padded to whole vectors
   std::int64_t value_dim;  // padded to whole vectors
-  Scalar* q;               // [state][head_dim], as Queries keeps it
+  Scalar* q;               // [state][head_dim], as Products keep it
   Scalar* out;             // [state][value_dim]
   Scalar* scores;          // [state][kKeyBlock]
   Scalar* extra;           // [kFewRows][kKeyBlock]
@@ -60,9 +60,27 @@ struct ForwardFewScratch {
   }
 };
 
-/// Queries in the compute type, which carry the scale.
+/// The weights of a block for some rows of one KV head, and where the weighted values go.
 template <class V>
-struct WideQueries {
+struct WeightedBlock {
+  using Scalar = typename V::Scalar;
+  const AttentionParams& params;
+  const Sequence& sequence;
+  std::int64_t first_kv_head;  // of the task
+  std::int64_t head;           // from there on
+  const KeyRows& keys;
+  const Scalar* weights;  // [row][kKeyBlock]
+  std::int64_t rows;
+  bool masks;       // some weights are of what a row does not see
+  RowsAhead ahead;  // what the next block will want
+  Scalar* staging;  // room for a block of values
+  Scalar* out;      // [row][stride]
+  std::int64_t stride;
+};
+
+/// Products in the compute type. Queries carry the scale.
+template <class V>
+struct WideFew {
   using Scalar = typename V::Scalar;
   using Sums = V;
   static constexpr bool kScaled = true;
@@ -74,12 +92,36 @@ struct WideQueries {
   }
   /// Numbers of a query, as the products count them.
   static std::int64_t length(std::int64_t head_dim) { return head_dim; }
-  static void load(const AttentionParams& params, std::int64_t start, std::int64_t padded_dim,
-                   Scalar* to) {
+  static void load_query(const AttentionParams& params, std::int64_t start, std::int64_t padded_dim,
+                         Scalar* to) {
     load_row(at(params.q.data, params.q.dtype, start), params.q.dtype, params.head_dim, to);
     const Scalar scale = narrow<Scalar>(params.rules.scale);
     for (std::int64_t i = 0; i < params.head_dim; ++i) to[i] *= scale;
     for (std::int64_t i = params.head_dim; i < padded_dim; ++i) to[i] = 0;
+  }
+
+  /// What is masked adds nothing, not even where it is NaN.
+  static void add_values(const WeightedBlock<V>& block) {
+    const std::int64_t dim = block.params.value_dim;
+    const std::int64_t count = block.keys.count;
+    const BlockOperand<V, KvPart::kValues> values(block.params, block.sequence, block.keys,
+                                                  block.first_kv_head, dim, block.staging);
+    with_stored<V>(values.dtype(), [&](auto stored) {
+      constexpr DType kStored = decltype(stored)::kDType;
+      const StoredRows v = values.rows(block.head);
+      if (block.masks && !all_finite<V, kStored>(v, count, dim)) {
+        // This product reads whole vectors.
+        const Block<Scalar> staged = load_kv<KvPart::kValues>(
+            block.params, block.sequence, block.first_kv_head + block.head, block.keys.begin,
+            block.keys.begin + count, block.stride, block.staging);
+        gemm_guarded<V, Layout::kRows, Guard::kMaskedA>(
+            block.rows, block.stride, count, block.weights, kKeyBlock, staged.data, staged.stride,
+            block.out, block.stride, true);
+        return;
+      }
+      add_weighted_rows(block.rows, WideValues<V, kStored>{v, count, dim}, block.weights, kKeyBlock,
+                        block.ahead, block.out, block.stride);
+    });
   }
 };
 
@@ -148,7 +190,7 @@ inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
 }
 
 /// The rows of all KV heads of a task: their state, and what is done to it.
-template <class V, class Queries>
+template <class V, class Products>
 class FewRows {
  public:
   using Scalar = typename V::Scalar;
@@ -217,7 +259,7 @@ class FewRows {
       Scalar* out = scratch_.out + state_of(head, r) * scratch_.value_dim;
       const std::int64_t start = sequence_.q + rows_.token[r] * params_.q.token_stride +
                                  rows_.head[r] * params_.q.head_stride;
-      Queries::load(params_, start, scratch_.head_dim, q);
+      Products::load_query(params_, start, scratch_.head_dim, q);
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] = 0;
     }
   }
@@ -226,15 +268,15 @@ class FewRows {
   void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
                                               params_.head_dim, scratch_.staging);
-    using Sums = typename Queries::Sums;
+    using Sums = typename Products::Sums;
     const auto* q = reinterpret_cast<const typename Sums::Factor*>(scratch_.q);
-    Queries::with_keys(keys.dtype(), [&](auto stored) {
+    Products::with_keys(keys.dtype(), [&](auto stored) {
       for (std::int64_t key = 0; key < block.count; key += kDotKeys) {
         const std::int64_t count = smaller(kDotKeys, block.count - key);
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
           prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
           dot_products<Sums, decltype(stored)::kDType>(
-              task_.row_count, key, count, Queries::length(params_.head_dim),
+              task_.row_count, key, count, Products::length(params_.head_dim),
               q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim, keys.rows(head),
               scores_of(head), kKeyBlock);
         }
@@ -271,7 +313,7 @@ class FewRows {
               scratch_.keep, kKeyBlock, 1);
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       const std::int64_t state = state_of(head, r);
-      const Scalar factor = softmax_row<V, Queries::kScaled>(
+      const Scalar factor = softmax_row<V, Products::kScaled>(
           rules_, r, block.count, narrow<Scalar>(params_.rules.scale), scores + r * kKeyBlock,
           maximum_ + state, denominator_ + state);
       if (factor == 1) continue;
@@ -284,32 +326,14 @@ class FewRows {
     add_values(block, next, head);
   }
 
-  /// What is masked adds nothing, not even where it is NaN.
   void add_values(const KeyRows& block, const KeyRows& next, std::int64_t head) {
-    const std::int64_t dim = params_.value_dim;
-    const std::int64_t stride = scratch_.value_dim;
-    Scalar* out = scratch_.out + state_of(head, 0) * stride;
-    const BlockOperand<V, KvPart::kValues> values(params_, sequence_, block, task_.kv_head, dim,
-                                                  scratch_.staging);
-    with_stored<V>(values.dtype(), [&](auto stored) {
-      constexpr DType kStored = decltype(stored)::kDType;
-      const StoredRows v = values.rows(head);
-      if (rules_.masks() && !all_finite<V, kStored>(v, block.count, dim)) {
-        // This product reads whole vectors.
-        const Block<Scalar> staged =
-            load_kv<KvPart::kValues>(params_, sequence_, task_.kv_head + head, block.begin,
-                                     block.begin + block.count, stride, scratch_.staging);
-        gemm_guarded<V, Layout::kRows, Guard::kMaskedA>(rows_.count, stride, block.count,
-                                                        scores_of(head), kKeyBlock, staged.data,
-                                                        staged.stride, out, stride, true);
-        return;
-      }
-      const std::int64_t size = static_cast<std::int64_t>(size_of(params_.k.dtype));
-      const RowsAhead ahead{
-          {next.k, head * params_.k.head_stride * size}, next.count, params_.head_dim * size};
-      add_weighted_rows<V, kStored>(rows_.count, block.count, dim, scores_of(head), kKeyBlock, v,
-                                    ahead, out, stride);
-    });
+    const std::int64_t size = static_cast<std::int64_t>(size_of(params_.k.dtype));
+    const RowsAhead ahead{
+        {next.k, head * params_.k.head_stride * size}, next.count, size, params_.head_dim * size};
+    Products::add_values(WeightedBlock<V>{
+        params_, sequence_, task_.kv_head, head, block, scores_of(head), rows_.count,
+        rules_.masks(), ahead, scratch_.staging,
+        scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim});
   }
 
   const AttentionParams& params_;
@@ -322,7 +346,7 @@ class FewRows {
   Scalar denominator_[kFewStates] = {};
 };
 
-template <class V, class Queries>
+template <class V, class Products>
 void run_forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
   const bool as_stored = loads_stored<V>(params.k.dtype) && loads_stored<V>(params.v.dtype);
   ForwardTask part = task;
@@ -330,7 +354,7 @@ void run_forward_few(const AttentionParams& params, const ForwardTask& task, voi
   for (std::int64_t head = 0; head < task.kv_head_count; head += part.kv_head_count) {
     part.kv_head = task.kv_head + head;
     part.output = output_of(task.output, head);
-    FewRows<V, Queries> rows(params, part, memory);
+    FewRows<V, Products> rows(params, part, memory);
     rows.attend();
     rows.finish();
   }
@@ -338,7 +362,7 @@ void run_forward_few(const AttentionParams& params, const ForwardTask& task, voi
 
 template <class V>
 void forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  run_forward_few<V, WideQueries<V>>(params, task, memory);
+  run_forward_few<V, WideFew<V>>(params, task, memory);
 }
 
 template <class V>

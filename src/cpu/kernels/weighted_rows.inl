@@ -3,6 +3,14 @@
 //
 // Lanes run along a row of v. Sums stay in registers over all keys, and each vector of v that is
 // loaded and widened serves every row. The order of the sum is the order of the keys.
+//
+// Values are
+//   Sums                            what is summed
+//   kKeys                           keys of a step
+//   count, dim                      of keys, of numbers of a row
+//   load<kVectors>(step, column, value)
+//                                   a step's vectors from `column` on, the last filled up with
+//                                   zeros
 #pragma once
 
 #include <cstddef>
@@ -22,25 +30,50 @@ constexpr int kWeightedVectors = kRows == 1                          ? 8
                                  : (kRows == 2 || V::kGemmRows >= 6) ? 4
                                                                      : 2;
 
-/// Rows that will be wanted later: while row k of v is multiplied, the same part of theirs is asked
-/// for, and with its last part all that is left.
+/// Rows that will be wanted later: while columns of row k of v are multiplied, the same columns of
+/// theirs are asked for, and with the last ones all that is left.
 struct RowsAhead {
   StoredRows rows;
   std::int64_t count = 0;
-  std::int64_t bytes = 0;  // of each
+  std::int64_t size = 0;   // of a number
+  std::int64_t bytes = 0;  // of a row
 
-  void ask(std::int64_t k, std::int64_t begin, std::int64_t end) const {
-    if (k < count) prefetch_row(rows[k] + begin, smaller(end, bytes) - begin);
+  void ask(std::int64_t k, std::int64_t begin, std::int64_t end, bool last) const {
+    if (k >= count) return;
+    const std::int64_t first = begin * size;
+    prefetch_row(rows[k] + first, (last ? bytes : smaller(end * size, bytes)) - first);
   }
 };
 
-/// kVectors vectors of the columns, from `column` on; the last may not be whole.
-template <class V, DType kStored, int kRows, int kVectors>
-inline void weighted_registers(std::int64_t keys, std::int64_t column, std::int64_t dim,
-                               const typename V::Scalar* weights, std::int64_t weights_stride,
-                               const StoredRows& v, const RowsAhead& ahead, typename V::Scalar* out,
-                               std::int64_t out_stride) {
-  constexpr std::int64_t kSize = static_cast<std::int64_t>(size_of(kStored));
+/// Values widened to the compute type, a key at a time.
+template <class V, DType kStored>
+struct WideValues {
+  using Sums = V;
+  static constexpr std::int64_t kKeys = 1;
+  StoredRows rows;
+  std::int64_t count;
+  std::int64_t dim;
+
+  template <int kVectors>
+  void load(std::int64_t key, std::int64_t column, V* value) const {
+    const char* row = rows[key];
+    const bool whole = column + kVectors * V::kLanes <= dim;
+    LADON_UNROLL
+    for (int n = 0; n < kVectors; ++n) {
+      const std::int64_t at_vector = column + n * V::kLanes;
+      value[n] = n + 1 < kVectors || whole ? load_stored<V, kStored>(row, at_vector)
+                                           : load_stored_last<V, kStored>(row, at_vector, dim);
+    }
+  }
+};
+
+/// kVectors vectors of the columns, from `column` on.
+template <int kRows, int kVectors, class Values>
+inline void weighted_registers(const Values& values, std::int64_t column,
+                               const typename Values::Sums::Factor* weights,
+                               std::int64_t weights_stride, const RowsAhead& ahead,
+                               typename Values::Sums::Scalar* out, std::int64_t out_stride) {
+  using V = typename Values::Sums;
   V sums[std::size_t{kRows}][std::size_t{kVectors}];
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -48,21 +81,17 @@ inline void weighted_registers(std::int64_t keys, std::int64_t column, std::int6
     for (int n = 0; n < kVectors; ++n) sums[r][n] = zero<V>();
   }
   const std::int64_t end = column + kVectors * V::kLanes;
-  const bool whole = end <= dim;
-  const std::int64_t asked = end < dim ? end * kSize : ahead.bytes;
-  for (std::int64_t k = 0; k < keys; ++k) {
-    const char* row = v[k];
-    ahead.ask(k, column * kSize, asked);
-    V value[std::size_t{kVectors}];
+  const bool last = end >= values.dim;
+  for (std::int64_t step = 0; step * Values::kKeys < values.count; ++step) {
     LADON_UNROLL
-    for (int n = 0; n < kVectors; ++n) {
-      const std::int64_t at_vector = column + n * V::kLanes;
-      value[n] = n + 1 < kVectors || whole ? load_stored<V, kStored>(row, at_vector)
-                                           : load_stored_last<V, kStored>(row, at_vector, dim);
+    for (std::int64_t i = 0; i < Values::kKeys; ++i) {
+      ahead.ask(step * Values::kKeys + i, column, end, last);
     }
+    typename V::Factors value[std::size_t{kVectors}];
+    values.template load<kVectors>(step, column, value);
     LADON_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const V weight = broadcast<V>(weights[r * weights_stride + k]);
+      const auto weight = broadcast<typename V::Factors>(weights[r * weights_stride + step]);
       LADON_UNROLL
       for (int n = 0; n < kVectors; ++n) sums[r][n] = fma(weight, value[n], sums[r][n]);
     }
@@ -78,53 +107,52 @@ inline void weighted_registers(std::int64_t keys, std::int64_t column, std::int6
 }
 
 /// kRows rows over the columns from `column` on: kVectors at a time, then half as many.
-template <class V, DType kStored, int kRows, int kVectors = kWeightedVectors<V, kRows>>
-inline void weighted_columns(std::int64_t keys, std::int64_t dim, const typename V::Scalar* weights,
-                             std::int64_t weights_stride, const StoredRows& v,
-                             const RowsAhead& ahead, typename V::Scalar* out,
-                             std::int64_t out_stride, std::int64_t column = 0) {
-  for (; dim - column > (kVectors - 1) * V::kLanes; column += kVectors * V::kLanes) {
-    weighted_registers<V, kStored, kRows, kVectors>(keys, column, dim, weights, weights_stride, v,
-                                                    ahead, out, out_stride);
+template <int kRows, int kVectors, class Values>
+inline void weighted_columns(const Values& values, const typename Values::Sums::Factor* weights,
+                             std::int64_t weights_stride, const RowsAhead& ahead,
+                             typename Values::Sums::Scalar* out, std::int64_t out_stride,
+                             std::int64_t column = 0) {
+  constexpr std::int64_t kLanes = Values::Sums::kLanes;
+  for (; values.dim - column > (kVectors - 1) * kLanes; column += kVectors * kLanes) {
+    weighted_registers<kRows, kVectors>(values, column, weights, weights_stride, ahead, out,
+                                        out_stride);
   }
   if constexpr (kVectors > 1) {
-    weighted_columns<V, kStored, kRows, kVectors / 2>(keys, dim, weights, weights_stride, v, ahead,
-                                                      out, out_stride, column);
+    weighted_columns<kRows, kVectors / 2>(values, weights, weights_stride, ahead, out, out_stride,
+                                          column);
   }
 }
 
-/// The last rows, fewer than kWeightedRows.
-template <class V, DType kStored, int kRows = kWeightedRows<V> - 1>
-inline void weighted_last_rows(std::int64_t rows, std::int64_t keys, std::int64_t dim,
-                               const typename V::Scalar* weights, std::int64_t weights_stride,
-                               const StoredRows& v, const RowsAhead& ahead, typename V::Scalar* out,
-                               std::int64_t out_stride) {
+/// The last rows, at most kRows.
+template <int kRows, class Values>
+inline void weighted_last_rows(std::int64_t rows, const Values& values,
+                               const typename Values::Sums::Factor* weights,
+                               std::int64_t weights_stride, const RowsAhead& ahead,
+                               typename Values::Sums::Scalar* out, std::int64_t out_stride) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      weighted_columns<V, kStored, kRows>(keys, dim, weights, weights_stride, v, ahead, out,
-                                          out_stride);
+      weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(
+          values, weights, weights_stride, ahead, out, out_stride);
     } else {
-      weighted_last_rows<V, kStored, kRows - 1>(rows, keys, dim, weights, weights_stride, v, ahead,
-                                                out, out_stride);
+      weighted_last_rows<kRows - 1>(rows, values, weights, weights_stride, ahead, out, out_stride);
     }
   }
 }
 
-/// Rows of out go on to whole vectors.
-template <class V, DType kStored>
-void add_weighted_rows(std::int64_t rows, std::int64_t keys, std::int64_t dim,
-                       const typename V::Scalar* weights, std::int64_t weights_stride,
-                       const StoredRows& v, RowsAhead ahead, typename V::Scalar* out,
+/// Rows of out go on to whole vectors. Weights are one for each step.
+template <class Values>
+void add_weighted_rows(std::int64_t rows, const Values& values,
+                       const typename Values::Sums::Factor* weights, std::int64_t weights_stride,
+                       RowsAhead ahead, typename Values::Sums::Scalar* out,
                        std::int64_t out_stride) {
-  constexpr int kStep = kWeightedRows<V>;
-  std::int64_t r = 0;
-  for (; r + kStep <= rows; r += kStep) {
-    weighted_columns<V, kStored, kStep>(keys, dim, weights + r * weights_stride, weights_stride, v,
-                                        ahead, out + r * out_stride, out_stride);
+  constexpr int kStep = kWeightedRows<typename Values::Sums>;
+  for (; rows > 0; rows -= kStep) {
+    weighted_last_rows<kStep>(smaller(rows, kStep), values, weights, weights_stride, ahead, out,
+                              out_stride);
     ahead.count = 0;  // asked for
+    weights += kStep * weights_stride;
+    out += kStep * out_stride;
   }
-  weighted_last_rows<V, kStored>(rows - r, keys, dim, weights + r * weights_stride, weights_stride,
-                                 v, ahead, out + r * out_stride, out_stride);
 }
 
 }  // namespace

@@ -63,13 +63,26 @@ inline void store_pairs(std::uint32_t* to, F32 first, F32 second) {
 }
 
 /// 16 numbers of two rows of bf16 as pairs.
-inline void store_pairs(std::uint32_t* to, const std::uint16_t* first,
-                        const std::uint16_t* second) {
+inline Bf16Pairs load_pairs(const std::uint16_t* first, const std::uint16_t* second) {
   const __m512i low =
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
   const __m512i high =
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)));
-  _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  return {_mm512_or_si512(low, _mm512_slli_epi32(high, 16))};
+}
+inline void store_pairs(std::uint32_t* to, const std::uint16_t* first,
+                        const std::uint16_t* second) {
+  _mm512_storeu_si512(to, load_pairs(first, second).v);
+}
+/// 32 numbers of each.
+inline void load_pairs(const std::uint16_t* first, const std::uint16_t* second, Bf16Pairs* pairs) {
+  const __m512i order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
+                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i half = _mm512_set1_epi16(16);
+  const __m512i low = _mm512_loadu_si512(first);
+  const __m512i high = _mm512_loadu_si512(second);
+  pairs[0].v = _mm512_permutex2var_epi16(low, order, high);
+  pairs[1].v = _mm512_permutex2var_epi16(low, _mm512_add_epi16(order, half), high);
 }
 
 }  // namespace
