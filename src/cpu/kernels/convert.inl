@@ -84,18 +84,21 @@ inline void store_row(const float* from, std::int64_t n, void* to, DType dtype) 
     return;
   }
   std::uint16_t* p = static_cast<std::uint16_t*>(to);
-  for (std::int64_t i = 0; i < n; i += F32::kLanes) {
-    const std::int64_t count = smaller(F32::kLanes, n - i);
-    float wide[F32::kLanes] = {};
-    std::uint16_t narrow[F32::kLanes];
-    for (std::int64_t j = 0; j < count; ++j) wide[j] = from[i + j];
+  const auto store_vector = [dtype](std::uint16_t* at_vector, F32 a) {
     if (dtype == DType::kBF16) {
-      store_bf16(narrow, load<F32>(wide));
+      store_bf16(at_vector, a);
     } else {
-      store_f16(narrow, load<F32>(wide));
+      store_f16(at_vector, a);
     }
-    for (std::int64_t j = 0; j < count; ++j) p[i + j] = narrow[j];
-  }
+  };
+  std::int64_t i = 0;
+  for (; i + F32::kLanes <= n; i += F32::kLanes) store_vector(p + i, load<F32>(from + i));
+  if (i == n) return;
+  float tail[F32::kLanes] = {};
+  std::uint16_t narrow[F32::kLanes];
+  for (std::int64_t j = i; j < n; ++j) tail[j - i] = from[j];
+  store_vector(narrow, load<F32>(tail));
+  for (std::int64_t j = i; j < n; ++j) p[j] = narrow[j - i];
 }
 
 inline void store_row(const double* from, std::int64_t n, void* to, DType dtype) {
