@@ -10,8 +10,11 @@
 // A task takes several KV heads where it can: a token's heads lie side by side in memory, and going
 // through a block of tokens head by head reads it from one end to the other. One head at a time
 // over all keys touches a new page with every row, and pays a memory latency for it: about half as
-// fast (Zen 4, 8 KV heads of 128, 8192 keys). Measured there, bf16, 32768 keys: 76 % of the memory
-// read for 4 rows a KV head, 81 % for one.
+// fast (Zen 4, 8 KV heads of 128, 8192 keys). Measured there, bf16, 32768 keys: 65 to 77 % of the
+// memory read for 4 rows a KV head, 76 to 82 % for one. One core has 16 GB/s of the 24 that it can
+// read: it asks for a line at a time, and has so many requests under way.
+// Tried and lost: asking for every second line (half as fast), and for a task's first block at
+// once.
 #pragma once
 
 #include <cstddef>

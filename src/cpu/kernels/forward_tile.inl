@@ -12,11 +12,13 @@
 // neighbours. Two numbers per tile and key: 4 * head_dim flops a score at the FMA rate; K and V are
 // read once per strip, 8 * head_dim bytes for 256 rows, far below any bandwidth. (With a tile at a
 // time they came from L3 4 times as often: 69 % of FMA instead of 83 at 2048 keys of 128.)
-// Measured on Zen 4: 80 to 83 % of FMA in f32, 67 to 79 % of bf16 products; 94 % of the time is in
-// the products, 6 % in the softmax.
-// Tried and lost: copying V so that its rows spread over the sets of L1 (1 %); folding log2(e) into
-// q saves one multiply per score vector (under 1 % at head_dim 128) and overflows for scores near
-// the largest float (masks of -3.4e38 are common).
+// Each block is asked for while the one before is worked on, a few rows at a time.
+// Measured on Zen 4: 80 to 86 % of FMA in f32, 75 to 80 % of bf16 products; 94 % of the time is in
+// the products, 6 % in the softmax. MQA decoding of 32 rows: 60 % of bf16 products, 25 % of the
+// time in the softmax, in pairing V and in asking. Tried and lost: copying V so that its rows
+// spread over the sets of L1 (1 %); folding log2(e) into q saves one multiply per score vector
+// (under 1 % at head_dim 128) and overflows for scores near the largest float (masks of -3.4e38 are
+// common).
 #pragma once
 
 #include <cstddef>
