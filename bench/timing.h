@@ -15,10 +15,10 @@ namespace ladon::bench {
 struct Work {
   std::function<void()> run;
   double amount = 0;
-  /// In place of run, where the work is done by another process: does it once and gives the seconds
-  /// by that process's clock, or nothing where it failed and is not to be tried again.
+  /// In place of run, for work that has a clock of its own, such as another process: does it once
+  /// and gives the seconds, or nothing where it failed and is not to be tried again.
   std::function<std::optional<double>()> run_elsewhere{};
-  int process = 0;  // that does run_elsewhere
+  int process = 0;  // that does run_elsewhere; 0: this one
 };
 
 /// Rounds go on until both minima are met by undisturbed ones, or until the time is up.

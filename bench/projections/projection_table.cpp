@@ -116,8 +116,8 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
                   0.0F, static_cast<float*>(y.data()), out);
     }));
   }
-  const ladon::bench::TimedPieces timed =
-      ladon::bench::time_in_turns(pieces, {.min_seconds = 0, .min_rounds = rounds});
+  const ladon::bench::TimedPieces timed = ladon::bench::time_in_turns(
+      pieces, {.min_seconds = 0, .min_rounds = rounds, .max_seconds = 600});
   const double ours = timed.pieces[0].median_ms * 1e-3;
   const double flops = 2.0 * static_cast<double>(tokens * shape.in_features * shape.out_features);
   const double bytes = static_cast<double>(w.num_elements()) * static_cast<double>(size_of(dtype));

@@ -49,7 +49,7 @@ class WideBackward {
         key_staging_(arena.take<Scalar>(kKeyBlock * params.head_dim)),
         value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
 
-  /// Called before all else with the task's keys. They are used as they lie.
+  /// What run_backward() does first, with the task's keys. Here they are used as they lie.
   void load_keys(const KeySpan&) {}
 
   /// Packs q and dout of a tile for any block of keys.

@@ -24,8 +24,9 @@ inline void* at(void* data, DType dtype, std::int64_t index) {
 /// Asks for a row's bytes before they are needed, to lie in L2. In assembly, because GCC takes a
 /// function that does nothing but __builtin_prefetch for one without effects, and drops its calls.
 inline void prefetch_row(const char* row, std::int64_t bytes) {
-  constexpr std::int64_t kLine = 64;
-  for (std::int64_t byte = 0; byte < bytes; byte += kLine) {
+  constexpr std::uintptr_t kLine = 64;
+  const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) % kLine);
+  for (std::int64_t byte = -begin; byte < bytes; byte += std::int64_t{kLine}) {
     asm volatile("prefetcht1 %0" : : "m"(row[byte]));
   }
 }

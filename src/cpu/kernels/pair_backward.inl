@@ -2,7 +2,7 @@
 //
 // q and dout are paired twice for a tile: along each row for scores and dP, and row by row for dk
 // and dv. Weights and dS are rounded to bf16 once; as they lie, [key][row], they are pairs along
-// rows, and dS is paired once more key by key for dq, as K is.
+// rows, and dS is paired once more key by key for dq, as K is, once for all tiles.
 #pragma once
 
 #include <cstddef>

@@ -28,7 +28,8 @@ class PairProducts {
         values_(arena.take<Pair>(kKeyBlock / 2 * value_dim_)),
         room_(arena.take<Pair>(Engine::kUnit == 1 ? 0 : kKeyBlock / 2 * value_dim_)),
         weights_(arena.take<Pair>(kKeyBlock / 2 * kTileRows<V>)) {
-    static_assert(kKeyBlock % Engine::kUnit == 0 && kKeyBlock / 2 % Engine::kUnit == 0);
+    static_assert(kKeyBlock % Engine::kUnit == 0 && kKeyBlock / 2 % Engine::kUnit == 0 &&
+                  Engine::kRowsAtOnce % Engine::kUnit == 0);
   }
 
   void load_queries(const AttentionParams& params, const Sequence& sequence, std::int64_t tile,

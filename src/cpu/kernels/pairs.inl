@@ -9,8 +9,9 @@
 //   columns(dim, depth, a, room)   a, [depth][dim], as multiply_columns() takes it: as it is or,
 //                                  rearranged, in `room`, which is as large
 //   multiply_columns(first, rows, width, depth, a, b, c, accumulate)
-//                                  some rows of c (+)= a^T b, where b is [depth][width]
-//   kRowsAtOnce                    rows that are multiplied best in one call, at least
+//                                  rows [first, first + rows) of c (+)= a^T b, where b is
+//                                  [depth][width]
+//   kRowsAtOnce                    rows of a product that fill its registers: whole units
 #pragma once
 
 #include <cstddef>

@@ -79,7 +79,7 @@ struct Turn {
 };
 
 /// Calls product(first, count) for `rows` rows of a product, `step` at a time, and asks for the
-/// turn's share of the next block's keys or values on the way: a few rows after each step, because
+/// turn's share of the next block's keys or values on the way: a few rows before each step, because
 /// a core has only so many requests under way and waits when there are more.
 template <KvPart kPart, class Product>
 inline void while_fetching(const KeySpan& span, Turn turn, std::int64_t rows, std::int64_t step,

@@ -2,7 +2,7 @@
 // stored.
 //
 // Lanes run along a row of v. Sums stay in registers over all keys, and each vector of v that is
-// loaded and widened serves every row. The order of the sum is the order of the keys.
+// loaded serves every row. The order of the sum is the order of the keys.
 //
 // Values are
 //   Sums                            what is summed
@@ -123,9 +123,9 @@ inline void weighted_columns(const Values& values, const typename Values::Sums::
   }
 }
 
-/// The last rows, at most kRows.
+/// At most kRows rows.
 template <int kRows, class Values>
-inline void weighted_last_rows(std::int64_t rows, const Values& values,
+inline void weighted_some_rows(std::int64_t rows, const Values& values,
                                const typename Values::Sums::Factor* weights,
                                std::int64_t weights_stride, const RowsAhead& ahead,
                                typename Values::Sums::Scalar* out, std::int64_t out_stride) {
@@ -134,7 +134,7 @@ inline void weighted_last_rows(std::int64_t rows, const Values& values,
       weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(
           values, weights, weights_stride, ahead, out, out_stride);
     } else {
-      weighted_last_rows<kRows - 1>(rows, values, weights, weights_stride, ahead, out, out_stride);
+      weighted_some_rows<kRows - 1>(rows, values, weights, weights_stride, ahead, out, out_stride);
     }
   }
 }
@@ -147,7 +147,7 @@ void add_weighted_rows(std::int64_t rows, const Values& values,
                        std::int64_t out_stride) {
   constexpr int kStep = kWeightedRows<typename Values::Sums>;
   for (; rows > 0; rows -= kStep) {
-    weighted_last_rows<kStep>(smaller(rows, kStep), values, weights, weights_stride, ahead, out,
+    weighted_some_rows<kStep>(smaller(rows, kStep), values, weights, weights_stride, ahead, out,
                               out_stride);
     ahead.count = 0;  // asked for
     weights += kStep * weights_stride;
