@@ -83,11 +83,13 @@ TimedPieces time_in_turns(const std::vector<Work>& pieces, const TimingLimits& l
   std::vector<bool> failed(pieces.size(), false);
   run_round(pieces, failed);  // to warm up
 
+  const int least_rounds = std::min(limits.min_rounds, 3);
   std::vector<Round> rounds;
   int good_rounds = 0;
   double good_seconds = 0;
   while (good_rounds < limits.min_rounds || good_seconds < limits.min_seconds) {
-    if (!rounds.empty() && seconds_since(begin) > limits.max_seconds) break;
+    const bool enough = rounds.size() >= static_cast<std::size_t>(least_rounds);
+    if (enough && seconds_since(begin) > limits.max_seconds) break;
     rounds.push_back(run_round(pieces, failed));
     if (rounds.back().disturbed) continue;
     ++good_rounds;
@@ -95,7 +97,7 @@ TimedPieces time_in_turns(const std::vector<Work>& pieces, const TimingLimits& l
   }
 
   TimedPieces result;
-  result.disturbed = good_rounds < std::min(limits.min_rounds, 3);
+  result.disturbed = good_rounds < least_rounds;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     std::vector<double> seconds;
     for (const Round& round : rounds) {

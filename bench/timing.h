@@ -21,7 +21,8 @@ struct Work {
   int process = 0;  // that does run_elsewhere; 0: this one
 };
 
-/// Rounds go on until both minima are met by undisturbed ones, or until the time is up.
+/// Rounds go on until both minima are met by undisturbed ones, or until the time is up; there are 3
+/// at least, where so many are asked for.
 struct TimingLimits {
   double min_seconds = 1;  // of the first piece
   int min_rounds = 7;
