@@ -198,9 +198,7 @@ inline void prefetch_query_rows(const AttentionParams& params, const Sequence& s
                                 std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
   const auto prefetch = [](const Operand& operand, std::int64_t offset, std::int64_t token,
                            std::int64_t head, std::int64_t dim) {
-    const std::int64_t start = offset + token * operand.token_stride + head * operand.head_stride;
-    prefetch_row(static_cast<const char*>(at(operand.data, operand.dtype, start)),
-                 dim * static_cast<std::int64_t>(size_of(operand.dtype)));
+    prefetch_row(operand, offset + token * operand.token_stride + head * operand.head_stride, dim);
   };
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t token = row / params.group;

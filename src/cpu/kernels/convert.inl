@@ -31,6 +31,12 @@ inline void prefetch_row(const char* row, std::int64_t bytes) {
   }
 }
 
+/// The same for `dim` numbers of an operand.
+inline void prefetch_row(const Operand& operand, std::int64_t start, std::int64_t dim) {
+  prefetch_row(static_cast<const char*>(at(operand.data, operand.dtype, start)),
+               dim * static_cast<std::int64_t>(size_of(operand.dtype)));
+}
+
 /// n numbers of any float type as floats.
 inline void load_row(const void* from, DType dtype, std::int64_t n, float* to) {
   if (dtype == DType::kF32) {

@@ -91,6 +91,10 @@ inline void gemm_last_rows(std::int64_t rows, std::int64_t depth, const typename
   }
 }
 
+/// Rows that a call should have, so that narrow products too fill their registers.
+template <class V>
+constexpr int kGemmRowsAtOnce = 2 * V::kGemmRows;
+
 template <class V, Layout kLayout, int kVectors>
 void gemm_rows(std::int64_t rows, std::int64_t depth, const typename V::Factor* a, std::int64_t lda,
                const typename V::Factor* b, std::int64_t ldb, typename V::Scalar* c,
@@ -100,9 +104,10 @@ void gemm_rows(std::int64_t rows, std::int64_t depth, const typename V::Factor* 
   std::int64_t m = 0;
   if constexpr (kVectors <= 2) {  // there are registers for twice the rows, and more sums to hide
                                   // an FMA's latency behind
-    for (; m + 2 * kStep <= rows; m += 2 * kStep) {
-      gemm_registers<V, kLayout, 2 * kStep, kVectors>(depth, a + m * a_step, lda, b, ldb,
-                                                      c + m * ldc, ldc, accumulate);
+    constexpr int kTwice = kGemmRowsAtOnce<V>;
+    for (; m + kTwice <= rows; m += kTwice) {
+      gemm_registers<V, kLayout, kTwice, kVectors>(depth, a + m * a_step, lda, b, ldb, c + m * ldc,
+                                                   ldc, accumulate);
     }
   }
   for (; m + kStep <= rows; m += kStep) {

@@ -24,35 +24,37 @@ struct PairValues {
 
   template <int kVectors>
   void load(std::int64_t step, std::int64_t column, Factors* value) const {
-    const char* first = rows[2 * step] + 2 * column;
-    if (2 * step + 1 < count && column + kVectors * Pairs::kLanes <= dim) {
-      const auto* low = reinterpret_cast<const std::uint16_t*>(first);
-      const auto* high = reinterpret_cast<const std::uint16_t*>(rows[2 * step + 1] + 2 * column);
-      if constexpr (kVectors == 1) {
-        value[0] = load_pairs(low, high);
-      } else {
-        LADON_UNROLL
-        for (int n = 0; n < kVectors; n += 2) {
-          load_pairs(low + n * Pairs::kLanes, high + n * Pairs::kLanes, value + n);
-        }
+    if (kVectors > 1 && !alone(step) && column + kVectors * Pairs::kLanes <= dim) {
+      LADON_UNROLL
+      for (int n = 0; n + 1 < kVectors; n += 2) {
+        const std::int64_t at_vector = column + n * Pairs::kLanes;
+        load_pairs(row(2 * step) + at_vector, row(2 * step + 1) + at_vector, value + n);
       }
       return;
     }
-    // The last numbers of a row, or a key that is alone.
-    constexpr std::int64_t kBytes = 2 * Pairs::kLanes;
-    const std::int64_t bytes = 2 * (dim - column);
-    alignas(64) char low[64];
-    alignas(64) char high[64] = {};
     LADON_UNROLL
-    for (int n = 0; n < kVectors; ++n) {
-      const std::int64_t some = smaller(kBytes, bytes - n * kBytes);
-      copy_first(low, first + n * kBytes, some);
-      if (2 * step + 1 < count) {
-        copy_first(high, rows[2 * step + 1] + 2 * column + n * kBytes, some);
-      }
-      value[n] = load_pairs(reinterpret_cast<const std::uint16_t*>(low),
-                            reinterpret_cast<const std::uint16_t*>(high));
+    for (int n = 0; n < kVectors; ++n) value[n] = load_one(step, column + n * Pairs::kLanes);
+  }
+
+  const std::uint16_t* row(std::int64_t key) const {
+    return reinterpret_cast<const std::uint16_t*>(rows[key]);
+  }
+  bool alone(std::int64_t step) const { return 2 * step + 1 == count; }
+
+  /// Zeros stand for what is past the end of a row, and for the key that is not there.
+  Factors load_one(std::int64_t step, std::int64_t column) const {
+    const std::int64_t numbers = smaller(Pairs::kLanes, dim - column);
+    if (!alone(step) && numbers == Pairs::kLanes) {
+      return load_pairs(row(2 * step) + column, row(2 * step + 1) + column);
     }
+    alignas(64) std::uint16_t first[32];
+    alignas(64) std::uint16_t second[32] = {};
+    const auto copy = [&](std::int64_t key, std::uint16_t* to) {
+      copy_first(reinterpret_cast<char*>(to), rows[key] + 2 * column, 2 * numbers);
+    };
+    copy(2 * step, first);
+    if (!alone(step)) copy(2 * step + 1, second);
+    return load_pairs(first, second);
   }
 };
 
@@ -68,10 +70,10 @@ struct PairFew {
   static std::int64_t length(std::int64_t head_dim) { return pairs_in(head_dim); }
   static void load_query(const AttentionParams& params, std::int64_t start, std::int64_t padded_dim,
                          float* to) {
-    const auto used = static_cast<std::size_t>(params.head_dim) * sizeof(std::uint16_t);
-    char* bytes = reinterpret_cast<char*>(to);
-    __builtin_memcpy(bytes, at(params.q.data, params.q.dtype, start), used);
-    __builtin_memset(bytes + used, 0, static_cast<std::size_t>(padded_dim) * sizeof(float) - used);
+    const auto* row = static_cast<const std::uint16_t*>(params.q.data) + start;
+    copy_as_pairs(
+        1, params.head_dim, padded_dim, [row](std::int64_t) { return row; },
+        reinterpret_cast<Pair*>(to));
   }
 
   static void add_values(const WeightedBlock<V>& block) {

@@ -40,7 +40,7 @@ template <class Pairs>
 class VectorEngine {
  public:
   static constexpr std::int64_t kUnit = 1;
-  static constexpr std::int64_t kRowsAtOnce = 2 * Pairs::kGemmRows;
+  static constexpr std::int64_t kRowsAtOnce = kGemmRowsAtOnce<Pairs>;
   static void begin() {}
   static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
                        const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,

@@ -58,11 +58,9 @@ inline void prefetch_kv(const KeySpan& span, std::int64_t begin, std::int64_t en
   const AttentionParams& params = span.params;
   const Operand& operand = kv_operand<kPart>(params);
   const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
-  const std::int64_t bytes = dim * static_cast<std::int64_t>(size_of(operand.dtype));
   for (std::int64_t key = begin; key < end; ++key) {
     const std::int64_t slot = kv_slot(params.kv_layout, span.sequence, key);
-    const std::int64_t row = kv_row<kPart>(params, span.sequence, span.kv_head, slot);
-    prefetch_row(static_cast<const char*>(at(operand.data, operand.dtype, row)), bytes);
+    prefetch_row(operand, kv_row<kPart>(params, span.sequence, span.kv_head, slot), dim);
   }
 }
 
@@ -126,7 +124,7 @@ class WideProducts {
   void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
              std::int64_t width, Scalar* scores) {
     while_fetching<KvPart::kKeys>(
-        span, turn, count, 2 * V::kGemmRows, [&](std::int64_t first, std::int64_t some) {
+        span, turn, count, kGemmRowsAtOnce<V>, [&](std::int64_t first, std::int64_t some) {
           gemm<V, Layout::kRows>(
               some, width, span.params.head_dim, keys_.data + first * keys_.stride, keys_.stride,
               queries(span.params, tile), width, scores + first * width, width, false);
@@ -136,7 +134,7 @@ class WideProducts {
   /// out (+)= V^T weights. With `masks`, some weights may be marked as masked: they add nothing.
   void add_values(const KeySpan& span, Turn turn, bool masks, std::int64_t count,
                   std::int64_t width, const Scalar* weights, Scalar* out, bool accumulate) {
-    while_fetching<KvPart::kValues>(span, turn, span.params.value_dim, 2 * V::kGemmRows,
+    while_fetching<KvPart::kValues>(span, turn, span.params.value_dim, kGemmRowsAtOnce<V>,
                                     [&](std::int64_t first, std::int64_t some) {
                                       gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
                                           masks && guard_, some, width, count, values_.data + first,
