@@ -100,6 +100,7 @@ struct ProjectionTask {
   std::int64_t column_end = 0;
 };
 inline constexpr std::int64_t kProjectionTile = 64;
+inline constexpr std::int64_t kProjectColumns = 512;
 
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
 struct KernelSet {
@@ -107,7 +108,7 @@ struct KernelSet {
   std::int64_t tile_rows = 0;     // rows of a tile
   std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
   std::int64_t few_states = 0;    // most rows times KV heads of one for forward_few
-  std::int64_t project_columns = kProjectionTile;  // most columns of a ProjectionTask for project
+  std::int64_t project_columns = kProjectColumns;  // most columns of a ProjectionTask for project
 #define LADON_KERNEL(name, Params, Task)                                         \
   void (*name)(const Params& params, const Task& task, void* scratch) = nullptr; \
   std::size_t (*name##_scratch)(const Params& params) = nullptr;

@@ -123,6 +123,9 @@ std::vector<Problem> problems() {
   }
   for (const std::int64_t in : {1, 16, 65}) all.push_back({0, in, 17});
   all.push_back({2, 1031, 67});  // beyond what is summed at once
+  all.push_back({9, 1281, 6});
+  all.push_back({70, 2049, 5});
+  all.push_back({70, 3, 2100});  // columns of more than one block
   all.push_back({67, 5, 1031});
   all.push_back({1031, 67, 5});
   return all;
@@ -209,18 +212,24 @@ TEST_P(Projection, AgreesWithPlainLoops) {
 }
 
 TEST_P(Projection, TakesMixedTypes) {
-  const Problem problem{33, 65, 17};
+  const auto check = [&](const Problem& problem, DType x_dtype, DType w_dtype, DType y_dtype) {
+    const Rows x(x_dtype, problem.rows, problem.in, 1);
+    const Rows w(w_dtype, problem.out, problem.in, 2);
+    const Rows b(y_dtype, 1, problem.out, 3);
+    const Rows y(y_dtype, problem.rows, problem.out, 4);
+    project(context_, x.view(), w.view(), b.row(), y.view());
+    EXPECT_LE(worst_of_project(x, w, &b, y), 1)
+        << name_of(x_dtype) << " " << name_of(w_dtype) << " " << name_of(y_dtype) << ", "
+        << problem.describe();
+    EXPECT_TRUE(y.guards_intact()) << problem.describe();
+  };
   for (const DType x_dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const DType w_dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (const DType y_dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-        const Rows x(x_dtype, problem.rows, problem.in, 1);
-        const Rows w(w_dtype, problem.out, problem.in, 2);
-        const Rows b(y_dtype, 1, problem.out, 3);
-        const Rows y(y_dtype, problem.rows, problem.out, 4);
-        project(context_, x.view(), w.view(), b.row(), y.view());
-        EXPECT_LE(worst_of_project(x, w, &b, y), 1)
-            << name_of(x_dtype) << " " << name_of(w_dtype) << " " << name_of(y_dtype);
+        check({33, 65, 17}, x_dtype, w_dtype, y_dtype);
       }
+      check({5, 1300, 9}, x_dtype, w_dtype, DType::kF32);
+      check({67, 5, 4200}, x_dtype, w_dtype, DType::kF32);
     }
   }
 }
@@ -274,8 +283,8 @@ TEST_P(Projection, NoRowsLeaveGradientsAsTheyAre) {
 
 // ---- bits ------------------------------------------------------------------------------------
 
-const Problem kBitProblems[] = {{65, 1, 3},    {65, 17, 129}, {65, 64, 64},
-                                {65, 257, 65}, {65, 300, 1},  {65, 515, 70}};
+const Problem kBitProblems[] = {{65, 1, 3},   {65, 17, 129}, {65, 64, 64}, {65, 257, 65},
+                                {65, 300, 1}, {65, 515, 70}, {65, 1300, 9}};
 
 bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
   const Tensor left = Tensor::copy_of(a);
@@ -305,6 +314,13 @@ TEST_P(Projection, ARowsBitsAreItsOwn) {
         Tensor alone(dtype, {1, out});
         project(context_, only(x), w.view(), b.row(), alone);
         EXPECT_TRUE(same_bits(alone, only(y))) << where;
+        for (const std::int64_t count : {2, 6, 9, 33}) {
+          const std::int64_t first = std::max(row + 1 - count, std::int64_t{0});
+          Tensor among(dtype, {count, out});
+          project(context_, x.view().slice(0, first, first + count), w.view(), b.row(), among);
+          EXPECT_TRUE(same_bits(among.view().slice(0, row - first, row - first + 1), only(y)))
+              << where << ", among " << count;
+        }
         // dx has 6's numbers in it before anything is added.
         const Rows fresh(sum_dtype(dtype), rows, in, 6);
         Tensor gradient = Tensor::copy_of(only(fresh));

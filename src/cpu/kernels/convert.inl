@@ -21,13 +21,16 @@ inline void* at(void* data, DType dtype, std::int64_t index) {
   return static_cast<char*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
 }
 
-/// Asks for a row's bytes before they are needed, to lie in L2. In assembly, because GCC takes a
+/// Asks for the line of a byte before it is needed, to lie in L2. In assembly, because GCC takes a
 /// function that does nothing but __builtin_prefetch for one without effects, and drops its calls.
+inline void prefetch_line(const char* byte) { asm volatile("prefetcht1 %0" : : "m"(*byte)); }
+
+/// The same for a row's bytes.
 inline void prefetch_row(const char* row, std::int64_t bytes) {
   constexpr std::uintptr_t kLine = 64;
   const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) % kLine);
   for (std::int64_t byte = -begin; byte < bytes; byte += std::int64_t{kLine}) {
-    asm volatile("prefetcht1 %0" : : "m"(row[byte]));
+    prefetch_line(row + byte);
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // Lanes run along the vectors that are multiplied; one horizontal sum ends each product. The order
 // of each sum depends on the length alone, so a row's bits do not depend on how many rows there
-// are. As in gemm.inl, what is multiplied may be pairs; lengths then count pairs.
+// are. As in gemm.inl, what is multiplied may be pairs; lengths then count pairs, and products may
+// be added to what `out` holds.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +19,38 @@ inline constexpr int kDotKeys = 4;
 template <class V>
 constexpr int kDotRows = V::kGemmRows >= 6 ? 6 : 2;
 
+/// Four sums to, or added to, what is there.
+template <class V>
+inline void add_sums(typename V::Scalar* to, bool accumulate, V a, V b, V c, V d) {
+  if (!accumulate) return store_sums(to, a, b, c, d);
+  // As vectors, because the compiler would add the four one by one.
+  using Scalar = typename V::Scalar;
+  using Four [[gnu::vector_size(4 * sizeof(Scalar))]] = Scalar;
+  Scalar sums[4];
+  store_sums(sums, a, b, c, d);
+  Four before;
+  Four added;
+  __builtin_memcpy(&before, to, sizeof(Four));
+  __builtin_memcpy(&added, sums, sizeof(Four));
+  before += added;
+  __builtin_memcpy(to, &before, sizeof(Four));
+}
+
+/// What is asked for while products are taken: nothing, or what lies so many bytes past b.
+struct NothingAhead {
+  void fetch(const char*) const {}
+};
+struct BytesAhead {
+  std::int64_t distance;
+  void fetch(const char* b) const { prefetch_line(b + distance); }
+};
+
 /// kKeys x kRows products of length `dim`.
-template <class V, DType kStored, int kKeys, int kRows>
+template <class V, DType kStored, int kKeys, int kRows, class Ahead>
 inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::int64_t a_stride,
                           const StoredRows& b, std::int64_t first_key, typename V::Scalar* out,
-                          std::int64_t out_stride) {
+                          std::int64_t out_stride, bool accumulate, const Ahead& ahead) {
+  constexpr auto kSize = static_cast<std::int64_t>(size_of(kStored));
   V sums[std::size_t{kRows}][std::size_t{kKeys}];
   const char* keys[std::size_t{kKeys}];
   LADON_UNROLL
@@ -46,6 +74,8 @@ inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::in
   std::int64_t i = 0;
   for (; i + V::kLanes <= dim; i += V::kLanes) {
     add(i, [i](const char* key) { return load_stored<typename V::Factors, kStored>(key, i); });
+    LADON_UNROLL
+    for (int k = 0; k < kKeys; ++k) ahead.fetch(keys[k] + i * kSize);
   }
   if (i < dim) {
     add(i, [i, dim](const char* key) {
@@ -56,54 +86,72 @@ inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::in
   for (int r = 0; r < kRows; ++r) {
     typename V::Scalar* to = out + r * out_stride + first_key;
     if constexpr (kKeys == 4) {
-      store_sums(to, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+      add_sums(to, accumulate, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
     } else {
       LADON_UNROLL
-      for (int k = 0; k < kKeys; ++k) to[k] = sum(sums[r][k]);
+      for (int k = 0; k < kKeys; ++k) {
+        const typename V::Scalar product = sum(sums[r][k]);
+        to[k] = accumulate ? to[k] + product : product;
+      }
     }
   }
 }
 
 /// The last rows, fewer than kDotRows.
-template <class V, DType kStored, int kKeys, int kRows = kDotRows<V> - 1>
+template <class V, DType kStored, int kKeys, int kRows = kDotRows<V> - 1, class Ahead>
 inline void dot_last_rows(std::int64_t rows, std::int64_t dim, const typename V::Factor* a,
                           std::int64_t a_stride, const StoredRows& b, std::int64_t first_key,
-                          typename V::Scalar* out, std::int64_t out_stride) {
+                          typename V::Scalar* out, std::int64_t out_stride, bool accumulate,
+                          const Ahead& ahead) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      dot_registers<V, kStored, kKeys, kRows>(dim, a, a_stride, b, first_key, out, out_stride);
+      dot_registers<V, kStored, kKeys, kRows>(dim, a, a_stride, b, first_key, out, out_stride,
+                                              accumulate, ahead);
     } else {
       dot_last_rows<V, kStored, kKeys, kRows - 1>(rows, dim, a, a_stride, b, first_key, out,
-                                                  out_stride);
+                                                  out_stride, accumulate, ahead);
     }
   }
 }
 
-template <class V, DType kStored, int kKeys>
+/// Of all rows, only the first few ask for what is ahead.
+template <class V, DType kStored, int kKeys, class Ahead>
 inline void dot_rows(std::int64_t rows, std::int64_t dim, const typename V::Factor* a,
                      std::int64_t a_stride, const StoredRows& b, std::int64_t first_key,
-                     typename V::Scalar* out, std::int64_t out_stride) {
-  std::int64_t r = 0;
-  for (; r + kDotRows<V> <= rows; r += kDotRows<V>) {
-    dot_registers<V, kStored, kKeys, kDotRows<V>>(dim, a + r * a_stride, a_stride, b, first_key,
-                                                  out + r * out_stride, out_stride);
+                     typename V::Scalar* out, std::int64_t out_stride, bool accumulate,
+                     const Ahead& ahead) {
+  constexpr std::int64_t kRows = kDotRows<V>;
+  if (rows < kRows) {
+    return dot_last_rows<V, kStored, kKeys>(rows, dim, a, a_stride, b, first_key, out, out_stride,
+                                            accumulate, ahead);
+  }
+  dot_registers<V, kStored, kKeys, kRows>(dim, a, a_stride, b, first_key, out, out_stride,
+                                          accumulate, ahead);
+  std::int64_t r = kRows;
+  for (; r + kRows <= rows; r += kRows) {
+    dot_registers<V, kStored, kKeys, kRows>(dim, a + r * a_stride, a_stride, b, first_key,
+                                            out + r * out_stride, out_stride, accumulate,
+                                            NothingAhead{});
   }
   dot_last_rows<V, kStored, kKeys>(rows - r, dim, a + r * a_stride, a_stride, b, first_key,
-                                   out + r * out_stride, out_stride);
+                                   out + r * out_stride, out_stride, accumulate, NothingAhead{});
 }
 
 /// The products of `keys` rows of b from `first_key` on. Rows of a go on to whole vectors with
 /// numbers that are finite.
-template <class V, DType kStored>
+template <class V, DType kStored, class Ahead = NothingAhead>
 inline void dot_products(std::int64_t rows, std::int64_t first_key, std::int64_t keys,
                          std::int64_t dim, const typename V::Factor* a, std::int64_t a_stride,
-                         const StoredRows& b, typename V::Scalar* out, std::int64_t out_stride) {
+                         const StoredRows& b, typename V::Scalar* out, std::int64_t out_stride,
+                         bool accumulate = false, const Ahead& ahead = {}) {
   std::int64_t k = first_key;
   for (; k + kDotKeys <= first_key + keys; k += kDotKeys) {
-    dot_rows<V, kStored, kDotKeys>(rows, dim, a, a_stride, b, k, out, out_stride);
+    dot_rows<V, kStored, kDotKeys>(rows, dim, a, a_stride, b, k, out, out_stride, accumulate,
+                                   ahead);
   }
   for (; k < first_key + keys; ++k) {
-    dot_rows<V, kStored, 1>(rows, dim, a, a_stride, b, k, out, out_stride);
+    dot_rows<V, kStored, 1>(rows, dim, a, a_stride, b, k, out, out_stride, accumulate,
+                            NothingAhead{});
   }
 }
 

@@ -1,6 +1,6 @@
 // Projections of bf16 rows by bf16 weights, as dot products of pairs: both lie in memory as pairs,
-// so nothing is widened and nothing is packed. Twice the terms a step of what f32 does. Measured
-// (Zen 4, docs/projections.md): 90 % of the ceiling of bf16 products for many rows.
+// so nothing is widened and weights are not packed. Twice the terms a step of what f32 does.
+// Measured (Zen 4, docs/projections.md): 80 to 85 % of the ceiling of bf16 products for many rows.
 #pragma once
 
 #include <cstddef>
@@ -12,73 +12,45 @@
 namespace ladon::cpu {
 namespace {
 
-template <class V>
-struct PairProjectScratch {
-  std::int64_t depth;  // pairs of a row, padded to whole vectors
-  Pair* x;             // [kProjectionTile][depth], where x cannot be used as it lies
-  Pair* w;             // [kDotKeys][depth], likewise
-  float* y;            // [kProjectionTile][kProjectionTile]
-  std::size_t bytes;
+/// Rows of a projection as pairs.
+template <class Pairs>
+struct PairRows {
+  using Sums = Pairs;
+  using Factor = Pair;
+  static constexpr std::int64_t kTerms = 2;  // of a factor
 
-  PairProjectScratch(const ProjectionParams& params, void* base) {
-    ScratchArena arena(base);
-    depth = round_up(pairs_in(params.in_features), V::kLanes);
-    x = arena.take<Pair>(kProjectionTile * depth);
-    w = arena.take<Pair>(kDotKeys * depth);
-    y = arena.take<float>(kProjectionTile * kProjectionTile);
-    bytes = arena.used();
+  static void copy(const Matrix& matrix, std::int64_t begin, std::int64_t end, std::int64_t first,
+                   std::int64_t count, std::int64_t stride, Pair* to) {
+    const std::uint16_t* data = static_cast<const std::uint16_t*>(matrix.data) + first;
+    copy_as_pairs(
+        end - begin, count, stride,
+        [&](std::int64_t row) { return data + (begin + row) * matrix.stride; }, to);
+  }
+  /// Whole pairs, on the boundaries that the compiler may expect of them.
+  static bool as_they_lie(const ProjectionParams& params) {
+    return params.in_features % kTerms == 0 && params.w.stride % kTerms == 0 &&
+           reinterpret_cast<std::uintptr_t>(params.w.data) % sizeof(Pair) == 0;
+  }
+  template <class Body>
+  static void with_weights(DType, const Body& body) {
+    body(StoredAs<kDTypeOf<Pair>>{});
   }
 };
-
-/// Rows [begin, end) of a matrix as `pairs` pairs each: as they lie where that is what they are,
-/// else in the staging buffer, `depth` apart and filled up with zeros. The sums are the same.
-inline PairMatrix pairs_of(const Matrix& matrix, std::int64_t begin, std::int64_t end,
-                           std::int64_t dim, std::int64_t pairs, std::int64_t depth,
-                           Pair* staging) {
-  const std::uint16_t* first =
-      static_cast<const std::uint16_t*>(matrix.data) + begin * matrix.stride;
-  if (dim == 2 * pairs && matrix.stride % 2 == 0 &&
-      reinterpret_cast<std::uintptr_t>(first) % sizeof(Pair) == 0) {
-    return {reinterpret_cast<const Pair*>(first), matrix.stride / 2};
-  }
-  copy_as_pairs(
-      end - begin, dim, depth, [&](std::int64_t row) { return first + row * matrix.stride; },
-      staging);
-  return {staging, depth};
-}
-
-/// y of one block of rows and columns, where x and w are bf16.
-template <class V, class Pairs>
-void project_pairs(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
-  const PairProjectScratch<V> scratch(params, memory);
-  const std::int64_t rows = task.row_end - task.row_begin;
-  const std::int64_t pairs = pairs_in(params.in_features);
-  // Rows of x are read to whole vectors.
-  const PairMatrix x = pairs_of(params.x, task.row_begin, task.row_end, params.in_features,
-                                scratch.depth, scratch.depth, scratch.x);
-  for (std::int64_t n = task.column_begin; n < task.column_end; n += kDotKeys) {
-    const std::int64_t count = smaller(kDotKeys, task.column_end - n);
-    const PairMatrix w =
-        pairs_of(params.w, n, n + count, params.in_features, pairs, scratch.depth, scratch.w);
-    const char* lines[kDotKeys];
-    for (std::int64_t i = 0; i < count; ++i) lines[i] = reinterpret_cast<const char*>(w.at(i, 0));
-    dot_products<Pairs, kDTypeOf<Pair>>(rows, 0, count, pairs, x.data, x.stride,
-                                        StoredRows{lines, 0}, scratch.y + (n - task.column_begin),
-                                        kProjectionTile);
-  }
-  write_block(params, task, scratch.y, kProjectionTile);
-}
 
 /// Projections whose x is bf16; those whose weights are not, are widened.
 template <class V, class Pairs>
 void project_of_pairs(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
-  if (params.w.dtype == DType::kBF16) return project_pairs<V, Pairs>(params, task, memory);
+  if (params.w.dtype == DType::kBF16) {
+    return project_rows<PairRows<Pairs>>(params, task, memory);
+  }
   project<V>(params, task, memory);
 }
 
 template <class V, class Pairs>
 std::size_t project_of_pairs_scratch(const ProjectionParams& params) {
-  if (params.w.dtype == DType::kBF16) return PairProjectScratch<V>(params, nullptr).bytes;
+  if (params.w.dtype == DType::kBF16) {
+    return ProjectScratch<PairRows<Pairs>>(nullptr).bytes;
+  }
   return project_scratch<V>(params);
 }
 

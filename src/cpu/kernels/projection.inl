@@ -1,14 +1,16 @@
-// Projections and their gradients: y = x W^T + b, dx += dy W, dw += dy^T x, db += sum of dy.
+// Projections: y = x W^T + b.
 //
-// W is read as checkpoints store it, [out_features, in_features]: y takes dot products of rows, dx
-// and dw take broadcast products (gemm.inl), so nothing is packed. Every sum has one order that
-// depends on the sizes it runs over alone: a row of y or dx has the same bits whatever rows are
-// beside it. Blocks of kProjectionTile rows of x stay in L2 while W passes; for one row the bound
-// is reading W once. Measured (Zen 4, docs/projections.md): 75 to 85 % of FMA for many rows of f32,
-// 90 % of the memory read for one.
-// Tried and lost: the broadcast product with x turned and W as it lies, or W turned in registers
-// and x as it lies, both with sums over the terms in turn, which are the same bits for any number
-// of rows: 10 to 20 % faster for 64 rows and more of f32, not for bf16, and half as fast for one.
+// W is read as checkpoints store it, [out_features, in_features]: dot products of rows, so weights
+// are not packed. Products are taken in parts of 2 KiB of a row, which are added up one after the
+// other: the order of a sum depends on in_features alone, and a row has the same bits whatever rows
+// are beside it. 4 parts of W, in L1, meet up to 64 of x, copied side by side into L2, while the 4
+// rows of W that come next are asked for. For one row the bound is reading W once. Measured (Zen 4,
+// docs/projections.md): 80 to 84 % of FMA for many rows of f32, 90 % of the memory read for one.
+//
+// Tried and lost: whole rows (72 %: W and x share the sets of L1, and come from L2); parts of 1 and
+// of 4 KiB; sums kept as vectors from part to part (as fast, 16 times the room); 8 rows of W by 3
+// of x; W copied; asking for 4 rows of W at once, which stops the products (8 rows: -13 %); asking
+// for x; broadcast products with x or W turned (slower, or half as fast for one row).
 #pragma once
 
 #include <cstddef>
@@ -18,38 +20,76 @@
 #include "cpu/kernel_table.h"
 #include "cpu/kernels/convert.inl"
 #include "cpu/kernels/dot.inl"
-#include "cpu/kernels/gemm.inl"
 
 namespace ladon::cpu {
 namespace {
 
-inline constexpr std::int64_t kProjectionDepth = 256;  // terms summed between two additions to C
-
-/// Rows [begin, end), columns [column, column + dim) of a matrix in the compute type; as they lie
-/// where they can be, else staged and filled up with zeros to `padded_dim`.
-template <class Scalar>
-inline Block<Scalar> load_rows(const Matrix& matrix, std::int64_t begin, std::int64_t end,
-                               std::int64_t column, std::int64_t dim, std::int64_t padded_dim,
-                               Scalar* staging) {
-  const Operand operand{matrix.data, matrix.dtype, matrix.stride, 0};
-  return load_block(operand, column, 0, begin, end, dim, padded_dim, staging);
-}
-
+/// Rows of a projection as numbers of the compute type.
 template <class V>
+struct NumberRows {
+  using Sums = V;
+  using Factor = typename V::Scalar;
+  static constexpr std::int64_t kTerms = 1;  // of a factor
+
+  /// Terms [first, first + count) of some rows, `stride` factors apart and filled up with zeros.
+  static void copy(const Matrix& matrix, std::int64_t begin, std::int64_t end, std::int64_t first,
+                   std::int64_t count, std::int64_t stride, Factor* to) {
+    for (std::int64_t row = begin; row < end; ++row, to += stride) {
+      load_row(at(matrix.data, matrix.dtype, row * matrix.stride + first), matrix.dtype, count, to);
+      for (std::int64_t i = count; i < stride; ++i) to[i] = 0;
+    }
+  }
+  /// Rows that fit the registers at once take weights as they are stored; more share weights that
+  /// are widened once.
+  static bool as_they_lie(const ProjectionParams& params) {
+    return params.w.dtype == kDTypeOf<Factor> ||
+           (params.rows <= kDotRows<V> && loads_stored<V>(params.w.dtype));
+  }
+  template <class Body>
+  static void with_weights(DType dtype, const Body& body) {
+    with_stored<V>(dtype, body);
+  }
+};
+
+/// Rows of one projection in parts of 2 KiB, whose products are summed part by part: where there
+/// are many rows, four parts of W's rows then stay in L1 while those of x, side by side, come from
+/// L2. The last part is up to half as long again.
+template <class Rows>
+struct Parts {
+  using Factor = typename Rows::Factor;
+  static constexpr std::int64_t kLength = 2048 / std::int64_t{sizeof(Factor)};  // factors
+  static constexpr std::int64_t kMost = kLength * 3 / 2;
+
+  std::int64_t in_features;
+  std::int64_t depth = (in_features + Rows::kTerms - 1) / Rows::kTerms;  // factors of a row
+  std::int64_t count = larger((depth + kLength / 2 - 1) / kLength, 1);
+
+  std::int64_t begin(std::int64_t part) const { return part * kLength; }
+  std::int64_t end(std::int64_t part) const { return part + 1 < count ? begin(part + 1) : depth; }
+  std::int64_t first_term(std::int64_t part) const { return begin(part) * Rows::kTerms; }
+  std::int64_t terms(std::int64_t part) const {
+    return smaller(end(part) * Rows::kTerms, in_features) - first_term(part);
+  }
+  /// Factors from one copied row to the next.
+  std::int64_t stride(std::int64_t part) const {
+    return round_up(end(part) - begin(part), Rows::Sums::kLanes);
+  }
+};
+
+template <class Rows>
 struct ProjectScratch {
-  using Scalar = typename V::Scalar;
-  std::int64_t in_features;  // padded to whole vectors
-  Scalar* x;                 // [kProjectionTile][in_features]
-  Scalar* w;                 // [kDotKeys][in_features]
-  Scalar* y;                 // [kProjectionTile][kProjectionTile]
+  using Factor = typename Rows::Factor;
+  using Scalar = typename Rows::Sums::Scalar;
+  Factor* x;  // [part][row][factor] of as many parts as there is room for
+  Factor* w;  // [kDotKeys][factor] of one part, where W cannot be used as it lies
+  Scalar* y;  // [kProjectionTile][kProjectColumns]
   std::size_t bytes;
 
-  ProjectScratch(const ProjectionParams& params, void* base) {
+  explicit ProjectScratch(void* base) {
     ScratchArena arena(base);
-    in_features = round_up(params.in_features, V::kLanes);
-    x = arena.take<Scalar>(kProjectionTile * in_features);
-    w = arena.take<Scalar>(kDotKeys * in_features);
-    y = arena.take<Scalar>(kProjectionTile * kProjectionTile);
+    x = arena.take<Factor>(kProjectionTile * Parts<Rows>::kMost);
+    w = arena.take<Factor>(kDotKeys * Parts<Rows>::kMost);
+    y = arena.take<Scalar>(kProjectionTile * kProjectColumns);
     bytes = arena.used();
   }
 };
@@ -76,137 +116,103 @@ inline void write_block(const ProjectionParams& params, const ProjectionTask& ta
   }
 }
 
+/// Calls body(task) for at most `columns` of a task's columns at a time.
+template <class Body>
+inline void for_each_columns(ProjectionTask task, std::int64_t columns, const Body& body) {
+  const std::int64_t end = task.column_end;
+  for (; task.column_begin < end; task.column_begin += columns) {
+    task.column_end = smaller(task.column_begin + columns, end);
+    body(task);
+  }
+}
+
 /// y of one block of rows and columns.
-template <class V>
-void project(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
-  using Scalar = typename V::Scalar;
-  const ProjectScratch<V> scratch(params, memory);
-  const std::int64_t rows = task.row_end - task.row_begin;
-  const std::int64_t columns = task.column_end - task.column_begin;
-  const Block<Scalar> x = load_rows(params.x, task.row_begin, task.row_end, 0, params.in_features,
-                                    scratch.in_features, scratch.x);
-  // Few rows take weights as they are stored; many share weights that are widened once.
-  const bool as_stored = rows <= kDotRows<V> && loads_stored<V>(params.w.dtype);
-  for (std::int64_t n = 0; n < columns; n += kDotKeys) {
-    const std::int64_t first = task.column_begin + n;
-    const std::int64_t count = smaller(kDotKeys, columns - n);
-    const char* lines[kDotKeys];
-    const auto product = [&](auto stored) {
-      dot_products<V, decltype(stored)::kDType>(rows, 0, count, params.in_features, x.data,
-                                                x.stride, StoredRows{lines, 0}, scratch.y + n,
-                                                kProjectionTile);
-    };
-    if (as_stored) {
-      for (std::int64_t i = 0; i < count; ++i) {
-        lines[i] = static_cast<const char*>(
-            at(params.w.data, params.w.dtype, (first + i) * params.w.stride));
+template <class Rows>
+class Projecting {
+ public:
+  Projecting(const ProjectionParams& params, const ProjectionTask& task, void* memory)
+      : params_(params),
+        task_(task),
+        scratch_(memory),
+        parts_{params.in_features},
+        rows_(task.row_end - task.row_begin),
+        as_they_lie_(Rows::as_they_lie(params)) {}
+
+  void run() {
+    // The fewer rows, the more parts at once: W is then read along its rows.
+    const std::int64_t at_once = kProjectionTile / rows_;
+    for (std::int64_t first = 0; first < parts_.count; first += at_once) {
+      const std::int64_t end = smaller(first + at_once, parts_.count);
+      Factor* x = scratch_.x;
+      for (std::int64_t part = first; part < end; ++part) {
+        Rows::copy(params_.x, task_.row_begin, task_.row_end, parts_.first_term(part),
+                   parts_.terms(part), parts_.stride(part), x + parts_.begin(part - first) * rows_);
       }
-      with_stored<V>(params.w.dtype, product);
-      continue;
+      for (std::int64_t n = task_.column_begin; n < task_.column_end; n += kDotKeys) {
+        for (std::int64_t part = first; part < end; ++part) {
+          add(part, x + parts_.begin(part - first) * rows_, n,
+              smaller(n + kDotKeys, task_.column_end));
+        }
+      }
     }
-    const Block<Scalar> w = load_rows(params.w, first, first + count, 0, params.in_features,
-                                      params.in_features, scratch.w);
-    for (std::int64_t i = 0; i < count; ++i) {
-      lines[i] = reinterpret_cast<const char*>(w.data + i * w.stride);
+    for_each_columns(task_, kProjectionTile, [&](const ProjectionTask& narrow) {
+      write_block(params_, narrow, scratch_.y + (narrow.column_begin - task_.column_begin),
+                  kProjectColumns);
+    });
+  }
+
+ private:
+  using V = typename Rows::Sums;
+  using Factor = typename Rows::Factor;
+
+  const char* weights(std::int64_t column, std::int64_t part) const {
+    return static_cast<const char*>(
+        at(params_.w.data, params_.w.dtype, column * params_.w.stride + parts_.first_term(part)));
+  }
+
+  /// Adds a part's products to columns [begin, end).
+  void add(std::int64_t part, const Factor* x, std::int64_t begin, std::int64_t end) const {
+    const std::int64_t stride = parts_.stride(part);
+    const char* lines[kDotKeys];
+    for (std::int64_t i = 0; i < end - begin; ++i) {
+      lines[i] = as_they_lie_ ? weights(begin + i, part)
+                              : reinterpret_cast<const char*>(scratch_.w + i * stride);
     }
-    product(StoredAs<kDTypeOf<Scalar>>{});
+    if (!as_they_lie_) {
+      Rows::copy(params_.w, begin, end, parts_.first_term(part), parts_.terms(part), stride,
+                 scratch_.w);
+    }
+    // The next rows of W; where there are none, or they are to be copied, what is at hand.
+    const bool some_ahead = as_they_lie_ && end + kDotKeys <= params_.out_features;
+    const BytesAhead ahead{some_ahead ? weights(end, part) - weights(begin, part) : 0};
+    Rows::with_weights(as_they_lie_ ? params_.w.dtype : kDTypeOf<Factor>, [&](auto stored) {
+      dot_products<V, decltype(stored)::kDType>(
+          rows_, 0, end - begin, parts_.end(part) - parts_.begin(part), x, stride,
+          StoredRows{lines, 0}, scratch_.y + (begin - task_.column_begin), kProjectColumns,
+          part > 0, ahead);
+    });
   }
-  write_block(params, task, scratch.y, kProjectionTile);
-}
 
-template <class V>
-std::size_t project_scratch(const ProjectionParams& params) {
-  return ProjectScratch<V>(params, nullptr).bytes;
-}
-
-/// Blocks of the two gradients: C [kProjectionTile][kProjectionTile] summed over `depth`.
-template <class V>
-struct ProjectGradientScratch {
-  using Scalar = typename V::Scalar;
-  Scalar* sums;  // [kProjectionTile][kProjectionTile]
-  Scalar* a;     // a block of dy, either way up
-  Scalar* b;     // [kProjectionDepth][kProjectionTile]
-  std::size_t bytes;
-
-  explicit ProjectGradientScratch(void* base) {
-    ScratchArena arena(base);
-    sums = arena.take<Scalar>(kProjectionTile * kProjectionTile);
-    a = arena.take<Scalar>(kProjectionTile * kProjectionDepth);
-    b = arena.take<Scalar>(kProjectionTile * kProjectionDepth);
-    bytes = arena.used();
-  }
+  const ProjectionParams& params_;
+  const ProjectionTask& task_;
+  ProjectScratch<Rows> scratch_;
+  Parts<Rows> parts_;
+  std::int64_t rows_;
+  bool as_they_lie_;
 };
 
-/// Adds the block's sums to rows [row, ...), columns [column, ...) of a gradient.
-template <class Scalar>
-inline void add_sums(const Matrix& to, std::int64_t row, std::int64_t rows, std::int64_t column,
-                     std::int64_t columns, const Scalar* sums) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    Scalar* line = static_cast<Scalar*>(to.data) + (row + r) * to.stride + column;
-    for (std::int64_t i = 0; i < columns; ++i) line[i] += sums[r * kProjectionTile + i];
-  }
-}
-
-/// dx of one block: rows of x, columns of in_features.
-template <class V>
-void project_input_gradient(const ProjectionParams& params, const ProjectionTask& task,
-                            void* memory) {
-  using Scalar = typename V::Scalar;
-  const ProjectGradientScratch<V> scratch(memory);
-  const std::int64_t rows = task.row_end - task.row_begin;
-  const std::int64_t columns = task.column_end - task.column_begin;
-  const std::int64_t width = round_up(columns, V::kLanes);
-  for (std::int64_t n = 0; n < params.out_features; n += kProjectionDepth) {
-    const std::int64_t end = smaller(n + kProjectionDepth, params.out_features);
-    const Block<Scalar> dy =
-        load_rows(params.y, task.row_begin, task.row_end, n, end - n, end - n, scratch.a);
-    const Block<Scalar> w =
-        load_rows(params.w, n, end, task.column_begin, columns, width, scratch.b);
-    gemm<V, Layout::kRows>(rows, width, end - n, dy.data, dy.stride, w.data, w.stride, scratch.sums,
-                           kProjectionTile, n > 0);
-  }
-  add_sums(params.dx, task.row_begin, rows, task.column_begin, columns, scratch.sums);
+template <class Rows>
+void project_rows(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
+  Projecting<Rows>(params, task, memory).run();
 }
 
 template <class V>
-std::size_t project_input_gradient_scratch(const ProjectionParams&) {
-  return ProjectGradientScratch<V>(nullptr).bytes;
+void project(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
+  project_rows<NumberRows<V>>(params, task, memory);
 }
-
-/// dw of one block: rows of out_features, columns of in_features. The task that owns column 0 also
-/// sums db.
 template <class V>
-void project_weight_gradient(const ProjectionParams& params, const ProjectionTask& task,
-                             void* memory) {
-  using Scalar = typename V::Scalar;
-  const ProjectGradientScratch<V> scratch(memory);
-  const std::int64_t outs = task.row_end - task.row_begin;
-  const std::int64_t columns = task.column_end - task.column_begin;
-  const std::int64_t width = round_up(columns, V::kLanes);
-  const bool sums_bias = params.db.data != nullptr && task.column_begin == 0;
-  Scalar bias[kProjectionTile] = {};
-  for (std::int64_t row = 0; row < params.rows; row += kProjectionDepth) {
-    const std::int64_t end = smaller(row + kProjectionDepth, params.rows);
-    const Block<Scalar> dy = load_rows(params.y, row, end, task.row_begin, outs, outs, scratch.a);
-    const Block<Scalar> x =
-        load_rows(params.x, row, end, task.column_begin, columns, width, scratch.b);
-    gemm<V, Layout::kColumns>(outs, width, end - row, dy.data, dy.stride, x.data, x.stride,
-                              scratch.sums, kProjectionTile, row > 0);
-    if (!sums_bias) continue;
-    for (std::int64_t r = 0; r < end - row; ++r) {
-      for (std::int64_t n = 0; n < outs; ++n) bias[n] += dy.data[r * dy.stride + n];
-    }
-  }
-  if (params.rows == 0) return;
-  add_sums(params.dw, task.row_begin, outs, task.column_begin, columns, scratch.sums);
-  if (!sums_bias) return;
-  Scalar* db = static_cast<Scalar*>(params.db.data) + task.row_begin;
-  for (std::int64_t n = 0; n < outs; ++n) db[n] += bias[n];
-}
-
-template <class V>
-std::size_t project_weight_gradient_scratch(const ProjectionParams&) {
-  return ProjectGradientScratch<V>(nullptr).bytes;
+std::size_t project_scratch(const ProjectionParams&) {
+  return ProjectScratch<NumberRows<V>>(nullptr).bytes;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "cpu/kernels/forward_few.inl"
 #include "cpu/kernels/forward_tile.inl"
 #include "cpu/kernels/projection.inl"
+#include "cpu/kernels/projection_gradient.inl"
 #include "cpu/kernels/side_gradients.inl"
 
 namespace ladon::cpu {

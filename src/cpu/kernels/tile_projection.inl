@@ -20,16 +20,6 @@ namespace {
 // Columns of a block.
 inline constexpr std::int64_t kTileColumns = 1024;
 
-/// Calls body(task) for parts of at most kProjectionTile columns.
-template <class Body>
-inline void for_each_narrow(ProjectionTask task, const Body& body) {
-  const std::int64_t end = task.column_end;
-  for (; task.column_begin < end; task.column_begin += kProjectionTile) {
-    task.column_end = smaller(task.column_begin + kProjectionTile, end);
-    body(task);
-  }
-}
-
 class TileProjection {
  public:
   TileProjection(const ProjectionParams& params, void* memory) : params_(params) {
@@ -103,7 +93,7 @@ class TileProjection {
       ProjectionTask rest = task;
       rest.row_begin = task.row_begin + first;
       rest.row_end = smaller(rest.row_begin + kTileSide, task.row_end);
-      for_each_narrow(rest, [&](const ProjectionTask& part) {
+      for_each_columns(rest, kProjectionTile, [&](const ProjectionTask& part) {
         write_block(params_, part, lines_ + (part.column_begin - task.column_begin), kTileColumns);
       });
     }
@@ -123,7 +113,8 @@ class TileProjection {
 inline void project_by_tiles(const ProjectionParams& params, const ProjectionTask& task,
                              void* memory) {
   if (params.w.dtype == DType::kBF16) return TileProjection(params, memory).run(task);
-  for_each_narrow(task, [&](const ProjectionTask& part) { project<F32>(params, part, memory); });
+  for_each_columns(task, kProjectColumns,
+                   [&](const ProjectionTask& part) { project<F32>(params, part, memory); });
 }
 
 inline std::size_t project_by_tiles_scratch(const ProjectionParams& params) {
