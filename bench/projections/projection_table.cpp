@@ -7,6 +7,7 @@
 // before the clock starts; Ladon and OpenBLAS read them as checkpoints store them. OpenBLAS has no
 // bf16. Prints the median time and Ladon's speed over the others'.
 #include <cblas.h>
+#include <sched.h>
 #include <dnnl.hpp>
 
 #include <algorithm>
@@ -14,8 +15,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -43,6 +47,40 @@ constexpr Shape kShapes[] = {
     {"DeepSeek-V3 kv_a", 7168, 576}, {"DeepSeek-V3 o", 16384, 7168},
 };
 constexpr std::int64_t kTokens[] = {1, 8, 64, 1024};
+
+/// Keeps every library's threads on CPUs of their own: a scheduler may leave two that work together
+/// on one CPU for seconds. Each library is expected to have as many threads as there are CPUs, the
+/// main one among them.
+class ThreadPlaces {
+ public:
+  ThreadPlaces() {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(static_cast<std::size_t>(cpu), &set)) cpus_.push_back(cpu);
+    }
+  }
+
+  /// Pins the threads that have come since the last call: the first, then those of one library.
+  void pin_new_threads() {
+    std::set<int> threads;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+      threads.insert(std::stoi(entry.path().filename().string()));
+    }
+    std::size_t next = pinned_.empty() ? 0 : 1;
+    for (const int thread : threads) {
+      if (cpus_.empty() || !pinned_.insert(thread).second) continue;
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(static_cast<std::size_t>(cpus_[next++ % cpus_.size()]), &set);
+      sched_setaffinity(thread, sizeof set, &set);
+    }
+  }
+
+ private:
+  std::vector<int> cpus_;
+  std::set<int> pinned_;
+};
 
 /// A call that takes turns with others. It waits first: thread pools spin for a while after their
 /// work, OpenBLAS's for 2^26 cycles.
@@ -96,13 +134,16 @@ class OneDnn {
 };
 
 void measure(const ladon::Context& context, const Shape& shape, DType dtype, std::int64_t tokens,
-             int rounds) {
+             int rounds, ThreadPlaces& places) {
   Tensor x(dtype, {tokens, shape.in_features});
   Tensor w(dtype, {shape.out_features, shape.in_features});
   Tensor y(dtype, {tokens, shape.out_features});
   ladon::fill_normal(x.view(), 0, 1, 1);
   ladon::fill_normal(w.view(), 0, 1, 2);
+  project(context, x, w, {}, y.view());
+  places.pin_new_threads();
   OneDnn onednn(x, w, y);
+  places.pin_new_threads();
   std::vector<ladon::bench::Work> pieces;
   pieces.push_back(after_a_pause([&] { project(context, x, w, {}, y.view()); }));
   pieces.push_back(after_a_pause([&] { onednn.run(); }));
@@ -135,14 +176,18 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
 
 int main(int argc, char** argv) try {
   const int rounds = argc > 1 ? std::max(std::stoi(argv[1]), 1) : 7;
-  const ladon::Context context;
+  const ladon::Context context;  // counts the CPUs that this thread may use, so it comes first
+  ThreadPlaces places;
+  places.pin_new_threads();  // OpenBLAS has its own before main() runs
   std::printf(
       "| projection | dtype | tokens | Ladon | GFLOP/s | weights GB/s | over oneDNN | over "
       "OpenBLAS "
       "|\n|---|---|---|---|---|---|---|---|\n");
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const Shape& shape : kShapes) {
-      for (const std::int64_t tokens : kTokens) measure(context, shape, dtype, tokens, rounds);
+      for (const std::int64_t tokens : kTokens) {
+        measure(context, shape, dtype, tokens, rounds, places);
+      }
     }
   }
   return 0;
