@@ -5,7 +5,8 @@
 // other: the order of a sum depends on in_features alone, and a row has the same bits whatever rows
 // are beside it. 4 parts of W, in L1, meet up to 64 of x, copied side by side into L2, while the 4
 // rows of W that come next are asked for. For one row the bound is reading W once. Measured (Zen 4,
-// docs/projections.md): 80 to 84 % of FMA for many rows of f32, 90 % of the memory read for one.
+// docs/projections.md): f32 of 1024 rows at 73 to 85 % of FMA, of 64 at 64 to 78 %; one row at 70
+// to 90 % of the memory read.
 //
 // Tried and lost: whole rows (72 %: W and x share the sets of L1, and come from L2); parts of 1 and
 // of 4 KiB; sums kept as vectors from part to part (as fast, 16 times the room); 8 rows of W by 3
