@@ -20,14 +20,14 @@ std::vector<int> cpus_of(const cpu_set_t& set) {
   return cpus;
 }
 
-void pin_this_thread(int cpu) {
+}  // namespace
+
+void pin_thread(int thread, int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<std::size_t>(cpu), &set);
-  sched_setaffinity(0, sizeof set, &set);
+  sched_setaffinity(thread, sizeof set, &set);
 }
-
-}  // namespace
 
 std::vector<int> cpus_to_pin(const Context& context) {
   const int threads = context.num_threads();
@@ -53,7 +53,7 @@ PinnedThreads::PinnedThreads(const Context& context) {
     while (arrived.load() < threads && std::chrono::steady_clock::now() < limit) {
       std::this_thread::yield();
     }
-    pin_this_thread(cpus[static_cast<std::size_t>(task)]);
+    pin_thread(0, cpus[static_cast<std::size_t>(task)]);
   });
 }
 

@@ -17,6 +17,9 @@ namespace ladon::bench {
 /// threads than CPUs that the process may use, the system knows better which CPUs share a core.
 std::vector<int> cpus_to_pin(const Context& context);
 
+/// Keeps one thread of this process, by its number, on one CPU; 0 stands for the caller's.
+void pin_thread(int thread, int cpu);
+
 /// Pins the context's threads, the caller's included, and releases the caller's at the end, where
 /// cpus_to_pin() names CPUs. Failing to pin is no error.
 class PinnedThreads {

@@ -1,13 +1,12 @@
 // Ladon's projections beside those of oneDNN and OpenBLAS: y = x W^T at the shapes of two models'
 // attention layers, for 1 to 1024 tokens. Built where LADON_PROJECTION_TABLE is on.
 //
-//   projection_table [rounds]
+//   OPENBLAS_THREAD_TIMEOUT=10 projection_table [rounds]
 //
 // All take turns, on all CPUs. oneDNN has its weights in the layout that it asks for, rearranged
 // before the clock starts; Ladon and OpenBLAS read them as checkpoints store them. OpenBLAS has no
 // bf16. Prints the median time and Ladon's speed over the others'.
 #include <cblas.h>
-#include <sched.h>
 #include <dnnl.hpp>
 
 #include <algorithm>
@@ -22,12 +21,14 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ladon/context.h"
 #include "ladon/random.h"
 #include "ladon/tensor.h"
 #include "layers/projection.h"
+#include "pinning.h"
 #include "timing.h"
 
 namespace {
@@ -53,13 +54,7 @@ constexpr std::int64_t kTokens[] = {1, 8, 64, 1024};
 /// main one among them.
 class ThreadPlaces {
  public:
-  ThreadPlaces() {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(static_cast<std::size_t>(cpu), &set)) cpus_.push_back(cpu);
-    }
-  }
+  explicit ThreadPlaces(std::vector<int> cpus) : cpus_(std::move(cpus)) {}
 
   /// Pins the threads that have come since the last call: the first, then those of one library.
   void pin_new_threads() {
@@ -70,10 +65,7 @@ class ThreadPlaces {
     std::size_t next = pinned_.empty() ? 0 : 1;
     for (const int thread : threads) {
       if (cpus_.empty() || !pinned_.insert(thread).second) continue;
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET(static_cast<std::size_t>(cpus_[next++ % cpus_.size()]), &set);
-      sched_setaffinity(thread, sizeof set, &set);
+      ladon::bench::pin_thread(thread, cpus_[next++ % cpus_.size()]);
     }
   }
 
@@ -176,8 +168,8 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
 
 int main(int argc, char** argv) try {
   const int rounds = argc > 1 ? std::max(std::stoi(argv[1]), 1) : 7;
-  const ladon::Context context;  // counts the CPUs that this thread may use, so it comes first
-  ThreadPlaces places;
+  const ladon::Context context;
+  ThreadPlaces places(ladon::bench::cpus_to_pin(context));
   places.pin_new_threads();  // OpenBLAS has its own before main() runs
   std::printf(
       "| projection | dtype | tokens | Ladon | GFLOP/s | weights GB/s | over oneDNN | over "

@@ -21,7 +21,7 @@ constexpr int kDotRows = V::kGemmRows >= 6 ? 6 : 2;
 
 /// Four sums to, or added to, what is there.
 template <class V>
-inline void add_sums(typename V::Scalar* to, bool accumulate, V a, V b, V c, V d) {
+inline void put_sums(typename V::Scalar* to, bool accumulate, V a, V b, V c, V d) {
   if (!accumulate) return store_sums(to, a, b, c, d);
   // As vectors, because the compiler would add the four one by one.
   using Scalar = typename V::Scalar;
@@ -86,7 +86,7 @@ inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::in
   for (int r = 0; r < kRows; ++r) {
     typename V::Scalar* to = out + r * out_stride + first_key;
     if constexpr (kKeys == 4) {
-      add_sums(to, accumulate, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+      put_sums(to, accumulate, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
     } else {
       LADON_UNROLL
       for (int k = 0; k < kKeys; ++k) {
