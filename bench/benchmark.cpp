@@ -79,7 +79,7 @@ void set_target(Row& row, const Case& one) {
 void run_case(Session& session, const Case& one) {
   session.listener().begin(one.full_name());
   const std::unique_ptr<Context> context = session.make_context(one.isa);
-  const std::unique_ptr<Workload> workload = make_workload(one);
+  const std::unique_ptr<Workload> workload = make_workload(*context, one);
   if (!session.passes(one, *workload, *context)) return;
   const Limit limit = limit_here(*context, one.limit);
   Row row{.name = one.name(),

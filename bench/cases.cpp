@@ -3,9 +3,9 @@
 #include <array>
 #include <cstdio>
 
+#include "attention_workload.h"
+#include "cached_layer.h"
 #include "ladon/multi_head_attention.h"
-#include "layer_problem.h"
-#include "problem.h"
 
 namespace ladon::bench {
 namespace {
@@ -147,16 +147,17 @@ void add_layers(CaseList& list) {
 
 class LayerWorkload final : public Workload {
  public:
-  explicit LayerWorkload(const LayerShape& shape)
+  LayerWorkload(const Context& context, const LayerShape& shape)
       : shape_(shape),
-        problem_(make_layer(), {.batch = 1,
-                                .prompt = shape.prefill ? shape.tokens : 0,
-                                .context = shape.prefill ? 0 : shape.tokens}) {}
+        layer_(context, make_layer(),
+               {.batch = 1,
+                .prompt = shape.prefill ? shape.tokens : 0,
+                .context = shape.prefill ? 0 : shape.tokens}) {}
 
   std::string check(const Context& context) override {
-    if (!shape_.prefill) problem_.fill_cache();
+    if (!shape_.prefill) layer_.fill_cache(context);
     const double error =
-        shape_.prefill ? problem_.prompt_error(context) : problem_.token_error(context);
+        shape_.prefill ? layer_.prompt_error(context) : layer_.token_error(context);
     const double allowed = layer_tolerance(DType::kBF16);
     if (error <= allowed) return {};
     std::array<char, 160> text{};
@@ -167,16 +168,16 @@ class LayerWorkload final : public Workload {
 
   void run(const Context& context) override {
     if (shape_.prefill) {
-      problem_.run_prompt(context);
+      layer_.run_prompt(context);
     } else {
-      problem_.run_token(context);
+      layer_.run_token(context);
     }
   }
 
   double flops() const override {
-    return shape_.prefill ? problem_.prompt_flops() : problem_.token_flops();
+    return shape_.prefill ? layer_.prompt_flops() : layer_.token_flops();
   }
-  double bytes() const override { return problem_.token_bytes(); }
+  double bytes() const override { return layer_.token_bytes(); }
 
  private:
   static std::unique_ptr<AttentionLayer> make_layer() {
@@ -194,7 +195,7 @@ class LayerWorkload final : public Workload {
   }
 
   LayerShape shape_;
-  LayerProblem problem_;
+  CachedLayer layer_;
 };
 
 }  // namespace
@@ -243,9 +244,11 @@ std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here) {
   return cases;
 }
 
-std::unique_ptr<Workload> make_workload(const Case& one) {
-  if (const auto* shape = std::get_if<Shape>(&one.work)) return std::make_unique<Problem>(*shape);
-  return std::make_unique<LayerWorkload>(std::get<LayerShape>(one.work));
+std::unique_ptr<Workload> make_workload(const Context& context, const Case& one) {
+  if (const auto* shape = std::get_if<Shape>(&one.work)) {
+    return std::make_unique<AttentionWorkload>(context, *shape);
+  }
+  return std::make_unique<LayerWorkload>(context, std::get<LayerShape>(one.work));
 }
 
 }  // namespace ladon::bench

@@ -58,6 +58,6 @@ Case case_of(Isa isa, const Shape& shape);
 /// last of them caches, latents and layers. Targets are for the fastest set of the machine.
 std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here);
 
-std::unique_ptr<Workload> make_workload(const Case& one);
+std::unique_ptr<Workload> make_workload(const Context& context, const Case& one);
 
 }  // namespace ladon::bench

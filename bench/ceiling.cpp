@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "ceilings/ceilings.h"
+#include "core/context_impl.h"
 #include "core/parallel.h"
 #include "ladon/random.h"
 
@@ -69,7 +70,7 @@ Work on_all_threads(const Context& context, const Loop& loop) {
   Work work;
   work.amount = flops_per_step * static_cast<double>(steps * tasks);
   work.run = [&context, loop, seeds, steps, tasks] {
-    parallel_for(context, tasks, [&](std::int64_t, int) {
+    parallel_for(context.impl().workers(), tasks, [&](std::int64_t, int) {
       sink.store(loop(steps, seeds.data()).checksum, std::memory_order_relaxed);
     });
   };
@@ -131,10 +132,11 @@ Work ReadBuffer::read_ceiling(const Context& context) const {
   work.amount = static_cast<double>(kReadBytes);
   work.run = [&context, words] {
     constexpr std::int64_t kTaskWords = kReadTaskBytes / 8;
-    parallel_for(context, kReadBytes / kReadTaskBytes, [&](std::int64_t task, int) {
-      const std::uint64_t sum = sum_words(words + task * kTaskWords, kTaskWords);
-      sink.store(static_cast<double>(sum), std::memory_order_relaxed);
-    });
+    parallel_for(context.impl().workers(), kReadBytes / kReadTaskBytes,
+                 [&](std::int64_t task, int) {
+                   const std::uint64_t sum = sum_words(words + task * kTaskWords, kTaskWords);
+                   sink.store(static_cast<double>(sum), std::memory_order_relaxed);
+                 });
   };
   return work;
 }

@@ -7,13 +7,14 @@
 #include <cstring>
 #include <limits>
 
+#include "core/host_copy.h"
 #include "ladon/tensor.h"
 
 namespace ladon::bench {
 
 double largest_error(const ConstTensorView& got, const ConstTensorView& truth) {
-  const Tensor a = Tensor::copy_of(got, DType::kF64);
-  const Tensor b = Tensor::copy_of(truth, DType::kF64);
+  const Tensor a = host_copy_of(got, DType::kF64);
+  const Tensor b = host_copy_of(truth, DType::kF64);
   const auto* x = a.data_as<double>();
   const auto* y = b.data_as<double>();
   double largest = 0;

@@ -68,14 +68,14 @@ struct Gradients {
   Tensor dq, dk, dv;
 };
 
-Inputs random_inputs(const Shape& shape) {
+Inputs random_inputs(const Context& context, const Shape& shape) {
   const Dims q_shape{shape.batch, shape.query_len, shape.num_heads, shape.head_dim};
   const Dims kv_shape{shape.batch, shape.kv_len, shape.num_kv_heads, shape.head_dim};
   Inputs inputs{Tensor(DType::kBF16, q_shape), Tensor(DType::kBF16, kv_shape),
                 Tensor(DType::kBF16, kv_shape), Tensor(DType::kBF16, q_shape)};
   std::uint64_t stream = 0;
   for (Tensor* tensor : {&inputs.q, &inputs.k, &inputs.v, &inputs.dout}) {
-    fill_normal(*tensor, 0, 1, /*seed=*/11, ++stream);
+    fill_normal(context, *tensor, 0, 1, /*seed=*/11, ++stream);
   }
   return inputs;
 }
@@ -101,7 +101,9 @@ Gradients run_attention(const Context& context, const Inputs& inputs, bool causa
 }
 
 Gradients truth_of(const Context& reference, const Inputs& inputs, bool causal) {
-  const auto wide = [](const Tensor& tensor) { return Tensor::copy_of(tensor, DType::kF64); };
+  const auto wide = [&](const Tensor& tensor) {
+    return Tensor::copy_of(reference, tensor, DType::kF64);
+  };
   const Inputs exact{wide(inputs.q), wide(inputs.k), wide(inputs.v), wide(inputs.dout)};
   return run_attention(reference, exact, causal);
 }
@@ -137,13 +139,13 @@ void compare_gradients(Session& session, Isa isa, const Shape& shape) {
   session.listener().begin(gradient_name(shape));
   Peer* const pytorch = session.peer("pytorch");
   if (pytorch == nullptr) return;
-  const Inputs inputs = random_inputs(shape);
+  const std::unique_ptr<Context> context = session.make_context(isa);
+  const Inputs inputs = random_inputs(*context, shape);
   Gradients theirs = empty_gradients(inputs, DType::kBF16);
   if (!ask_peer(*pytorch, shape, inputs, theirs)) {
     session.note_peers();
     return;
   }
-  const std::unique_ptr<Context> context = session.make_context(isa);
   const Gradients ours = run_attention(*context, inputs, shape.causal);
   const Gradients truth = truth_of(reference_beside(*context), inputs, shape.causal);
   const auto add = [&](const char* gradient, Tensor Gradients::*one) {

@@ -32,7 +32,7 @@ class Group {
 
   /// False where the case is wrong, which has then been said.
   bool add(const Case& one) {
-    workloads_.push_back(make_workload(one));
+    workloads_.push_back(make_workload(*context_, one));
     if (!session_.passes(one, *workloads_.back(), *context_)) return false;
     const Limit limit = limit_here(*context_, one.limit);
     pieces_.push_back(session_.ceiling(*context_, limit, one.dtype()));

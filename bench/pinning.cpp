@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/context_impl.h"
 #include "core/parallel.h"
 
 namespace ladon::bench {
@@ -48,7 +49,7 @@ PinnedThreads::PinnedThreads(const Context& context) {
   // start all its threads would wait forever: hence the limit.
   std::atomic<int> arrived{0};
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-  parallel_for(context, threads, [&](std::int64_t task, int) {
+  parallel_for(context.impl().workers(), threads, [&](std::int64_t task, int) {
     arrived.fetch_add(1);
     while (arrived.load() < threads && std::chrono::steady_clock::now() < limit) {
       std::this_thread::yield();

@@ -21,7 +21,7 @@ std::int64_t bytes_of(const ModelShape& model, const CacheVariant& variant, std:
   const auto rows = compare_cache_memory({.length = length,
                                           .batch = request.batch,
                                           .num_layers = layers,
-                                          .dtype = request.dtype,
+                                          .format = request.dtype,
                                           .num_heads = model.num_heads,
                                           .head_dim = model.head_dim,
                                           .value_dim = model.value_dim,

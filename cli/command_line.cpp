@@ -18,7 +18,6 @@
 namespace ladon::cli {
 namespace {
 
-constexpr int kMostThreads = 4096;
 constexpr std::int64_t kMostSeconds = 86400;
 // More tokens or sequences than any memory holds; products of a few of them still fit 64 bits.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
@@ -106,7 +105,7 @@ void add_machinery(CLI::App* app, Machinery& machinery,
          "--threads",
          [&machinery](const std::string& text) {
            machinery.threads = static_cast<int>(
-               parsed("--threads", [&] { return parse_count(text, 1, kMostThreads); }));
+               parsed("--threads", [&] { return parse_count(text, 1, kMaxThreads); }));
          },
          "Threads [all that this process may use]")
       ->type_name("N");

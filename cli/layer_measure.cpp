@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "layer_problem.h"
+#include "cached_layer.h"
 #include "pinning.h"
 #include "timing.h"
 
@@ -44,8 +44,8 @@ LayerMeasurement measure_layer(const Context& context, const bench::ReadBuffer& 
                                const std::function<void(const std::string&)>& say) {
   const std::string kind(variant.kind);
   say(kind + ": making the layer");
-  bench::LayerProblem one(
-      make_layer(size, variant, options.dtype),
+  bench::CachedLayer one(
+      context, make_layer(size, variant, options.dtype),
       {.batch = options.batch, .prompt = options.prompt, .context = options.context});
   LayerMeasurement result{.variant = variant, .details = describe(size, variant)};
   result.weights = one.weight_count();
@@ -72,7 +72,7 @@ LayerMeasurement measure_layer(const Context& context, const bench::ReadBuffer& 
                       .disturbed = timed.disturbed};
   }
   say(kind + ": checking a token");
-  one.fill_cache();
+  one.fill_cache(context);
   result.cache_bytes_per_token = one.cache_bytes_per_token();
   result.reduction = one.cache_reduction();
   result.error = std::max(result.error, one.token_error(context));

@@ -63,7 +63,7 @@ LayerResult run_whole(const Context& context, const AttentionLayer& layer, const
 LayerResult run_cached(const Context& context, const AttentionLayer& layer, const Tensor& x,
                        const CachedRun& how) {
   const std::int64_t length = x.size(1);
-  KvCache cache = KvCache::contiguous(layer.cache_options(x.size(0), how.cache_dtype),
+  KvCache cache = KvCache::contiguous(context, layer.cache_options(x.size(0), how.cache_dtype),
                                       std::max<std::int64_t>(1, length));
   LayerResult result{.out = Tensor(x.dtype(), x.shape())};
   const Stopwatch watch;
@@ -83,7 +83,7 @@ Tensor weights_of(const Context& context, const AttentionLayer& layer, const Con
   Tensor weights(DType::kF32, {1, layer.num_heads(), length, length});
   const ConstTensorView batch_of_one = x.reshape({1, length, x.size(1)});
   layer.forward(context, batch_of_one, {.weights = weights});
-  return Tensor::copy_of(weights.view().select(0, 0));
+  return Tensor::copy_of(context, weights.view().select(0, 0));
 }
 
 }  // namespace ladon::cli

@@ -33,9 +33,9 @@ struct Summary {
   std::int64_t not_finite = 0;
 };
 
-Summary summarise(const Tensor& tensor) {
+Summary summarise(const Context& context, const Tensor& tensor) {
   Summary summary;
-  const Tensor numbers = Tensor::copy_of(tensor, DType::kF64);
+  const Tensor numbers = Tensor::copy_of(context, tensor, DType::kF64);
   const auto* values = numbers.data_as<double>();
   const std::int64_t count = numbers.num_elements();
   for (std::int64_t i = 0; i < count; ++i) {
@@ -209,9 +209,8 @@ int run_layer(const RunOptions& options) {
   const DType dtype = options.dtype.value_or(input.dtype());
   const auto layer = load_attention(options.model, options.layer,
                                     {.dtype = dtype, .ignored_fields = options.ignored_fields});
-  const Tensor x = Tensor::copy_of(input.view().reshape(shape), dtype);
-
   const Context context(options.machinery.context_options());
+  const Tensor x = Tensor::copy_of(context, input.view().reshape(shape), dtype);
   LayerResult result;
   std::string picture;
   {
@@ -231,7 +230,8 @@ int run_layer(const RunOptions& options) {
       picture = draw_weights(context, *layer, x, options, model);
     }
   }
-  const Tensor output = Tensor::copy_of(result.out.view().reshape(input.shape()), input.dtype());
+  const Tensor output =
+      Tensor::copy_of(context, result.out.view().reshape(input.shape()), input.dtype());
   {
     // Both or none: what is likely to fail is done before the first of them gets its name.
     const HeldSignals held;
@@ -248,7 +248,7 @@ int run_layer(const RunOptions& options) {
                       input.shape(),
                       shape[0] * shape[1],
                       result,
-                      summarise(output)};
+                      summarise(context, output)};
   if (options.json) {
     print_json(document_of(report));
   } else {

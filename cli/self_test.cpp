@@ -10,9 +10,12 @@ const std::vector<SelfTestArea>& self_test_areas() {
       {"forward", "forward_tile"},
       {"decode", "forward_few"},
       {"backward", "backward combine_dq bias_gradient sink_gradient"},
-      {"caches", "forward_tile forward_few"},
+      {"caches", "forward_tile forward_few write_kv"},
       {"rope", ""},
-      {"layers", "project project_input_gradient project_weight_gradient"}};
+      {"layers",
+       "project project_input_gradient project_weight_gradient rms_norm rms_norm_backward "
+       "sum_heads accumulate write_kv gather_kv"},
+      {"optimisers", "sgd_step adamw_step"}};
   return areas;
 }
 
@@ -39,6 +42,7 @@ void SelfTest::run_area(std::string_view area) {
   if (area == "caches") return caches();
   if (area == "rope") return rotary();
   if (area == "layers") return layers();
+  if (area == "optimisers") return optimisers();
   throw Failure("check: no area " + area_);
 }
 

@@ -39,6 +39,7 @@ class SelfTest {
   void caches();
   void rotary();
   void layers();
+  void optimisers();
 
   void check_forward(DType dtype, int variant);
   void check_backward(DType dtype, int variant);

@@ -21,16 +21,17 @@ struct Pair {
   Tensor truth;
 };
 
-Pair normal_pair(DType dtype, const Dims& shape, std::uint64_t seed, std::uint64_t stream) {
+Pair normal_pair(const Context& context, DType dtype, const Dims& shape, std::uint64_t seed,
+                 std::uint64_t stream) {
   Pair pair{Tensor(dtype, shape), {}};
-  fill_normal(pair.value, 0, 1, seed, stream);
-  pair.truth = Tensor::copy_of(pair.value, DType::kF64);
+  fill_normal(context, pair.value, 0, 1, seed, stream);
+  pair.truth = Tensor::copy_of(context, pair.value, DType::kF64);
   return pair;
 }
 
 /// A mix of options. Sizes are odd on purpose: the edges of tiles and vectors are where faults
 /// live.
-struct Problem {
+struct Variant {
   std::string name;
   std::int64_t batch = 2;
   std::int64_t query_len = 0;
@@ -45,7 +46,7 @@ struct Problem {
   bool alibi = false;
 };
 
-std::vector<Problem> tile_problems() {
+std::vector<Variant> tile_variants() {
   return {
       {"MHA full", 2, 67, 131, 3, 3, 64, 64, {}},
       {"GQA causal", 2, 70, 70, 6, 2, 40, 24, {.causal = true}},
@@ -65,7 +66,7 @@ std::vector<Problem> tile_problems() {
   };
 }
 
-std::vector<Problem> few_problems() {
+std::vector<Variant> decode_variants() {
   return {
       {"MHA one query", 2, 1, 1100, 2, 2, 64, 64, {.causal = true}},
       {"GQA one query", 2, 1, 777, 6, 2, 128, 128, {.causal = true}},
@@ -73,28 +74,28 @@ std::vector<Problem> few_problems() {
   };
 }
 
-/// The tensors of a problem, and what options point to.
+/// The tensors of a variant, and what options point to.
 class Inputs {
  public:
-  Inputs(const Problem& problem, DType dtype, std::uint64_t seed)
-      : options_(problem.options),
-        q(normal_pair(dtype,
-                      {problem.batch, problem.query_len, problem.num_heads, problem.head_dim}, seed,
+  Inputs(const Context& context, const Variant& variant, DType dtype, std::uint64_t seed)
+      : options_(variant.options),
+        q(normal_pair(context, dtype,
+                      {variant.batch, variant.query_len, variant.num_heads, variant.head_dim}, seed,
                       1)),
-        k(normal_pair(dtype,
-                      {problem.batch, problem.kv_len, problem.num_kv_heads, problem.head_dim}, seed,
+        k(normal_pair(context, dtype,
+                      {variant.batch, variant.kv_len, variant.num_kv_heads, variant.head_dim}, seed,
                       2)),
-        v(normal_pair(dtype,
-                      {problem.batch, problem.kv_len, problem.num_kv_heads, problem.value_dim},
+        v(normal_pair(context, dtype,
+                      {variant.batch, variant.kv_len, variant.num_kv_heads, variant.value_dim},
                       seed, 3)),
-        bias_(normal_pair(DType::kF32, {1, problem.num_heads, problem.query_len, problem.kv_len},
-                          seed, 4)),
-        sinks_(normal_pair(DType::kF32, {problem.num_heads}, seed, 5)),
-        slopes_(Tensor::from_values(DType::kF32, {problem.num_heads},
-                                    alibi_slopes(problem.num_heads))) {
-    if (problem.bias) options_.bias = bias_.value;
-    if (problem.sinks) options_.sinks = sinks_.value;
-    if (problem.alibi) options_.alibi_slopes = slopes_;
+        bias_(normal_pair(context, DType::kF32,
+                          {1, variant.num_heads, variant.query_len, variant.kv_len}, seed, 4)),
+        sinks_(normal_pair(context, DType::kF32, {variant.num_heads}, seed, 5)),
+        slopes_(Tensor::from_values(DType::kF32, {variant.num_heads},
+                                    alibi_slopes(variant.num_heads))) {
+    if (variant.bias) options_.bias = bias_.value;
+    if (variant.sinks) options_.sinks = sinks_.value;
+    if (variant.alibi) options_.alibi_slopes = slopes_;
   }
   Inputs(const Inputs&) = delete;
   Inputs& operator=(const Inputs&) = delete;
@@ -133,26 +134,26 @@ Result run_forward(const Context& context, const Tensor& q, const Tensor& k, con
 }  // namespace
 
 void SelfTest::check_forward(DType dtype, int variant) {
-  const std::vector<Problem> problems = area_ == "decode" ? few_problems() : tile_problems();
-  const Problem& problem = problems[static_cast<std::size_t>(variant)];
-  const Inputs inputs(problem, dtype, seed_);
+  const std::vector<Variant> variants = area_ == "decode" ? decode_variants() : tile_variants();
+  const Variant& chosen = variants[static_cast<std::size_t>(variant)];
+  const Inputs inputs(context_, chosen, dtype, seed_);
   const Result got =
       run_forward(context_, inputs.q.value, inputs.k.value, inputs.v.value, inputs.options());
   const Result truth =
       run_forward(reference_, inputs.q.truth, inputs.k.truth, inputs.v.truth, inputs.options());
   // Some kernels round bf16 weights as well.
-  compare(problem.name + ": out", got.out, truth.out, dtype, dtype == DType::kBF16 ? 2 : 1);
-  compare(problem.name + ": lse", got.lse, truth.lse,
+  compare(chosen.name + ": out", got.out, truth.out, dtype, dtype == DType::kBF16 ? 2 : 1);
+  compare(chosen.name + ": lse", got.lse, truth.lse,
           dtype == DType::kF64 ? DType::kF64 : DType::kF32);
   const Result single =
       run_forward(single_, inputs.q.value, inputs.k.value, inputs.v.value, inputs.options());
-  promise(std::string(name_of(dtype)) + " " + problem.name + ": same bits on one thread",
+  promise(std::string(name_of(dtype)) + " " + chosen.name + ": same bits on one thread",
           bench::same_bits(got.out, single.out) && bench::same_bits(got.lse, single.lse));
 }
 
 void SelfTest::forward() {
   for (const DType dtype : kFloatTypes) {
-    for (int variant = 0; variant < static_cast<int>(tile_problems().size()); ++variant) {
+    for (int variant = 0; variant < static_cast<int>(tile_variants().size()); ++variant) {
       check_forward(dtype, variant);
     }
   }
@@ -160,18 +161,19 @@ void SelfTest::forward() {
 
 void SelfTest::decode() {
   for (const DType dtype : kFloatTypes) {
-    for (int variant = 0; variant < static_cast<int>(few_problems().size()); ++variant) {
+    for (int variant = 0; variant < static_cast<int>(decode_variants().size()); ++variant) {
       check_forward(dtype, variant);
     }
   }
 }
 
 void SelfTest::check_backward(DType dtype, int variant) {
-  const std::vector<Problem> problems = tile_problems();
-  const Problem& problem = problems[static_cast<std::size_t>(variant)];
-  const Inputs inputs(problem, dtype, seed_ + 1);
-  const Pair dout = normal_pair(
-      dtype, {problem.batch, problem.query_len, problem.num_heads, problem.value_dim}, seed_, 6);
+  const std::vector<Variant> variants = tile_variants();
+  const Variant& chosen = variants[static_cast<std::size_t>(variant)];
+  const Inputs inputs(context_, chosen, dtype, seed_ + 1);
+  const Pair dout =
+      normal_pair(context_, dtype,
+                  {chosen.batch, chosen.query_len, chosen.num_heads, chosen.value_dim}, seed_, 6);
 
   struct Gradients {
     Tensor dq, dk, dv, dbias, dsinks;
@@ -186,8 +188,8 @@ void SelfTest::check_backward(DType dtype, int variant) {
                         Tensor(DType::kF64, inputs.bias().value.shape()),
                         Tensor(DType::kF64, inputs.sinks().value.shape())};
     AttentionGradients wanted{.dq = gradients.dq, .dk = gradients.dk, .dv = gradients.dv};
-    if (problem.bias) wanted.dbias = gradients.dbias;
-    if (problem.sinks) wanted.dsinks = gradients.dsinks;
+    if (chosen.bias) wanted.dbias = gradients.dbias;
+    if (chosen.sinks) wanted.dsinks = gradients.dsinks;
     attention_backward(
         context, q, k, v, inputs.options(),
         {.out = saved.out, .lse = saved.lse, .dout = truth ? dout.truth : dout.value}, wanted);
@@ -196,16 +198,16 @@ void SelfTest::check_backward(DType dtype, int variant) {
   const Gradients got = run(context_, false);
   const Gradients truth = run(reference_, true);
   // The saved output is rounded as well.
-  compare(problem.name + ": dq", got.dq, truth.dq, dtype, 2);
-  compare(problem.name + ": dk", got.dk, truth.dk, dtype, 2);
-  compare(problem.name + ": dv", got.dv, truth.dv, dtype, 2);
-  if (problem.bias) compare(problem.name + ": dbias", got.dbias, truth.dbias, dtype, 2);
-  if (problem.sinks) compare(problem.name + ": dsinks", got.dsinks, truth.dsinks, dtype, 2);
+  compare(chosen.name + ": dq", got.dq, truth.dq, dtype, 2);
+  compare(chosen.name + ": dk", got.dk, truth.dk, dtype, 2);
+  compare(chosen.name + ": dv", got.dv, truth.dv, dtype, 2);
+  if (chosen.bias) compare(chosen.name + ": dbias", got.dbias, truth.dbias, dtype, 2);
+  if (chosen.sinks) compare(chosen.name + ": dsinks", got.dsinks, truth.dsinks, dtype, 2);
 }
 
 void SelfTest::backward() {
   for (const DType dtype : kFloatTypes) {
-    for (int variant = 0; variant < static_cast<int>(tile_problems().size()); ++variant) {
+    for (int variant = 0; variant < static_cast<int>(tile_variants().size()); ++variant) {
       check_backward(dtype, variant);
     }
   }
@@ -214,25 +216,25 @@ void SelfTest::backward() {
 void SelfTest::check_cache(DType query_dtype, DType storage) {
   constexpr std::int64_t kWindow = 40;
   KvCacheOptions options{
-      .batch = 2, .num_kv_heads = 2, .head_dim = 40, .value_dim = 24, .dtype = storage};
+      .batch = 2, .num_kv_heads = 2, .head_dim = 40, .value_dim = 24, .format = storage};
   std::vector<KvCache> caches;
-  caches.push_back(KvCache::contiguous(options));
-  caches.push_back(KvCache::window(options, kWindow));
-  caches.push_back(KvCache::paged(std::make_shared<PagePool>(options, 16, 64), 2));
+  caches.push_back(KvCache::contiguous(context_, options));
+  caches.push_back(KvCache::window(context_, options, kWindow));
+  caches.push_back(KvCache::paged(std::make_shared<PagePool>(context_, options, 16, 64), 2));
   for (KvCache& cache : caches) {
     // In three parts, the last of which is new to the queries.
     std::uint64_t stream = 10;
     for (const std::int64_t length : {37, 60, 3}) {
       Tensor k(DType::kF32, {2, length, 2, 40});
       Tensor v(DType::kF32, {2, length, 2, 24});
-      fill_normal(k, 0, 1, seed_, stream++);
-      fill_normal(v, 0, 1, seed_, stream++);
-      cache.append(k, v);
+      fill_normal(context_, k, 0, 1, seed_, stream++);
+      fill_normal(context_, v, 0, 1, seed_, stream++);
+      cache.append(context_, k, v);
     }
     for (const std::int64_t query_len : {1, 3}) {
       // A window's ring holds no more than the newest query needs: older ones are left out.
       if (cache.kind() == "window" && query_len > 1) continue;
-      const Pair q = normal_pair(query_dtype, {2, query_len, 6, 40}, seed_, stream++);
+      const Pair q = normal_pair(context_, query_dtype, {2, query_len, 6, 40}, seed_, stream++);
       const AttentionOptions attend{.causal = true, .window_left = kWindow};
       Tensor got(query_dtype, {2, query_len, 6, 24});
       Tensor truth(DType::kF64, {2, query_len, 6, 24});
@@ -256,7 +258,7 @@ void SelfTest::caches() {
 void SelfTest::rotary() {
   for (const DType dtype : kFloatTypes) {
     for (const RopeLayout layout : {RopeLayout::kHalfSplit, RopeLayout::kInterleaved}) {
-      const Pair x = normal_pair(dtype, {2, 33, 3, 40}, seed_, 20);
+      const Pair x = normal_pair(context_, dtype, {2, 33, 3, 40}, seed_, 20);
       Tensor got(dtype, x.value.shape());
       Tensor truth(DType::kF64, x.truth.shape());
       const RopeOptions options{.layout = layout, .rotary_dim = 32};

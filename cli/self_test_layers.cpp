@@ -8,6 +8,7 @@
 #include "ladon/kv_cache.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
+#include "ladon/optim.h"
 #include "ladon/random.h"
 #include "self_test.h"
 
@@ -24,7 +25,8 @@ struct NamedLayer {
 };
 
 template <class Layer, class Options>
-NamedLayer make_layer(std::string name, Options options, DType dtype, std::uint64_t seed) {
+NamedLayer make_layer(const Context& context, std::string name, Options options, DType dtype,
+                      std::uint64_t seed) {
   options.dtype = dtype;
   auto layer = std::make_unique<Layer>(options, seed);
   options.dtype = DType::kF64;
@@ -33,14 +35,14 @@ NamedLayer make_layer(std::string name, Options options, DType dtype, std::uint6
     // Biases, norms and sinks would be all 0 or 1 otherwise.
     if (parameter.value.rank() == 1) {
       const double middle = parameter.name.find("norm") == std::string::npos ? 0 : 1;
-      fill_normal(parameter.value, middle, 0.2, seed, 30);
+      fill_normal(context, parameter.value, middle, 0.2, seed, 30);
     }
-    truth->set_parameter(parameter.name, parameter.value);
+    truth->set_parameter(context, parameter.name, parameter.value);
   }
   return {std::move(name), std::move(layer), std::move(truth)};
 }
 
-std::vector<NamedLayer> make_layers(DType dtype, std::uint64_t seed) {
+std::vector<NamedLayer> make_layers(const Context& context, DType dtype, std::uint64_t seed) {
   const MultiHeadAttentionOptions base{.embed_dim = kEmbedDim,
                                        .num_heads = 6,
                                        .num_kv_heads = 6,
@@ -67,24 +69,24 @@ std::vector<NamedLayer> make_layers(DType dtype, std::uint64_t seed) {
                              .causal = true,
                              .form = LatentForm::kExpanded};
   std::vector<NamedLayer> layers;
-  layers.push_back(make_layer<MultiHeadAttention>("MHA", base, dtype, seed));
-  layers.push_back(make_layer<MultiHeadAttention>("GQA", gqa, dtype, seed));
-  layers.push_back(make_layer<MultiHeadAttention>("MQA", mqa, dtype, seed));
-  layers.push_back(make_layer<LatentAttention>("MLA expanded", mla, dtype, seed));
+  layers.push_back(make_layer<MultiHeadAttention>(context, "MHA", base, dtype, seed));
+  layers.push_back(make_layer<MultiHeadAttention>(context, "GQA", gqa, dtype, seed));
+  layers.push_back(make_layer<MultiHeadAttention>(context, "MQA", mqa, dtype, seed));
+  layers.push_back(make_layer<LatentAttention>(context, "MLA expanded", mla, dtype, seed));
   mla.form = LatentForm::kAbsorbed;
-  layers.push_back(make_layer<LatentAttention>("MLA absorbed", mla, dtype, seed));
+  layers.push_back(make_layer<LatentAttention>(context, "MLA absorbed", mla, dtype, seed));
   return layers;
 }
 
 /// A prompt in two chunks, then token by token.
 Tensor run_cached(const Context& context, const AttentionLayer& layer, const Tensor& x) {
-  KvCache cache = KvCache::contiguous(layer.cache_options(x.size(0)));
+  KvCache cache = KvCache::contiguous(context, layer.cache_options(x.size(0)));
   Tensor out(x.dtype(), x.shape());
   std::int64_t begin = 0;
   for (const std::int64_t end : {13L, 30L, 31L, 32L, 33L, 34L, 35L, 36L, 37L}) {
-    const Tensor part = Tensor::copy_of(x.view().slice(1, begin, end));
+    const Tensor part = Tensor::copy_of(context, x.view().slice(1, begin, end));
     const Tensor result = layer.forward(context, part, cache);
-    copy(result, out.view().slice(1, begin, end));
+    copy(context, result, out.view().slice(1, begin, end));
     begin = end;
   }
   return out;
@@ -98,13 +100,13 @@ void SelfTest::layers() {
   constexpr int kForwardRoundings = 3;
   constexpr int kBackwardRoundings = 5;
   for (const DType dtype : kFloatTypes) {
-    for (NamedLayer& one : make_layers(dtype, seed_)) {
+    for (NamedLayer& one : make_layers(context_, dtype, seed_)) {
       Tensor x(dtype, {2, kLength, kEmbedDim});
       Tensor dout(dtype, x.shape());
-      fill_normal(x, 0, 1, seed_, 40);
-      fill_normal(dout, 0, 1, seed_, 41);
-      const Tensor x_truth = Tensor::copy_of(x, DType::kF64);
-      const Tensor dout_truth = Tensor::copy_of(dout, DType::kF64);
+      fill_normal(context_, x, 0, 1, seed_, 40);
+      fill_normal(context_, dout, 0, 1, seed_, 41);
+      const Tensor x_truth = Tensor::copy_of(context_, x, DType::kF64);
+      const Tensor dout_truth = Tensor::copy_of(context_, dout, DType::kF64);
 
       const TrainingForward truth = one.truth->forward_training(reference_, {.query = x_truth});
       const Tensor whole = one.layer->forward(context_, x);
@@ -116,11 +118,39 @@ void SelfTest::layers() {
       const InputGradients got = one.layer->backward(context_, dout, saved.saved);
       const InputGradients wanted = one.truth->backward(reference_, dout_truth, truth.saved);
       compare(one.name + ": dx", got.query, wanted.query, dtype, kBackwardRoundings);
+      // Once more, to be added to what is there.
+      one.layer->backward(context_, dout, saved.saved);
+      one.truth->backward(reference_, dout_truth, truth.saved);
       for (const Parameter& parameter : one.layer->named_parameters()) {
         compare(one.name + ": d" + parameter.name, parameter.gradient,
                 one.truth->parameter(parameter.name).gradient, dtype, kBackwardRoundings);
       }
     }
+  }
+}
+
+void SelfTest::optimisers() {
+  constexpr int kSteps = 3;
+  for (const DType dtype : kFloatTypes) {
+    const auto run = [&](const Context& context, DType weights) {
+      Parameter parameter = Parameter::zeros("w", weights, {13, 37});
+      fill_normal(context, parameter.value, 0, 1, seed_, 50);
+      fill_normal(context, parameter.gradient, 0, 0.3, seed_, 51);
+      // The weights that a 16-bit layer starts from.
+      if (weights != dtype) {
+        const Tensor start = Tensor::copy_of(context, parameter.value, dtype);
+        copy(context, start, parameter.value);
+      }
+      Sgd sgd(context, {&parameter}, {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1});
+      AdamW adamw(context, {&parameter}, {.learning_rate = 0.02});
+      for (int step = 0; step < kSteps; ++step) {
+        sgd.step(context);
+        adamw.step(context);
+      }
+      return std::move(parameter.value);
+    };
+    // Two optimisers, each with a rounding of its own a step.
+    compare("SGD and AdamW", run(context_, dtype), run(reference_, DType::kF64), dtype, 2 * kSteps);
   }
 }
 

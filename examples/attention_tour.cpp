@@ -15,9 +15,10 @@ constexpr std::int64_t kNumHeads = 8;
 constexpr std::int64_t kNumKvHeads = 2;  // four query heads share each KV head
 constexpr std::int64_t kHeadDim = 64;
 
-ladon::Tensor random_tensor(std::int64_t num_heads, std::uint64_t seed) {
+ladon::Tensor random_tensor(const ladon::Context& context, std::int64_t num_heads,
+                            std::uint64_t seed) {
   ladon::Tensor tensor(ladon::DType::kF32, {kBatch, kLength, num_heads, kHeadDim});
-  ladon::fill_normal(tensor, 0, 1, seed);
+  ladon::fill_normal(context, tensor, 0, 1, seed);
   return tensor;
 }
 
@@ -53,13 +54,13 @@ int tour() {
   std::printf("Ladon %s. Instruction sets, the chosen one starred:\n", ladon::version());
   print_kernels();
 
-  const ladon::Tensor q = random_tensor(kNumHeads, 1);
-  const ladon::Tensor k = random_tensor(kNumKvHeads, 2);
-  const ladon::Tensor v = random_tensor(kNumKvHeads, 3);
-  const ladon::AttentionOptions options{.causal = true};
-
   // A Context holds the threads and the kernels. By default: all CPUs, the fastest kernels.
   const ladon::Context context;
+  const ladon::Tensor q = random_tensor(context, kNumHeads, 1);
+  const ladon::Tensor k = random_tensor(context, kNumKvHeads, 2);
+  const ladon::Tensor v = random_tensor(context, kNumKvHeads, 3);
+  const ladon::AttentionOptions options{.causal = true};
+
   ladon::Tensor out(ladon::DType::kF32, q.shape());
   ladon::Tensor lse(ladon::DType::kF32, {kBatch, kNumHeads, kLength});
   ladon::attention(context, q, k, v, options, out, lse);

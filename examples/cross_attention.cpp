@@ -46,15 +46,15 @@ int run() {
                                          .query_bias = true,
                                          .out_bias = true},
                                         /*seed=*/1);
+  const ladon::Context context;
   ladon::Tensor text(ladon::DType::kF32, {kBatch, kTextLength, kTextWidth});
   ladon::Tensor image(ladon::DType::kF32, {kBatch, kImageLength, kImageWidth});
-  ladon::fill_normal(text, 0, 1, /*seed=*/2);
-  ladon::fill_normal(image, 0, 1, /*seed=*/3);
+  ladon::fill_normal(context, text, 0, 1, /*seed=*/2);
+  ladon::fill_normal(context, image, 0, 1, /*seed=*/3);
 
-  // The second image is shorter: what lies past its length is padding, which is never read.
+  // The second image is shorter: what is past its length is padding, which is never read.
   const std::array<std::int64_t, kBatch> image_lengths = {kImageLength, 4};
   ladon::Tensor weights(ladon::DType::kF32, {kBatch, kNumHeads, kTextLength, kImageLength});
-  const ladon::Context context;
   const ladon::Tensor out = layer.forward(context, {.query = text, .key = image},
                                           {.kv_lengths = image_lengths, .weights = weights});
 

@@ -19,9 +19,9 @@ int run() {
                                          .dtype = ladon::DType::kBF16},
                                         /*seed=*/1);
   ladon::Tensor x(layer.dtype(), {1, 6, layer.embed_dim()});  // [batch, seq, embed_dim]
-  ladon::fill_normal(x, 0, 1, /*seed=*/2);
+  const ladon::Context context;                               // all CPUs, the fastest kernels
+  ladon::fill_normal(context, x, 0, 1, /*seed=*/2);
 
-  const ladon::Context context;  // all CPUs, the fastest kernels
   const ladon::Tensor out = layer.forward(context, x);
 
   for (const ladon::Parameter& parameter : layer.named_parameters()) {

@@ -110,10 +110,10 @@ class Decoder {
   std::int64_t vocabulary() const { return embedding_.size(0); }
 
   /// One cache for each layer.
-  std::vector<ladon::KvCache> new_caches() const {
+  std::vector<ladon::KvCache> new_caches(const ladon::Context& context) const {
     std::vector<ladon::KvCache> caches;
     for (const Block& block : blocks_) {
-      caches.push_back(ladon::KvCache::contiguous(block.attention->cache_options()));
+      caches.push_back(ladon::KvCache::contiguous(context, block.attention->cache_options()));
     }
     return caches;
   }
@@ -125,7 +125,7 @@ class Decoder {
     Tensor x(DType::kF32, {count, embedding_.size(1)});
     for (std::int64_t t = 0; t < count; ++t) {
       const std::int64_t id = tokens[static_cast<std::size_t>(t)];
-      ladon::copy(embedding_.view().select(0, id), x.view().select(0, t));
+      ladon::copy(context, embedding_.view().select(0, id), x.view().select(0, t));
     }
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       const Block& block = blocks_[i];
@@ -133,7 +133,7 @@ class Decoder {
       add_to(x, block.attention->forward(context, normed, caches[i]));
       add_to(x, block.mlp(rms_norm(x, block.mlp_norm, epsilon_)));
     }
-    const Tensor last = Tensor::copy_of(x.view().slice(0, count - 1, count));
+    const Tensor last = Tensor::copy_of(context, x.view().slice(0, count - 1, count));
     const Tensor logits =
         linear(rms_norm(last, final_norm_, epsilon_), head_.rank() == 0 ? embedding_ : head_);
     return {logits.data_as<float>(), logits.data_as<float>() + logits.num_elements()};
@@ -159,13 +159,13 @@ int decode(const std::filesystem::path& folder, std::vector<std::int64_t> tokens
                                std::to_string(decoder.vocabulary()));
     }
   }
-  std::vector<ladon::KvCache> caches = decoder.new_caches();
+  std::vector<ladon::KvCache> caches = decoder.new_caches(context);
   std::vector<std::int64_t> next = tokens;  // the prompt at once, then token by token
   double largest = 0;
   for (int step = 0; step < kNewTokens; ++step) {
     const std::vector<float> logits = decoder.forward(context, next, caches);
     if (check) {
-      std::vector<ladon::KvCache> fresh = decoder.new_caches();
+      std::vector<ladon::KvCache> fresh = decoder.new_caches(context);
       const std::vector<float> whole = decoder.forward(context, tokens, fresh);
       for (std::size_t i = 0; i < logits.size(); ++i) {
         largest = std::max(largest, static_cast<double>(std::fabs(logits[i] - whole[i])));
@@ -185,7 +185,7 @@ int decode(const std::filesystem::path& folder, std::vector<std::int64_t> tokens
 }
 
 /// A model of 2 layers, 4 query heads on 2 KV heads, with random weights.
-void make_model(const std::filesystem::path& folder) {
+void make_model(const ladon::Context& context, const std::filesystem::path& folder) {
   constexpr std::int64_t kEmbed = 64;
   constexpr std::int64_t kHidden = 160;
   constexpr std::int64_t kVocabulary = 300;
@@ -195,9 +195,10 @@ void make_model(const std::filesystem::path& folder) {
   const auto add = [&](const std::string& name, const ladon::Dims& shape) {
     Tensor tensor(DType::kF32, shape);
     if (shape.rank() == 1) {
-      ladon::fill_uniform(tensor, 0.8, 1.2, /*seed=*/7, stream++);
+      ladon::fill_uniform(context, tensor, 0.8, 1.2, /*seed=*/7, stream++);
     } else {
-      ladon::fill_normal(tensor, 0, 1 / std::sqrt(static_cast<double>(shape[1])), 7, stream++);
+      ladon::fill_normal(context, tensor, 0, 1 / std::sqrt(static_cast<double>(shape[1])), 7,
+                         stream++);
     }
     tensors.push_back({name, std::move(tensor)});
   };
@@ -238,7 +239,7 @@ int run(const std::vector<std::string>& arguments) {
     return 2;
   }
   if (make) {
-    make_model(arguments[folder]);
+    make_model(ladon::Context(), arguments[folder]);
     return 0;
   }
   std::vector<std::int64_t> tokens;

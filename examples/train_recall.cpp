@@ -132,7 +132,8 @@ struct Score {
 
 class Model {
  public:
-  Model(std::int64_t num_kv_heads, ladon::DType dtype, std::uint64_t seed) {
+  Model(const ladon::Context& context, std::int64_t num_kv_heads, ladon::DType dtype,
+        std::uint64_t seed) {
     const ladon::MultiHeadAttentionOptions options{.embed_dim = kWidth,
                                                    .num_heads = kNumHeads,
                                                    .num_kv_heads = num_kv_heads,
@@ -140,8 +141,9 @@ class Model {
                                                    .rope = ladon::RopeOptions{},
                                                    .dtype = dtype};
     for (std::uint64_t i = 0; i < 2; ++i) layers_.emplace_back(options, seed + i);
-    ladon::fill_normal(embedding_.value, 0, 1, seed, 100);
-    ladon::fill_normal(head_.value, 0, 1 / std::sqrt(static_cast<double>(kWidth)), seed, 101);
+    ladon::fill_normal(context, embedding_.value, 0, 1, seed, 100);
+    ladon::fill_normal(context, head_.value, 0, 1 / std::sqrt(static_cast<double>(kWidth)), seed,
+                       101);
   }
 
   std::vector<ladon::Parameter*> parameters() {
@@ -158,20 +160,21 @@ class Model {
     std::vector<Tensor> inputs;  // of each layer, before its norm
     std::vector<ladon::SavedForward> saved;
     for (auto& layer : layers_) {
-      const Tensor normed = Tensor::copy_of(norm(x), layer.dtype());
+      const Tensor normed = Tensor::copy_of(context, norm(x), layer.dtype());
       ladon::TrainingForward forward = layer.forward_training(context, {.query = normed});
-      inputs.push_back(Tensor::copy_of(x));
+      inputs.push_back(Tensor::copy_of(context, x));
       saved.push_back(std::move(forward.saved));
-      add(Tensor::copy_of(forward.out, ladon::DType::kF32), x);
+      add(Tensor::copy_of(context, forward.out, ladon::DType::kF32), x);
     }
     Tensor dnormed = new_hidden();
     const Score score = answer(norm(x), batch, &dnormed);
     Tensor dx = new_hidden();
     add_norm_backward(x, dnormed, dx);
     for (std::size_t i = layers_.size(); i-- > 0;) {
-      const Tensor dout = Tensor::copy_of(dx, layers_[i].dtype());
+      const Tensor dout = Tensor::copy_of(context, dx, layers_[i].dtype());
       const ladon::InputGradients gradients = layers_[i].backward(context, dout, saved[i]);
-      add_norm_backward(inputs[i], Tensor::copy_of(gradients.query, ladon::DType::kF32), dx);
+      add_norm_backward(inputs[i], Tensor::copy_of(context, gradients.query, ladon::DType::kF32),
+                        dx);
     }
     embed_backward(batch, dx);
     return score;
@@ -180,8 +183,8 @@ class Model {
   Score test(const ladon::Context& context, const Batch& batch) {
     Tensor x = embed(batch);
     for (const auto& layer : layers_) {
-      const Tensor normed = Tensor::copy_of(norm(x), layer.dtype());
-      add(Tensor::copy_of(layer.forward(context, normed), ladon::DType::kF32), x);
+      const Tensor normed = Tensor::copy_of(context, norm(x), layer.dtype());
+      add(Tensor::copy_of(context, layer.forward(context, normed), ladon::DType::kF32), x);
     }
     return answer(norm(x), batch, nullptr);
   }
@@ -274,25 +277,25 @@ std::int64_t kv_heads_of(const std::string& kind) {
 
 Result train(const ladon::Context& context, const Settings& settings) {
   const auto start = std::chrono::steady_clock::now();
-  Model model(kv_heads_of(settings.kind), settings.dtype, settings.seed);
+  Model model(context, kv_heads_of(settings.kind), settings.dtype, settings.seed);
   const std::vector<ladon::Parameter*> parameters = model.parameters();
   constexpr double kRate = 3e-3;
-  ladon::AdamW optimiser(parameters, {.learning_rate = kRate, .beta2 = 0.98});
+  ladon::AdamW optimiser(context, parameters, {.learning_rate = kRate, .beta2 = 0.98});
   ladon::Random random(settings.seed, 200);
   std::printf("%s, %s layers, %zu steps\n", settings.kind.c_str(), ladon::name_of(settings.dtype),
               settings.steps);
   Result result;
   for (std::size_t step = 0; step < settings.steps; ++step) {
     for (ladon::Parameter* parameter : parameters) {
-      parameter->zero_gradient();
+      parameter->zero_gradient(context);
     }
     const Score score = model.train(context, make_batch(random));
-    ladon::clip_gradients(parameters, 1);
+    ladon::clip_gradients(context, parameters, 1);
     // Up over the first steps, and slowly down to a tenth.
     const double done = static_cast<double>(step) / static_cast<double>(settings.steps);
     const double warm = std::min(1.0, static_cast<double>(step + 1) / 20);
     optimiser.set_learning_rate(kRate * warm * (1 - 0.9 * done));
-    optimiser.step();
+    optimiser.step(context);
     result.losses.push_back(score.loss);
     if (step % kReportEvery == 0) {
       std::printf("  step %4zu  loss %.4f\n", step, score.loss);

@@ -1,5 +1,8 @@
 // AttentionLayer: what every attention layer offers, so that code can hold any of them.
 //
+// A layer is made on the host; to() moves its weights to a device. A call runs on its Context's
+// device, where the layer, its inputs and its cache must be.
+//
 // Forward is const and may run in many threads at once; backward adds to the gradients and may not.
 // A call that throws has changed nothing.
 #pragma once
@@ -112,6 +115,12 @@ class LADON_API AttentionLayer {
   virtual std::int64_t value_dim() const noexcept = 0;
   virtual DType dtype() const noexcept = 0;
 
+  /// Where the weights are.
+  DeviceId device() const noexcept;
+  /// Moves weights and gradients to the Context's device. Optimisers that refer to them, and saved
+  /// forward calls, stay valid on the old device alone: make them anew.
+  virtual void to(const Context& context);
+
   /// [batch, query_len, embed_dim], or [query_len, embed_dim] where the inputs have no batch.
   virtual Tensor forward(const Context& context, const LayerInputs& inputs,
                          const LayerCall& call = {}) const = 0;
@@ -129,12 +138,12 @@ class LADON_API AttentionLayer {
                        const CachedCall& call, const TensorView& out) const = 0;
   Tensor forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                  const CachedCall& call = {}) const;
-  /// The functional form: `past` is not touched, and what both hold is not copied (KvCache::fork).
+  /// The functional form: `past` is not changed, and shared memory is not copied (KvCache::fork).
   CachedForward forward_from(const Context& context, const ConstTensorView& x, const KvCache& past,
                              const CachedCall& call = {}) const;
   /// What a cache for this layer holds. By default in the layer's own dtype.
   virtual KvCacheOptions cache_options(std::int64_t batch = 1,
-                                       std::optional<DType> dtype = {}) const;
+                                       std::optional<KvFormat> format = {}) const;
 
   /// Forward that also keeps what backward needs. Dropout acts where is_training().
   virtual TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
@@ -154,10 +163,11 @@ class LADON_API AttentionLayer {
   Parameter& parameter(std::string_view name);
   const Parameter& parameter(std::string_view name) const;
   bool has_parameter(std::string_view name) const noexcept;
-  /// Copies a weight in, converting its dtype. Throws when the shape does not fit.
-  void set_parameter(std::string_view name, const ConstTensorView& value);
+  /// Copies a weight in, from the host or the layer's device, converting its dtype. Throws when the
+  /// shape does not fit.
+  void set_parameter(const Context& context, std::string_view name, const ConstTensorView& value);
   std::int64_t parameter_count() const noexcept;
-  void zero_grad() noexcept;
+  void zero_grad(const Context& context);
 
   void train(bool training = true) noexcept { training_ = training; }
   void eval() noexcept { training_ = false; }

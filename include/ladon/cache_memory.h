@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ladon/dtype.h"
 #include "ladon/export.h"
+#include "ladon/kv_format.h"
 
 namespace ladon {
 
@@ -15,7 +15,7 @@ struct CacheMemoryOptions {
   std::int64_t length = 0;  // tokens of each sequence
   std::int64_t batch = 1;
   std::int64_t num_layers = 1;
-  DType dtype = DType::kF32;  // as KvCacheOptions::dtype
+  KvFormat format{};
   std::int64_t num_heads = 0;
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;     // 0: head_dim

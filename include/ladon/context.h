@@ -1,9 +1,10 @@
-// Context: the threads and the kernels that a call uses. There is no global state.
+// Context: the device, the threads and the kernels that a call uses. There is no global state.
 #pragma once
 
 #include <memory>
 #include <optional>
 
+#include "ladon/device.h"
 #include "ladon/export.h"
 #include "ladon/isa.h"
 
@@ -22,7 +23,15 @@ class LADON_API Executor {
   virtual void run(int count, void (*body)(void* state, int index), void* state) = 0;
 };
 
+/// Most threads of a Context: more than any machine of today has, so that a larger number is a
+/// mistake.
+inline constexpr int kMaxThreads = 1024;
+
 struct ContextOptions {
+  /// Where calls run and their tensors live.
+  Device device = Device::kCpu;
+  /// Which of several; 0 for the CPU.
+  int device_index = 0;
   /// Threads that one call may use, the caller's included. 0: one per CPU that this process may
   /// use (its affinity mask and its container's CPU quota). Ignored when `executor` is given.
   int num_threads = 0;
@@ -45,10 +54,15 @@ class LADON_API Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
+  DeviceId device() const noexcept;
   int num_threads() const noexcept;
   Isa isa() const noexcept;
+  /// Waits until all calls that were made with this Context have run. On the CPU they have by the
+  /// time they return.
+  void synchronize() const;
 
   class Impl;
+  explicit Context(std::unique_ptr<Impl> impl) noexcept;
   /// For the library's own use.
   Impl& impl() const noexcept { return *impl_; }
 

@@ -4,9 +4,10 @@
 //   KvCache::window      a ring that holds just a sliding window, for runs of any length
 //   KvCache::paged       pages of a shared PagePool (paged_kv_cache.h); forks share their pages
 //
-// Attention reads a cache through its KvCacheView alone. A call that throws leaves cache and pool
-// as they were. A const cache may be read, forked and saved by many threads at once; forks of one
-// cache may be used by different threads.
+// Attention reads a cache through its KvCacheView alone. A cache's memory is on the device of the
+// Context that it was made with; calls that touch it take a Context of that device. A call that
+// throws leaves cache and pool as they were. A const cache may be read, forked and saved by many
+// threads at once; forks of one cache may be used by different threads.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,10 @@
 #include <span>
 #include <string_view>
 
-#include "ladon/dtype.h"
+#include "ladon/context.h"
 #include "ladon/export.h"
 #include "ladon/kv_cache_view.h"
+#include "ladon/kv_format.h"
 #include "ladon/tensor_view.h"
 
 namespace ladon {
@@ -30,29 +32,29 @@ struct KvCacheOptions {
   std::int64_t num_kv_heads = 0;
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;  // 0: head_dim
-  /// Values are the first value_dim numbers of the keys, and are not stored again: what a latent
+  /// Values are the first value_dim elements of the keys, and are not stored again: what a latent
   /// (MLA) layer needs. Appends then take keys alone.
   bool values_in_keys = false;
-  /// The model's query heads, and the numbers of a key and a value together that each would have in
-  /// multi-head attention. Read by the mha_...() accounts alone. 0: num_kv_heads, and head_dim +
+  /// The model's query heads, and the elements of a key and a value together that each would have
+  /// in multi-head attention. Read by the mha_...() accounts alone. 0: num_kv_heads, and head_dim +
   /// value_dim.
   std::int64_t num_heads = 0;
   std::int64_t mha_dim = 0;
-  /// f64, f32, f16, bf16, or i8 with an f32 scale for each token and head (docs/numerics.md says
-  /// what that costs).
-  DType dtype = DType::kF32;
+  /// f64, f32, f16, bf16, or int8 with an f32 scale per token and head (docs/numerics.md says what
+  /// that costs).
+  KvFormat format{};
 };
 
 class LADON_API KvCache {
  public:
   /// With a capacity, that many tokens for each sequence and no more; without (0), it grows.
-  static KvCache contiguous(const KvCacheOptions& options, std::int64_t capacity = 0);
-  /// Holds what queries with this window can still see, and `spare` older keys, so that as many
-  /// tokens can be taken back by truncate() between two appends. Attention over it must use a
-  /// window_left no wider.
-  static KvCache window(const KvCacheOptions& options, std::int64_t window_left,
-                        std::int64_t spare = 0);
-  /// Takes its pages from a pool as it grows, and gives them back.
+  static KvCache contiguous(const Context& context, const KvCacheOptions& options,
+                            std::int64_t capacity = 0);
+  /// Keeps the last window_left + 1 keys plus `spare` older ones, so that truncate() can roll back
+  /// up to `spare` tokens. Attention over it must use a window_left no wider.
+  static KvCache window(const Context& context, const KvCacheOptions& options,
+                        std::int64_t window_left, std::int64_t spare = 0);
+  /// Takes its pages from a pool as it grows, and gives them back. It is where the pool is.
   static KvCache paged(const std::shared_ptr<PagePool>& pool, std::int64_t batch = 1);
 
   ~KvCache();
@@ -65,6 +67,7 @@ class LADON_API KvCache {
   /// With every default filled in; batch as it is now.
   const KvCacheOptions& options() const noexcept;
   std::int64_t batch() const noexcept { return options().batch; }
+  DeviceId device() const noexcept;
 
   /// Tokens that the sequence has seen: the position of its next one.
   std::int64_t length(std::int64_t sequence = 0) const;
@@ -77,7 +80,7 @@ class LADON_API KvCache {
   /// value_dim], of any float dtype and any strides but for the last. With `new_lengths` (size
   /// batch), the first new_lengths[b] tokens of sequence b alone; or k and v are packed, [1, sum of
   /// new_lengths, ...]. All or nothing. KvAppend does the same in two steps.
-  void append(const ConstTensorView& k, const ConstTensorView& v,
+  void append(const Context& context, const ConstTensorView& k, const ConstTensorView& v,
               std::span<const std::int64_t> new_lengths = {});
 
   /// Forgets the tokens of a sequence from `length` on (rejected drafts). A window cache can go
@@ -88,24 +91,25 @@ class LADON_API KvCache {
   void reset();
   /// Sequence b becomes what sequence from[b] was (beam search); the batch becomes from.size().
   /// Pages are shared; other caches copy.
-  void reorder(std::span<const std::int64_t> from);
-  /// Makes room beforehand, so that appending up to this length allocates nothing: a contiguous
-  /// cache gets a block of its own. Pages of a pool are still taken when they are needed, and a
-  /// chunk of several tokens into a window makes a copy of it for the time of the call.
-  void reserve(std::int64_t length);
+  void reorder(const Context& context, std::span<const std::int64_t> from);
+  /// Allocates beforehand, so that appending up to this length allocates nothing: a contiguous
+  /// cache gets a block that it does not share. Pages of a pool are still taken when they are
+  /// needed, and a chunk of several tokens into a window makes a copy of it for the time of the
+  /// call.
+  void reserve(const Context& context, std::int64_t length);
 
-  /// An independent cache with the same content. Contiguous and paged caches share memory: what
-  /// both hold is copied when the second of them appends where the first already has (a paged
-  /// cache then copies one page), or goes back behind the fork and on from there; where just one
-  /// goes on, nothing is copied. Windows copy what they hold.
-  KvCache fork() const;
+  /// An independent cache with the same content. Contiguous and paged caches are copy-on-write:
+  /// shared memory is copied when a second owner appends past the fork point (a paged cache then
+  /// copies one page), or goes back behind it and on from there; where just one goes on, nothing is
+  /// copied. Windows copy what they hold.
+  KvCache fork(const Context& context) const;
 
-  /// Writes a file (docs/design.md has its format), whole or not at all.
-  void save(const std::filesystem::path& path) const;
+  /// Writes a file, whole or not at all. src/cache/cache_file.h describes its format.
+  void save(const Context& context, const std::filesystem::path& path) const;
   /// Becomes what was saved, from a cache of any kind with the same options. A window's file fits
   /// only window caches that need no more of the past than it has. A paged cache needs new pages
   /// before it gives its old ones back. Throws Error (kIo) for a file that cannot be trusted.
-  void load(const std::filesystem::path& path);
+  void load(const Context& context, const std::filesystem::path& path);
 
   /// Paged caches, prefix sharing between unrelated requests. Says which tokens the sequence holds,
   /// so that others may find its full pages by them; needs no more token ids than its length.
@@ -117,14 +121,14 @@ class LADON_API KvCache {
   /// For attention(); valid until the cache changes.
   KvCacheView view() const;
 
-  /// Numbers that are held for all tokens, and their bytes, scales included.
+  /// Elements that are held for all tokens, and their bytes, scales included.
   std::int64_t elements_used() const noexcept;
   std::int64_t bytes_used() const noexcept;
   /// Bytes that the cache keeps from others: its blocks, or its pages. Shared memory counts for
   /// each that holds it.
   std::int64_t bytes_reserved() const noexcept;
   /// What multi-head attention, with as many KV heads as query heads, would hold for the same
-  /// tokens in the same dtype with nothing dropped.
+  /// tokens in the same format with nothing dropped.
   std::int64_t mha_elements() const noexcept;
   std::int64_t mha_bytes() const noexcept;
   /// 1 - bytes_used / mha_bytes; 0 when empty.
@@ -142,12 +146,13 @@ class LADON_API KvCache {
 
 /// An append in two steps: when it is made the tokens are written and attention can read them
 /// through view(); with commit() they become part of the cache. Without it the cache is as it was
-/// (published pages that nobody held, and that had to make room, stay forgotten).
-/// The cache must outlive it and not be assigned to, and refuses other changes meanwhile.
+/// (published pages that had no owner, and were evicted for it, stay forgotten).
+/// Context and cache must outlive it; the cache must not be assigned to, and refuses other changes
+/// meanwhile.
 class LADON_API KvAppend {
  public:
-  KvAppend(KvCache& cache, const ConstTensorView& k, const ConstTensorView& v,
-           std::span<const std::int64_t> new_lengths = {});
+  KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
+           const ConstTensorView& v, std::span<const std::int64_t> new_lengths = {});
   ~KvAppend();
   KvAppend(const KvAppend&) = delete;
   KvAppend& operator=(const KvAppend&) = delete;
@@ -158,6 +163,7 @@ class LADON_API KvAppend {
   void commit() noexcept;
 
  private:
+  const Context& context_;
   KvCache::Impl& impl_;
   bool committed_ = false;
 };

@@ -31,7 +31,7 @@ struct LADON_API LatentAttentionOptions {
   std::int64_t num_heads = 0;
   std::int64_t query_rank = 0;  // 0: queries are projected directly
   std::int64_t kv_rank = 0;     // of the latent
-  std::int64_t nope_dim = 0;    // numbers of a head's query and key without rope
+  std::int64_t nope_dim = 0;    // elements of a head's query and key without rope
   std::int64_t rope_dim = 0;    // with rope; even, 0: none
   std::int64_t value_dim = 0;   // 0: nope_dim
   bool query_bias = false;      // of q_proj, or of q_a_proj
@@ -69,13 +69,13 @@ class LADON_API LatentAttention final : public AttentionLayer {
   /// Xavier-uniform weights from the seed (the same everywhere), zero biases, unit norms.
   explicit LatentAttention(const LatentAttentionOptions& options, std::uint64_t seed = 0);
   ~LatentAttention() override;
-  /// A copy has weights and gradients of its own, and cannot use what another layer saved.
+  /// A copy has its own weights and gradients, and cannot use what another layer saved.
   LatentAttention(const LatentAttention& other);
   LatentAttention& operator=(const LatentAttention& other);
   LatentAttention(LatentAttention&&) noexcept;
   LatentAttention& operator=(LatentAttention&&) noexcept;
 
-  /// Zero weights, unit norms: for those who set them next. Spares the drawing.
+  /// Zero weights, unit norms: for weights that are set next. Skips random initialisation.
   static LatentAttention zeros(const LatentAttentionOptions& options);
 
   /// With every default filled in, scale included.
@@ -88,7 +88,7 @@ class LADON_API LatentAttention final : public AttentionLayer {
   std::string_view type_name() const noexcept override { return "LatentAttention"; }
   std::int64_t embed_dim() const noexcept override { return options_.embed_dim; }
   std::int64_t num_heads() const noexcept override { return options_.num_heads; }
-  /// Every head has keys and values of its own; the cache has one head for all.
+  /// Every head has its own keys and values; the cache has one head for all.
   std::int64_t num_kv_heads() const noexcept override { return options_.num_heads; }
   /// Of a query and an expanded key: nope_dim + rope_dim.
   std::int64_t head_dim() const noexcept override { return options_.nope_dim + options_.rope_dim; }
@@ -97,11 +97,11 @@ class LADON_API LatentAttention final : public AttentionLayer {
   std::int64_t query_rank() const noexcept { return options_.query_rank; }
   std::int64_t nope_dim() const noexcept { return options_.nope_dim; }
   std::int64_t rope_dim() const noexcept { return options_.rope_dim; }
-  /// Numbers that the cache holds for a token: kv_rank + rope_dim.
+  /// Elements that the cache holds for a token: kv_rank + rope_dim.
   std::int64_t latent_dim() const noexcept { return options_.kv_rank + options_.rope_dim; }
   DType dtype() const noexcept override { return options_.dtype; }
   KvCacheOptions cache_options(std::int64_t batch = 1,
-                               std::optional<DType> dtype = {}) const override;
+                               std::optional<KvFormat> format = {}) const override;
 
   using AttentionLayer::forward;
   Tensor forward(const Context& context, const LayerInputs& inputs,
@@ -114,7 +114,7 @@ class LADON_API LatentAttention final : public AttentionLayer {
                           const SavedForward& saved) override;
 
   /// The steps, for those who want to look. x [batch, seq, embed_dim] to latents [batch, seq,
-  /// latent_dim], normed and turned: c, then the rope key.
+  /// latent_dim], after norm and rope: c, then the rope key.
   Tensor compress(const Context& context, const ConstTensorView& x,
                   const RopePositions& positions = {}) const;
   /// Latents to keys [batch, seq, num_heads, nope_dim + rope_dim] and values [batch, seq,
@@ -122,10 +122,15 @@ class LADON_API LatentAttention final : public AttentionLayer {
   Tensor expand_keys(const Context& context, const ConstTensorView& latents) const;
   Tensor expand_values(const Context& context, const ConstTensorView& latents) const;
 
+  class Plan;
+  /// For the library's own use.
+  const Plan& plan() const noexcept { return *plan_; }
+
  private:
   LatentAttention(const LatentAttentionOptions& options, std::optional<std::uint64_t> seed);
 
   LatentAttentionOptions options_;
+  std::shared_ptr<const Plan> plan_;      // copies share it
   std::shared_ptr<const char> identity_;  // as in MultiHeadAttention
 };
 

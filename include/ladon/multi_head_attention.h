@@ -53,13 +53,13 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
   /// Throws Error for options that do not fit.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options, std::uint64_t seed = 0);
   ~MultiHeadAttention() override;
-  /// A copy has weights and gradients of its own, and cannot use what another layer saved.
+  /// A copy has its own weights and gradients, and cannot use what another layer saved.
   MultiHeadAttention(const MultiHeadAttention& other);
   MultiHeadAttention& operator=(const MultiHeadAttention& other);
   MultiHeadAttention(MultiHeadAttention&&) noexcept;
   MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;
 
-  /// Zero weights, unit norms: for those who set them next. Spares the drawing.
+  /// Zero weights, unit norms: for weights that are set next. Skips random initialisation.
   static MultiHeadAttention zeros(const MultiHeadAttentionOptions& options);
   static MultiHeadAttention mha(std::int64_t embed_dim, std::int64_t num_heads,
                                 std::uint64_t seed = 0);
@@ -86,6 +86,7 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
   std::int64_t key_dim() const noexcept { return options_.key_dim; }
   std::int64_t value_input_dim() const noexcept { return options_.value_input_dim; }
   DType dtype() const noexcept override { return options_.dtype; }
+  void to(const Context& context) override;
 
   using AttentionLayer::forward;
   Tensor forward(const Context& context, const LayerInputs& inputs,
@@ -97,10 +98,17 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
   InputGradients backward(const Context& context, const ConstTensorView& grad_out,
                           const SavedForward& saved) override;
 
+  class Plan;
+  /// For the library's own use.
+  const Plan& plan() const noexcept { return *plan_; }
+  ConstTensorView alibi_slopes() const noexcept { return alibi_slopes_; }
+
  private:
   MultiHeadAttention(const MultiHeadAttentionOptions& options, std::optional<std::uint64_t> seed);
 
   MultiHeadAttentionOptions options_;
+  Tensor alibi_slopes_;               // where the weights are; absent where there are none
+  std::shared_ptr<const Plan> plan_;  // copies share it
   // Tells this layer's saved states from others'. Its address is the name; nothing is in it.
   std::shared_ptr<const char> identity_;
 };

@@ -1,8 +1,9 @@
 // Optimisers over layers' parameters: SGD and AdamW, and gradient clipping.
 //
 // 16-bit weights are trained through f32 master copies, which the optimiser keeps: steps smaller
-// than a 16-bit unit add up instead of vanishing. A weight that someone else sets between steps is
-// taken up from there.
+// than a 16-bit unit add up instead of vanishing. A weight that is set from outside between steps
+// is continued from there. What an optimiser keeps is on the parameters' device; calls take a
+// Context of that device.
 //
 // A Parameter must stay where it is as long as an optimiser refers to it (layers keep theirs in
 // place; moving a layer ends that), and keep its dtype and shape. Its gradient may come after the
@@ -13,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "ladon/context.h"
 #include "ladon/export.h"
 #include "ladon/parameter.h"
 #include "ladon/tensor.h"
@@ -29,10 +31,10 @@ struct SgdOptions {
 /// weight -= learning_rate * velocity.
 class LADON_API Sgd {
  public:
-  Sgd(std::vector<Parameter*> parameters, const SgdOptions& options);
+  Sgd(const Context& context, std::vector<Parameter*> parameters, const SgdOptions& options);
 
   /// One step from the gradients that are there; does not clear them.
-  void step();
+  void step(const Context& context);
   void set_learning_rate(double learning_rate);
   const SgdOptions& options() const noexcept { return options_; }
 
@@ -59,10 +61,10 @@ struct AdamWOptions {
 /// Loshchilov, Hutter: "Decoupled weight decay regularization", with bias-corrected moments.
 class LADON_API AdamW {
  public:
-  AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options);
+  AdamW(const Context& context, std::vector<Parameter*> parameters, const AdamWOptions& options);
 
   /// One step from the gradients that are there; does not clear them.
-  void step();
+  void step(const Context& context);
   void set_learning_rate(double learning_rate);
   const AdamWOptions& options() const noexcept { return options_; }
   std::int64_t steps_taken() const noexcept { return steps_; }
@@ -84,6 +86,7 @@ class LADON_API AdamW {
 /// Scales all gradients so that their joint 2-norm is at most max_norm (positive; infinity to ask
 /// for the norm alone), up to rounding. Returns the norm from before. A norm that is not finite
 /// leaves the gradients as they are.
-LADON_API double clip_gradients(std::span<Parameter* const> parameters, double max_norm);
+LADON_API double clip_gradients(const Context& context, std::span<Parameter* const> parameters,
+                                double max_norm);
 
 }  // namespace ladon

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 
+#include "ladon/context.h"
 #include "ladon/export.h"
 #include "ladon/tensor_view.h"
 
@@ -44,9 +45,9 @@ class LADON_API Random {
 
 /// Fills a floating-point view. Element i, in row-major order, depends on (seed, stream, i) alone.
 /// A Random of the same seed and stream draws the same words: give it another stream.
-LADON_API void fill_uniform(const TensorView& view, double low, double high, std::uint64_t seed,
-                            std::uint64_t stream = 0);
-LADON_API void fill_normal(const TensorView& view, double mean, double deviation,
-                           std::uint64_t seed, std::uint64_t stream = 0);
+LADON_API void fill_uniform(const Context& context, const TensorView& view, double low, double high,
+                            std::uint64_t seed, std::uint64_t stream = 0);
+LADON_API void fill_normal(const Context& context, const TensorView& view, double mean,
+                           double deviation, std::uint64_t seed, std::uint64_t stream = 0);
 
 }  // namespace ladon

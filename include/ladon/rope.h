@@ -1,10 +1,10 @@
 // rope(): rotary position embedding, and its backward.
 //
-// Pair n of a head's first rotary_dim numbers is turned by the angle position * frequency(n).
+// Rotates pair n of the first rotary_dim elements of each head by position * frequency(n).
 //   half-split   pairs (n, n + rotary_dim / 2)      Llama, Mistral, Qwen, GPT-NeoX
 //   interleaved  pairs (2n, 2n + 1)                 GPT-J, DeepSeek
-// as (a, b) -> (a cos - b sin, a sin + b cos). Numbers past rotary_dim pass unchanged. Angles,
-// sines and cosines are made in double; the turn itself is done in float for f32, f16 and bf16, in
+// as (a, b) -> (a cos - b sin, a sin + b cos). Elements past rotary_dim pass unchanged. Angles,
+// sines and cosines are computed in double; the rotation itself in float for f32, f16 and bf16, in
 // double for f64. A token's result depends on that token and its position alone.
 #pragma once
 
@@ -34,8 +34,8 @@ struct RopeScalingOptions {
   /// original_context / high_frequency_factor are kept, those between are blended.
   double low_frequency_factor = 1;
   double high_frequency_factor = 4;
-  /// kYarn: frequencies that turn more than beta_fast times over the original context are kept,
-  /// those that turn less than beta_slow times are stretched, those between are blended, linearly
+  /// kYarn: frequencies that rotate more than beta_fast times over the original context are kept,
+  /// those that rotate less than beta_slow times are stretched, those between are blended, linearly
   /// in the pair's index. Needs a base above 1.
   double beta_fast = 32;
   double beta_slow = 1;
@@ -56,7 +56,7 @@ LADON_API double yarn_mscale(double factor, double mscale) noexcept;
 
 struct RopeOptions {
   RopeLayout layout = RopeLayout::kHalfSplit;
-  /// How many leading numbers of a head turn; even. 0: all of them.
+  /// How many leading elements of a head are rotated; even. 0: all of them.
   std::int64_t rotary_dim = 0;
   double base = 10000;
   RopeScalingOptions scaling{};
@@ -77,20 +77,20 @@ struct RopePositions {
   std::span<const std::int64_t> explicit_positions{};
 };
 
-/// Turns x [batch, seq, heads, head_dim] into out (same shape and dtype). Any strides, but the
+/// Rotates x [batch, seq, heads, head_dim] into out (same shape and dtype). Any strides, but the
 /// innermost must be 1. out may be x itself (the same memory, shape and strides) and must share no
 /// memory with x or a table in any other way. batch, seq and heads may be 0. Throws Error, and then
 /// out is untouched.
 LADON_API void rope(const Context& context, const ConstTensorView& x, const RopeOptions& options,
                     const RopePositions& positions, const TensorView& out);
 
-/// Given the gradient of rope()'s output, writes the gradient of its input: the turn back (and the
-/// magnitude once more, as a transpose does; it is not the inverse). dx may be dout itself.
+/// Given the gradient of rope()'s output, writes the gradient of its input: the rotation back (and
+/// the magnitude once more, as a transpose does; it is not the inverse). dx may be dout itself.
 LADON_API void rope_backward(const Context& context, const ConstTensorView& dout,
                              const RopeOptions& options, const RopePositions& positions,
                              const TensorView& dx);
 
-/// Sines and cosines made beforehand, any float dtype and any strides. Both are [max_position,
+/// Precomputed sines and cosines, any float dtype and any strides. Both are [max_position,
 /// rotary_dim / 2], looked up by position, which must then be in [0, max_position); or [batch, seq,
 /// rotary_dim / 2], one row a token, and then positions must be left at their default.
 struct RopeTable {
@@ -109,7 +109,8 @@ LADON_API void rope_backward(const Context& context, const ConstTensorView& dout
 /// Fills table views [max_position, rotary_dim / 2] for positions 0, 1, ... with the cosines and
 /// sines of the options, magnitude included. options.rotary_dim must be 0 or rotary_dim; the layout
 /// is not read, since both layouts share a table.
-LADON_API void make_rope_table(const RopeOptions& options, std::int64_t rotary_dim,
-                               const TensorView& cos, const TensorView& sin);
+LADON_API void make_rope_table(const Context& context, const RopeOptions& options,
+                               std::int64_t rotary_dim, const TensorView& cos,
+                               const TensorView& sin);
 
 }  // namespace ladon

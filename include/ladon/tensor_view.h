@@ -12,14 +12,15 @@
 #include <string>
 #include <type_traits>
 
+#include "ladon/device.h"
 #include "ladon/dtype.h"
 #include "ladon/export.h"
 
 namespace ladon {
 
-inline constexpr int kMaxRank = 8;
+class Context;
 
-enum class Device : std::uint8_t { kCpu, kCuda };
+inline constexpr int kMaxRank = 8;
 
 /// Up to kMaxRank sizes or strides, stored in place.
 class LADON_API Dims {
@@ -57,13 +58,13 @@ class LADON_API BasicView {
   constexpr BasicView() = default;
 
   /// Dense row-major.
-  BasicView(Element* data, DType dtype, const Dims& shape, Device device = Device::kCpu)
+  BasicView(Element* data, DType dtype, const Dims& shape, DeviceId device = {})
       : BasicView(data, dtype, shape, row_major_strides(shape), device) {}
 
   /// Strided. Throws when the ranks differ, a size is negative, or the elements or the bytes they
   /// span cannot be counted.
   BasicView(Element* data, DType dtype, const Dims& shape, const Dims& strides,
-            Device device = Device::kCpu);
+            DeviceId device = {});
 
   /// A view that may write is also one that may read. A template, because a plain constructor would
   /// take the place of TensorView's own copy constructor.
@@ -81,7 +82,7 @@ class LADON_API BasicView {
 
   Element* data() const noexcept { return data_; }
   DType dtype() const noexcept { return dtype_; }
-  Device device() const noexcept { return device_; }
+  DeviceId device() const noexcept { return device_; }
   const Dims& shape() const noexcept { return shape_; }
   const Dims& strides() const noexcept { return strides_; }
   int rank() const noexcept { return shape_.rank(); }
@@ -91,11 +92,12 @@ class LADON_API BasicView {
   std::int64_t num_elements() const noexcept;
   bool is_contiguous() const noexcept;
 
-  /// data() as T*. Throws when T is not this view's dtype.
+  /// data() as T*. Throws when T is not this view's dtype, and for memory that the host cannot
+  /// read.
   template <class T>
   auto data_as() const {
     using Pointer = std::conditional_t<std::is_const_v<Element>, const T*, T*>;
-    check_dtype(dtype_of<T>);
+    check_readable_as(dtype_of<T>);
     return static_cast<Pointer>(data_);
   }
 
@@ -109,11 +111,11 @@ class LADON_API BasicView {
   BasicView reshape(const Dims& shape) const;
 
  private:
-  void check_dtype(DType wanted) const;
+  void check_readable_as(DType wanted) const;
 
   Element* data_ = nullptr;
   DType dtype_ = DType::kF32;
-  Device device_ = Device::kCpu;
+  DeviceId device_;
   Dims shape_;
   Dims strides_;
 };
@@ -128,8 +130,9 @@ using TensorView = detail::BasicView<void>;
 using ConstTensorView = detail::BasicView<const void>;
 
 /// Copies every element of `from` to `to`, converting the dtype: round to nearest even; to integers
-/// also the nearest that fits, and 0 for NaN; to bool whether it is not zero. Throws when the
-/// shapes differ, when the two overlap, or when two elements of `to` share memory.
-LADON_API void copy(const ConstTensorView& from, const TensorView& to);
+/// also the nearest that fits, and 0 for NaN; to bool whether it is not zero. Both are on the
+/// Context's device, or one of them on the host. Throws when the shapes differ, when the two
+/// overlap, or when two elements of `to` share memory.
+LADON_API void copy(const Context& context, const ConstTensorView& from, const TensorView& to);
 
 }  // namespace ladon

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "keywords.h"
 #include "ladon/error.h"
 
 namespace ladon::python {
@@ -280,7 +281,7 @@ std::vector<std::int64_t> to_integers(nb::handle object, const Where& where) {
   if (array.absent() || is_float(dtype) || dtype == DType::kBool || dtype == DType::kU64) {
     throw_type_error(where, object, std::string(kExpected) + " (not u64)");
   }
-  const Tensor dense = Tensor::copy_of(array.view(), DType::kI64);
+  const Tensor dense = Tensor::copy_of(default_context(), array.view(), DType::kI64);
   const auto* const first = dense.data_as<std::int64_t>();
   values.assign(first, first + dense.num_elements());
   return values;

@@ -25,7 +25,7 @@ Cache* make_contiguous(const nb::kwargs& kwargs) {
   read_cache_options(keywords, options);
   keywords.read("capacity", capacity);
   keywords.finish();
-  return new Cache(KvCache::contiguous(options, capacity));
+  return new Cache(KvCache::contiguous(default_context(), options, capacity));
 }
 
 Cache* make_window(const nb::kwargs& kwargs) {
@@ -37,7 +37,7 @@ Cache* make_window(const nb::kwargs& kwargs) {
   keywords.read("window_left", window_left);
   keywords.read("spare", spare);
   keywords.finish();
-  return new Cache(KvCache::window(options, window_left, spare));
+  return new Cache(KvCache::window(default_context(), options, window_left, spare));
 }
 
 Cache* make_paged(nb::handle pool_object, nb::handle batch_object) {
@@ -55,7 +55,7 @@ void append(Cache& self, nb::handle k_object, nb::handle v_object, nb::handle le
   if (!lengths_object.is_none()) {
     lengths = to_integers(lengths_object, {"KvCache.append", "new_lengths"});
   }
-  changing(self, [&] { self.cache.append(k.view(), v.view(), lengths); });
+  changing(self, [&] { self.cache.append(default_context(), k.view(), v.view(), lengths); });
 }
 
 nb::object cache_attention(const Cache& self, nb::handle q_object, const nb::kwargs& kwargs) {
@@ -77,7 +77,7 @@ nb::object cache_attention(const Cache& self, nb::handle q_object, const nb::kwa
 
 void reorder(Cache& self, nb::handle from_object) {
   const std::vector<std::int64_t> from = to_integers(from_object, {"KvCache.reorder", "from_"});
-  changing(self, [&] { self.cache.reorder(from); });
+  changing(self, [&] { self.cache.reorder(default_context(), from); });
 }
 
 void reset(Cache& self, nb::handle sequence) {
@@ -112,7 +112,7 @@ void make_pool(PagePool* self, const nb::kwargs& kwargs) {
   keywords.read("page_size", page_size);
   keywords.read("num_pages", num_pages);
   keywords.finish();
-  new (self) PagePool(options, page_size, num_pages);
+  new (self) PagePool(default_context(), options, page_size, num_pages);
 }
 
 /// A number that the cache tells about itself.
@@ -145,8 +145,8 @@ std::int64_t prefix(Cache& self, nb::handle sequence, nb::handle token_ids, bool
 std::string describe(const Cache& self) {
   return reading(self, [&] {
     const KvCacheOptions& options = self.cache.options();
-    return "<ladon.KvCache: " + std::string(self.cache.kind()) + ", " + name_of(options.dtype) +
-           ", batch " + std::to_string(options.batch) + ", " +
+    return "<ladon.KvCache: " + std::string(self.cache.kind()) + ", " +
+           name_of(options.format.dtype) + ", batch " + std::to_string(options.batch) + ", " +
            std::to_string(self.cache.bytes_used()) + " bytes used>";
   });
 }
@@ -169,7 +169,7 @@ void bind_pool(nb::module_& module) {
       .def("statistics", &pool_statistics, nb::sig("def statistics(self) -> dict[str, int]"),
            "Pages (free, kept, used, shared, published), bytes, and how prefixes were found.")
       .def("forget_prefixes", &PagePool::forget_prefixes, nb::call_guard<nb::gil_scoped_release>(),
-           "Frees the published pages nobody holds.");
+           "Frees the published pages that have no owner.");
 }
 
 }  // namespace
@@ -190,7 +190,7 @@ void bind_caches(nb::module_& module) {
           "window", &make_window, nb::arg("kwargs"),
           nb::sig(("def window(*, " + options + ", window_left: int, spare: int = 0) -> KvCache")
                       .c_str()),
-          "Holds what queries with this window can still see, and `spare` older keys.")
+          "Keeps the last window_left + 1 keys plus `spare` older ones.")
       .def_static("paged", &make_paged, nb::arg("pool").none(), nb::arg("batch") = 1,
                   nb::sig("def paged(pool: PagePool, batch: int = 1) -> KvCache"),
                   "Takes its pages from a pool as it grows, and gives them back.")
@@ -225,26 +225,28 @@ void bind_caches(nb::module_& module) {
           "reserve",
           [](Cache& self, nb::handle length) {
             const std::int64_t room = to_integer(length, {"KvCache.reserve", "length"});
-            changing(self, [&] { self.cache.reserve(room); });
+            changing(self, [&] { self.cache.reserve(default_context(), room); });
           },
           nb::arg("length"), nb::sig("def reserve(self, length: int) -> None"),
-          "Makes room beforehand for this many tokens of each sequence.")
+          "Allocates beforehand for this many tokens of each sequence.")
       .def(
           "fork",
           [](const Cache& self) {
-            return new Cache(reading(self, [&] { return self.cache.fork(); }));
+            return new Cache(reading(self, [&] { return self.cache.fork(default_context()); }));
           },
           "An independent cache with the same content, which shares memory until it differs.")
       .def(
           "save",
           [](const Cache& self, const Path& path) {
-            reading(self, [&] { self.cache.save(path); });
+            reading(self, [&] { self.cache.save(default_context(), path); });
           },
           nb::arg("path"), nb::sig("def save(self, path: str | os.PathLike[str]) -> None"),
           "Writes a file, whole or not at all.")
       .def(
           "load",
-          [](Cache& self, const Path& path) { changing(self, [&] { self.cache.load(path); }); },
+          [](Cache& self, const Path& path) {
+            changing(self, [&] { self.cache.load(default_context(), path); });
+          },
           nb::arg("path"), nb::sig("def load(self, path: str | os.PathLike[str]) -> None"),
           "Becomes what was saved, from a cache of any kind with the same options.")
       .def(

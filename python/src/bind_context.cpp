@@ -25,9 +25,10 @@ void make_context(Context* self, const nb::kwargs& kwargs) {
   keywords.read("isa", isa);
   keywords.finish();
   ContextOptions options;
-  if (num_threads < 0 || num_threads > 4096) {
-    throw_value_error(keywords.where("num_threads"),
-                      "got " + std::to_string(num_threads) + ", expected 0 to 4096");
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    throw_value_error(
+        keywords.where("num_threads"),
+        "got " + std::to_string(num_threads) + ", expected 0 to " + std::to_string(kMaxThreads));
   }
   options.num_threads = static_cast<int>(num_threads);
   if (isa) {
@@ -61,7 +62,7 @@ nb::list cache_memory(const nb::kwargs& kwargs) {
   keywords.read("length", options.length);
   keywords.read("batch", options.batch);
   keywords.read("num_layers", options.num_layers);
-  keywords.read("dtype", options.dtype);
+  keywords.read("dtype", options.format);
   keywords.read("num_heads", options.num_heads);
   keywords.read("head_dim", options.head_dim);
   keywords.read("value_dim", options.value_dim);

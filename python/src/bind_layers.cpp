@@ -156,7 +156,7 @@ nb::dict shared_arrays(nb::handle self_object, nb::handle framework, bool gradie
   const std::span<Parameter> all = self.layer->named_parameters();
   if (gradients) {  // zeros before the first backward(), which then goes on in the same memory
     changing(self, [&] {
-      for (Parameter& parameter : all) parameter.make_gradient();
+      for (Parameter& parameter : all) parameter.make_gradient(default_context());
     });
   }
   nb::dict dict;
@@ -170,11 +170,11 @@ nb::dict shared_arrays(nb::handle self_object, nb::handle framework, bool gradie
 void set_parameter(Layer& self, nb::handle name, nb::handle value_object) {
   const std::string text = to_text(name, {"set_parameter", "name"});
   const Array value = required(value_object, {"set_parameter", "value"});
-  changing(self, [&] { self.layer->set_parameter(text, value.view()); });
+  changing(self, [&] { self.layer->set_parameter(default_context(), text, value.view()); });
 }
 
 nb::dict cache_options(const Layer& self, nb::handle batch, nb::handle dtype) {
-  std::optional<DType> wanted;
+  std::optional<KvFormat> wanted;
   if (!dtype.is_none()) wanted = to_dtype(dtype, {"cache_options", "dtype"});
   return options_dict(
       self.layer->cache_options(to_integer(batch, {"cache_options", "batch"}), wanted));
@@ -275,7 +275,8 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
            nb::sig("def set_parameter(self, name: str, value: Array) -> None"),
            "Copies a weight in, converting its dtype.")
       .def(
-          "zero_grad", [](Layer& self) { changing(self, [&] { self.layer->zero_grad(); }); },
+          "zero_grad",
+          [](Layer& self) { changing(self, [&] { self.layer->zero_grad(default_context()); }); },
           "Clears the gradients.")
       .def(
           "train",

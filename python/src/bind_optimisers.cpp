@@ -58,7 +58,7 @@ template <class Optimiser>
 struct Holder {
   template <class Options>
   Holder(Layers&& held, const Options& options)
-      : layers(std::move(held)), optimiser(layers.parameters(), options) {}
+      : layers(std::move(held)), optimiser(default_context(), layers.parameters(), options) {}
   Holder(const Holder&) = delete;
   Holder& operator=(const Holder&) = delete;
 
@@ -95,7 +95,7 @@ void make_adamw(AdamWHolder* self, nb::handle layers_object, const nb::kwargs& k
 
 template <class H>
 void step(H& self) {
-  self.layers.changing_all([&] { self.optimiser.step(); });
+  self.layers.changing_all([&] { self.optimiser.step(default_context()); });
 }
 
 template <class H>
@@ -112,7 +112,8 @@ void set_learning_rate(H& self, nb::handle rate) {
 double py_clip_gradients(nb::handle layers_object, nb::handle max_norm) {
   const Layers layers(layers_object, {"clip_gradients", "layers"});
   const double limit = to_number(max_norm, {"clip_gradients", "max_norm"});
-  return layers.changing_all([&] { return clip_gradients(layers.parameters(), limit); });
+  return layers.changing_all(
+      [&] { return clip_gradients(default_context(), layers.parameters(), limit); });
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const n
   }
   Tensor cos = Tensor::uninitialized(dtype, {rows, width / 2});
   Tensor sin = Tensor::uninitialized(dtype, {rows, width / 2});
-  without_gil([&] { make_rope_table(options, width, cos, sin); });
+  without_gil([&] { make_rope_table(default_context(), options, width, cos, sin); });
   return nb::make_tuple(to_array(std::move(cos), Framework::kNumpy),
                         to_array(std::move(sin), Framework::kNumpy));
 }
@@ -93,9 +93,9 @@ void bind_rope(nb::module_& module) {
              R"(Rotary position embedding of x [batch, seq, heads, head_dim].
 
 layout: "half_split" pairs (n, n + rotary_dim / 2), "interleaved" pairs (2n, 2n + 1). rotary_dim: how
-many leading numbers of a head turn; 0 is all. positions: None for 0, 1, 2, ..., a number to start at,
+many leading elements of a head are rotated; 0 is all. positions: None for 0, 1, 2, ..., a number to start at,
 or an array of [seq] or [batch, seq]. scaling: a dict with kind "linear", "llama3" or "yarn" and its
-numbers. cos and sin: tables made beforehand, instead of base and scaling. out may be x itself.)");
+numbers. cos and sin: precomputed tables, instead of base and scaling. out may be x itself.)");
   module.def("rope_backward", &py_rope_backward, nb::arg("dout").none(), nb::arg("kwargs"),
              nb::sig(("def rope_backward(dout: Array, *, " + options + ") -> Any").c_str()),
              "The gradient of rope()'s input, given that of its output and the same options.");

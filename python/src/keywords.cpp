@@ -104,6 +104,12 @@ void Keywords::read(const char* name, std::string& value) {
   if (const nb::handle object = take(name); object.is_valid()) value = to_text(object, where(name));
 }
 
+void Keywords::read(const char* name, KvFormat& value) {
+  DType dtype = value.dtype;
+  read(name, dtype);
+  value = dtype;
+}
+
 void Keywords::read(const char* name, DType& value) {
   if (const nb::handle object = take(name); object.is_valid()) {
     value = to_dtype(object, where(name));
@@ -126,7 +132,7 @@ void Keywords::read(const char* name, std::vector<double>& value) {
   if (!object.is_valid() || object.is_none()) return;
   const Array array = Array::numbers(object, where(name));
   if (!is_float(array.view().dtype())) throw_type_error(where(name), object, "floats");
-  const Tensor dense = Tensor::copy_of(array.view(), DType::kF64);
+  const Tensor dense = Tensor::copy_of(default_context(), array.view(), DType::kF64);
   const auto* const first = dense.data_as<double>();
   value.assign(first, first + dense.num_elements());
 }

@@ -17,6 +17,7 @@
 
 #include "arrays.h"
 #include "ladon/context.h"
+#include "ladon/kv_format.h"
 
 namespace ladon::python {
 
@@ -55,6 +56,7 @@ class Keywords {
   void read(const char* name, double& value);
   void read(const char* name, std::string& value);
   void read(const char* name, DType& value);
+  void read(const char* name, KvFormat& value);
   void read(const char* name, Framework& value);
   void read(const char* name, std::vector<std::int64_t>& value);
   void read(const char* name, std::vector<double>& value);

@@ -250,7 +250,7 @@ void read_cache_options(Keywords& keywords, KvCacheOptions& options) {
   keywords.read("values_in_keys", options.values_in_keys);
   keywords.read("num_heads", options.num_heads);
   keywords.read("mha_dim", options.mha_dim);
-  keywords.read("dtype", options.dtype);
+  keywords.read("dtype", options.format);
 }
 
 nb::dict options_dict(const KvCacheOptions& options) {
@@ -262,7 +262,7 @@ nb::dict options_dict(const KvCacheOptions& options) {
   dict["values_in_keys"] = options.values_in_keys;
   dict["num_heads"] = options.num_heads;
   dict["mha_dim"] = options.mha_dim;
-  dict["dtype"] = name_of(options.dtype);
+  dict["dtype"] = name_of(options.format.dtype);
   return dict;
 }
 

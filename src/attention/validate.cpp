@@ -14,9 +14,8 @@ namespace {
 
 constexpr std::int64_t kMaxLength = std::int64_t{1} << 56;
 
-void check_offsets(std::string_view operation, std::string_view argument,
-                   std::span<const std::int64_t> offsets, std::int64_t total,
-                   std::int64_t& longest) {
+void check_offsets(const Operation& operation, std::string_view argument,
+                   std::span<const std::int64_t> offsets, std::int64_t total) {
   if (offsets.front() != 0) {
     fail(operation, argument,
          "got a first offset of " + std::to_string(offsets.front()) + ", expected 0");
@@ -27,7 +26,6 @@ void check_offsets(std::string_view operation, std::string_view argument,
            "got " + std::to_string(offsets[i]) + " after " + std::to_string(offsets[i - 1]) +
                " at index " + std::to_string(i) + ", expected offsets that do not fall");
     }
-    longest = std::max(longest, offsets[i] - offsets[i - 1]);
   }
   if (offsets.back() != total) {
     fail(operation, argument,
@@ -36,29 +34,28 @@ void check_offsets(std::string_view operation, std::string_view argument,
   }
 }
 
-void check_lengths(std::string_view operation, const AttentionOptions& options,
-                   AttentionSizes& sizes) {
-  sizes.num_sequences = sizes.batch;
-  sizes.max_query_len = sizes.query_len;
-  sizes.max_kv_len = sizes.kv_len;
+void check_packed_batch(const Operation& operation, const ConstTensorView& q) {
+  if (q.size(0) == 1) return;
+  fail(operation, "q",
+       "got a batch of " + std::to_string(q.size(0)) + ", expected 1 in a packed batch");
+}
+
+std::int64_t longest_of(std::span<const std::int64_t> offsets) {
+  std::int64_t longest = 0;
+  for (std::size_t i = 1; i < offsets.size(); ++i) {
+    longest = std::max(longest, offsets[i] - offsets[i - 1]);
+  }
+  return longest;
+}
+
+void check_lengths(const Operation& operation, const AttentionOptions& options,
+                   const ConstTensorView& q, const ConstTensorView& k) {
   if (!options.kv_lengths.empty()) {
     if (!options.query_offsets.empty() || !options.kv_offsets.empty()) {
       fail(operation, "kv_lengths",
            "got both kv_lengths and offsets, expected a padded or a packed batch, not both");
     }
-    if (static_cast<std::int64_t>(options.kv_lengths.size()) != sizes.batch) {
-      fail(operation, "kv_lengths",
-           "got " + std::to_string(options.kv_lengths.size()) +
-               " lengths, expected batch = " + std::to_string(sizes.batch));
-    }
-    for (std::size_t b = 0; b < options.kv_lengths.size(); ++b) {
-      const std::int64_t length = options.kv_lengths[b];
-      if (length < 0 || length > sizes.kv_len) {
-        fail(operation, "kv_lengths",
-             "got " + std::to_string(length) + " at index " + std::to_string(b) +
-                 ", expected 0 to kv_len = " + std::to_string(sizes.kv_len));
-      }
-    }
+    check_kv_lengths(operation, options.kv_lengths, q.size(0), k.size(1));
   }
   if (options.query_offsets.empty() && options.kv_offsets.empty()) return;
   if (options.query_offsets.empty() || options.kv_offsets.empty()) {
@@ -70,20 +67,12 @@ void check_lengths(std::string_view operation, const AttentionOptions& options,
          "got " + std::to_string(options.kv_offsets.size()) + " offsets, expected " +
              std::to_string(options.query_offsets.size()) + " as in query_offsets");
   }
-  if (sizes.batch != 1) {
-    fail(operation, "q",
-         "got a batch of " + std::to_string(sizes.batch) + ", expected 1 in a packed batch");
-  }
-  sizes.packed = true;
-  sizes.num_sequences = static_cast<std::int64_t>(options.query_offsets.size()) - 1;
-  sizes.max_query_len = 0;
-  sizes.max_kv_len = 0;
-  check_offsets(operation, "query_offsets", options.query_offsets, sizes.query_len,
-                sizes.max_query_len);
-  check_offsets(operation, "kv_offsets", options.kv_offsets, sizes.kv_len, sizes.max_kv_len);
+  check_packed_batch(operation, q);
+  check_offsets(operation, "query_offsets", options.query_offsets, q.size(1));
+  check_offsets(operation, "kv_offsets", options.kv_offsets, k.size(1));
 }
 
-void check_broadcast(std::string_view operation, const NamedView& argument,
+void check_broadcast(const Operation& operation, const NamedView& argument,
                      const AttentionSizes& sizes) {
   check_strided_view(operation, argument, 4);
   const Dims full{sizes.num_sequences, sizes.num_heads, sizes.max_query_len, sizes.max_kv_len};
@@ -96,7 +85,7 @@ void check_broadcast(std::string_view operation, const NamedView& argument,
   }
 }
 
-void check_options(std::string_view operation, const AttentionOptions& options,
+void check_options(const Operation& operation, const AttentionOptions& options,
                    const AttentionSizes& sizes) {
   if (options.scale.has_value()) check_finite(operation, "scale", *options.scale);
   check_finite(operation, "softcap", options.softcap);
@@ -140,7 +129,7 @@ void check_options(std::string_view operation, const AttentionOptions& options,
 }
 
 /// The slots of every sequence must be within the cache.
-void check_cache_sequence(std::string_view operation, const KvCacheView& cache, std::size_t index) {
+void check_cache_sequence(const Operation& operation, const KvCacheView& cache, std::size_t index) {
   const KvSequenceView& sequence = cache.sequences[index];
   const auto refuse = [&](const std::string& what) {
     fail(operation, "cache", "sequence " + std::to_string(index) + ": " + what);
@@ -175,13 +164,14 @@ void check_cache_sequence(std::string_view operation, const KvCacheView& cache, 
 }
 
 /// The view itself: it is plain data, which anyone can fill in.
-void check_cache_layout(std::string_view operation, const KvCacheView& cache, DType q_dtype) {
-  const bool scaled = cache.dtype == DType::kI8;
-  if (!scaled && !is_float(cache.dtype)) {
+void check_cache_layout(const Operation& operation, const KvCacheView& cache, DType q_dtype) {
+  const auto& [dtype, scaled] = cache.format;
+  if (scaled != needs_scale(dtype) || (!scaled && !is_float(dtype))) {
     fail(operation, "cache",
-         std::string("got dtype ") + name_of(cache.dtype) + ", expected a float dtype or i8");
+         std::string("got dtype ") + name_of(dtype) + (scaled ? " that is scaled" : "") +
+             ", expected a float dtype or i8");
   }
-  if (cache.dtype == DType::kF64 && q_dtype != DType::kF64) {
+  if (dtype == DType::kF64 && q_dtype != DType::kF64) {
     fail(operation, "cache",
          std::string("got dtype f64, expected a narrower one for queries of ") + name_of(q_dtype));
   }
@@ -189,7 +179,7 @@ void check_cache_layout(std::string_view operation, const KvCacheView& cache, DT
   const bool has_some = cache.k_scales != nullptr || cache.v_scales != nullptr;
   if (scaled ? !has_scales && cache.num_slots > 0 : has_some) {
     fail(operation, "cache",
-         std::string("got dtype ") + name_of(cache.dtype) + (scaled ? " without" : " with") +
+         std::string("got dtype ") + name_of(dtype) + (scaled ? " without" : " with") +
              " scales, expected scales beside i8 and nowhere else");
   }
   if (cache.value_dim < 1) {
@@ -214,92 +204,118 @@ void check_cache_layout(std::string_view operation, const KvCacheView& cache, DT
 
 ConstTensorView cache_keys(const KvCacheView& cache) {
   return {cache.k,
-          cache.dtype,
+          cache.format.dtype,
           {cache.num_slots, cache.num_kv_heads, cache.head_dim},
-          {cache.k_slot_stride, cache.k_head_stride, 1}};
+          {cache.k_slot_stride, cache.k_head_stride, 1},
+          cache.device};
 }
 
 ConstTensorView cache_values(const KvCacheView& cache) {
   return {cache.v,
-          cache.dtype,
+          cache.format.dtype,
           {cache.num_slots, cache.num_kv_heads, cache.value_dim},
-          {cache.v_slot_stride, cache.v_head_stride, 1}};
+          {cache.v_slot_stride, cache.v_head_stride, 1},
+          cache.device};
 }
 
-AttentionSizes check_inputs(std::string_view operation, const ConstTensorView& q,
+AttentionSizes sizes_of_inputs(const ConstTensorView& q, const ConstTensorView& k,
+                               const ConstTensorView& v, const AttentionOptions& options) {
+  AttentionSizes sizes{.batch = q.size(0),
+                       .num_sequences = q.size(0),
+                       .query_len = q.size(1),
+                       .kv_len = k.size(1),
+                       .max_query_len = q.size(1),
+                       .max_kv_len = k.size(1),
+                       .num_heads = q.size(2),
+                       .num_kv_heads = k.size(2),
+                       .head_dim = q.size(3),
+                       .value_dim = v.absent() ? 0 : v.size(3)};
+  if (options.query_offsets.empty()) return sizes;
+  sizes.packed = true;
+  sizes.num_sequences = static_cast<std::int64_t>(options.query_offsets.size()) - 1;
+  sizes.max_query_len = longest_of(options.query_offsets);
+  sizes.max_kv_len = longest_of(options.kv_offsets);
+  return sizes;
+}
+
+AttentionSizes sizes_of_cache_inputs(const ConstTensorView& q, const KvCacheView& cache,
+                                     const AttentionOptions& options) {
+  AttentionSizes sizes{.batch = q.size(0),
+                       .num_sequences = q.size(0),
+                       .query_len = q.size(1),
+                       .max_query_len = q.size(1),
+                       .num_heads = q.size(2),
+                       .num_kv_heads = cache.num_kv_heads,
+                       .head_dim = q.size(3),
+                       .value_dim = cache.value_dim};
+  for (const KvSequenceView& sequence : cache.sequences) {
+    sizes.max_kv_len = std::max(sizes.max_kv_len, sequence.length);
+  }
+  sizes.kv_len = sizes.max_kv_len;
+  if (options.query_offsets.empty()) return sizes;
+  sizes.packed = true;
+  sizes.num_sequences = static_cast<std::int64_t>(options.query_offsets.size()) - 1;
+  sizes.max_query_len = longest_of(options.query_offsets);
+  return sizes;
+}
+
+AttentionSizes check_inputs(const Operation& operation, const ConstTensorView& q,
                             const ConstTensorView& k, const ConstTensorView& v,
                             const AttentionOptions& options) {
-  const bool with_values = !v.absent();
   check_view(operation, {"q", q}, 4);
   check_view(operation, {"k", k}, 4);
   check_float(operation, {"q", q});
   check_float(operation, {"k", k});
-  AttentionSizes sizes;
-  sizes.batch = q.size(0);
-  sizes.query_len = q.size(1);
-  sizes.num_heads = q.size(2);
-  sizes.head_dim = q.size(3);
-  sizes.kv_len = k.size(1);
-  sizes.num_kv_heads = k.size(2);
+  const std::int64_t num_heads = q.size(2);
+  const std::int64_t num_kv_heads = k.size(2);
   for (const NamedView& argument : {NamedView{"q", q}, NamedView{"k", k}}) {
     // Only views that repeat their elements get this far; positions must stay countable.
     if (argument.view.size(1) >= kMaxLength) {
       fail(operation, argument.name, got_shape(argument.view) + ", expected a length below 2^56");
     }
   }
-  if (sizes.head_dim == 0)
-    fail(operation, "q", got_shape(q) + ", expected a head_dim of 1 or more");
-  if (sizes.num_heads == 0) fail(operation, "q", got_shape(q) + ", expected 1 head or more");
-  if (sizes.num_kv_heads == 0) fail(operation, "k", got_shape(k) + ", expected 1 head or more");
-  if (sizes.num_heads % sizes.num_kv_heads != 0) {
+  if (q.size(3) == 0) fail(operation, "q", got_shape(q) + ", expected a head_dim of 1 or more");
+  if (num_heads == 0) fail(operation, "q", got_shape(q) + ", expected 1 head or more");
+  if (num_kv_heads == 0) fail(operation, "k", got_shape(k) + ", expected 1 head or more");
+  if (num_heads % num_kv_heads != 0) {
     fail(operation, "k",
-         "got " + std::to_string(sizes.num_kv_heads) + " KV heads, expected a divisor of q's " +
-             std::to_string(sizes.num_heads) + " heads");
+         "got " + std::to_string(num_kv_heads) + " KV heads, expected a divisor of q's " +
+             std::to_string(num_heads) + " heads");
   }
-  check_shape(operation, {"k", k}, {sizes.batch, sizes.kv_len, sizes.num_kv_heads, sizes.head_dim});
+  check_shape(operation, {"k", k}, {q.size(0), k.size(1), num_kv_heads, q.size(3)});
   if (k.dtype() != q.dtype() && size_of(k.dtype()) >= size_of(q.dtype())) {
     fail(operation, "k",
          std::string("got dtype ") + name_of(k.dtype()) + ", expected q's " + name_of(q.dtype()) +
              " or a narrower one");
   }
-  if (with_values) {
+  if (!v.absent()) {
     check_view(operation, {"v", v}, 4);
     check_dtype(operation, {"v", v}, k.dtype());
-    sizes.value_dim = v.size(3);
-    if (sizes.value_dim == 0) {
-      fail(operation, "v", got_shape(v) + ", expected a value_dim of 1 or more");
-    }
-    check_shape(operation, {"v", v},
-                {sizes.batch, sizes.kv_len, sizes.num_kv_heads, sizes.value_dim});
+    if (v.size(3) == 0) fail(operation, "v", got_shape(v) + ", expected a value_dim of 1 or more");
+    check_shape(operation, {"v", v}, {q.size(0), k.size(1), num_kv_heads, v.size(3)});
   }
-  check_lengths(operation, options, sizes);
+  check_lengths(operation, options, q, k);
+  const AttentionSizes sizes = sizes_of_inputs(q, k, v, options);
   check_options(operation, options, sizes);
   return sizes;
 }
 
-AttentionSizes check_cache_inputs(std::string_view operation, const ConstTensorView& q,
+AttentionSizes check_cache_inputs(const Operation& operation, const ConstTensorView& q,
                                   const KvCacheView& cache, const AttentionOptions& options) {
   check_view(operation, {"q", q}, 4);
   check_float(operation, {"q", q});
-  AttentionSizes sizes;
-  sizes.batch = q.size(0);
-  sizes.query_len = q.size(1);
-  sizes.num_heads = q.size(2);
-  sizes.head_dim = q.size(3);
-  sizes.num_kv_heads = cache.num_kv_heads;
-  sizes.value_dim = cache.value_dim;
-  if (sizes.query_len >= kMaxLength) {
+  if (q.size(1) >= kMaxLength) {
     fail(operation, "q", got_shape(q) + ", expected a length below 2^56");
   }
-  if (cache.num_kv_heads < 1 || sizes.num_heads == 0 || sizes.num_heads % cache.num_kv_heads != 0) {
+  if (cache.num_kv_heads < 1 || q.size(2) == 0 || q.size(2) % cache.num_kv_heads != 0) {
     fail(operation, "cache",
          "got " + std::to_string(cache.num_kv_heads) + " KV heads, expected a divisor of q's " +
-             std::to_string(sizes.num_heads) + " heads");
+             std::to_string(q.size(2)) + " heads");
   }
-  if (cache.head_dim < 1 || cache.head_dim != sizes.head_dim) {
+  if (cache.head_dim < 1 || cache.head_dim != q.size(3)) {
     fail(operation, "cache",
          "got a head_dim of " + std::to_string(cache.head_dim) + ", expected q's " +
-             std::to_string(sizes.head_dim));
+             std::to_string(q.size(3)));
   }
   check_cache_layout(operation, cache, q.dtype());
   if (!options.kv_lengths.empty() || !options.kv_offsets.empty()) {
@@ -310,32 +326,21 @@ AttentionSizes check_cache_inputs(std::string_view operation, const ConstTensorV
     fail(operation, "alignment",
          "got another beside a cache, expected kBottomRight: its newest tokens are the queries");
   }
-  sizes.packed = !options.query_offsets.empty();
-  sizes.num_sequences =
-      sizes.packed ? static_cast<std::int64_t>(options.query_offsets.size()) - 1 : sizes.batch;
-  sizes.max_query_len = sizes.packed ? 0 : sizes.query_len;
-  if (sizes.packed) {
-    if (sizes.batch != 1) {
-      fail(operation, "q",
-           "got a batch of " + std::to_string(sizes.batch) + ", expected 1 in a packed batch");
-    }
-    check_offsets(operation, "query_offsets", options.query_offsets, sizes.query_len,
-                  sizes.max_query_len);
+  if (!options.query_offsets.empty()) {
+    check_packed_batch(operation, q);
+    check_offsets(operation, "query_offsets", options.query_offsets, q.size(1));
   }
+  const AttentionSizes sizes = sizes_of_cache_inputs(q, cache, options);
   if (static_cast<std::int64_t>(cache.sequences.size()) != sizes.num_sequences) {
     fail(operation, "cache",
          "got " + std::to_string(cache.sequences.size()) + " sequences, expected q's " +
              std::to_string(sizes.num_sequences));
   }
-  for (const KvSequenceView& sequence : cache.sequences) {
-    sizes.max_kv_len = std::max(sizes.max_kv_len, sequence.length);
-  }
-  sizes.kv_len = sizes.max_kv_len;
   check_options(operation, options, sizes);
   return sizes;
 }
 
-void check_mask_and_bias(std::string_view operation, const ConstTensorView& mask,
+void check_mask_and_bias(const Operation& operation, const ConstTensorView& mask,
                          const ConstTensorView& bias, const AttentionSizes& sizes) {
   if (!mask.absent()) {
     check_broadcast(operation, {"mask", mask}, sizes);
@@ -347,7 +352,23 @@ void check_mask_and_bias(std::string_view operation, const ConstTensorView& mask
   }
 }
 
-void check_lse(std::string_view operation, const NamedView& argument, const AttentionSizes& sizes,
+void check_kv_lengths(const Operation& operation, std::span<const std::int64_t> kv_lengths,
+                      std::int64_t batch, std::int64_t kv_len) {
+  if (kv_lengths.empty()) return;
+  if (static_cast<std::int64_t>(kv_lengths.size()) != batch) {
+    fail(operation, "kv_lengths",
+         "got " + std::to_string(kv_lengths.size()) +
+             " lengths, expected batch = " + std::to_string(batch));
+  }
+  for (std::size_t b = 0; b < kv_lengths.size(); ++b) {
+    if (kv_lengths[b] >= 0 && kv_lengths[b] <= kv_len) continue;
+    fail(operation, "kv_lengths",
+         "got " + std::to_string(kv_lengths[b]) + " at index " + std::to_string(b) +
+             ", expected 0 to kv_len = " + std::to_string(kv_len));
+  }
+}
+
+void check_lse(const Operation& operation, const NamedView& argument, const AttentionSizes& sizes,
                DType q_dtype) {
   check_strided_view(operation, argument, 3);
   check_dtype(operation, argument, q_dtype == DType::kF64 ? DType::kF64 : DType::kF32);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
+#include <span>
 
 #include "core/checks.h"
 #include "ladon/attention.h"
@@ -26,24 +26,34 @@ struct AttentionSizes {
 };
 
 /// q, k, v (may be absent) and the options against each other.
-AttentionSizes check_inputs(std::string_view operation, const ConstTensorView& q,
+AttentionSizes check_inputs(const Operation& operation, const ConstTensorView& q,
                             const ConstTensorView& k, const ConstTensorView& v,
                             const AttentionOptions& options);
+
+/// The same sizes of a call that has been checked already.
+AttentionSizes sizes_of_inputs(const ConstTensorView& q, const ConstTensorView& k,
+                               const ConstTensorView& v, const AttentionOptions& options);
+AttentionSizes sizes_of_cache_inputs(const ConstTensorView& q, const KvCacheView& cache,
+                                     const AttentionOptions& options);
 
 /// All slots of a cache as [num_slots, num_kv_heads, dim].
 ConstTensorView cache_keys(const KvCacheView& cache);
 ConstTensorView cache_values(const KvCacheView& cache);
 
 /// q, a cache and the options against each other.
-AttentionSizes check_cache_inputs(std::string_view operation, const ConstTensorView& q,
+AttentionSizes check_cache_inputs(const Operation& operation, const ConstTensorView& q,
                                   const KvCacheView& cache, const AttentionOptions& options);
 
 /// Both may be absent. Of the sizes, the numbers of sequences and heads and the longest lengths.
-void check_mask_and_bias(std::string_view operation, const ConstTensorView& mask,
+void check_mask_and_bias(const Operation& operation, const ConstTensorView& mask,
                          const ConstTensorView& bias, const AttentionSizes& sizes);
 
+/// One length from 0 to kv_len for each sequence, or none.
+void check_kv_lengths(const Operation& operation, std::span<const std::int64_t> kv_lengths,
+                      std::int64_t batch, std::int64_t kv_len);
+
 /// [batch, num_heads, query_len], f64 where q is f64, else f32.
-void check_lse(std::string_view operation, const NamedView& argument, const AttentionSizes& sizes,
+void check_lse(const Operation& operation, const NamedView& argument, const AttentionSizes& sizes,
                DType q_dtype);
 
 }  // namespace ladon

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/context_impl.h"
+#include "core/device_memory.h"
 #include "core/fail.h"
 #include "io/checksum.h"
 #include "io/file.h"
@@ -21,15 +23,15 @@ constexpr std::uint32_t kVersion = 1;
 constexpr std::string_view kLoad = "KvCache::load";
 constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 
-constexpr std::array<std::pair<DType, std::uint32_t>, 5> kDTypeCodes = {
+constexpr std::array<std::pair<KvFormat, std::uint32_t>, 5> kFormatCodes = {
     {{DType::kF64, 1}, {DType::kF32, 2}, {DType::kF16, 3}, {DType::kBF16, 4}, {DType::kI8, 5}}};
 
 constexpr std::uint32_t kValuesInKeys = 256;
 
 std::uint32_t code_of(const KvCacheOptions& options) {
   std::uint32_t code = options.values_in_keys ? kValuesInKeys : 0;
-  for (const auto& [dtype, known] : kDTypeCodes) {
-    if (dtype == options.dtype) code += known;
+  for (const auto& [format, known] : kFormatCodes) {
+    if (format == options.format) code += known;
   }
   return code;
 }
@@ -37,8 +39,8 @@ std::uint32_t code_of(const KvCacheOptions& options) {
 /// What messages call a code.
 std::string name_of_code(std::uint32_t code) {
   std::string name = "an unknown dtype";
-  for (const auto& [dtype, known] : kDTypeCodes) {
-    if ((code & ~kValuesInKeys) == known) name = std::string("dtype ") + name_of(dtype);
+  for (const auto& [format, known] : kFormatCodes) {
+    if ((code & ~kValuesInKeys) == known) name = std::string("dtype ") + name_of(format.dtype);
   }
   return name + ((code & kValuesInKeys) != 0 ? " with values in the keys" : "");
 }
@@ -146,7 +148,8 @@ class Reader {
   std::uint64_t position_ = 0;  // in the file
 };
 
-/// Calls visit(data, bytes) for the memory of all tokens of a sequence, in the file's order.
+/// Calls visit(data, bytes) for the memory of all tokens of a sequence, in the file's order and in
+/// pieces of at most kBufferBytes.
 template <class Visit>
 void visit_tokens(KvStorage& storage, const KvCache::Impl& cache, std::int64_t sequence,
                   std::int64_t begin, std::int64_t end, const Visit& visit) {
@@ -157,8 +160,13 @@ void visit_tokens(KvStorage& storage, const KvCache::Impl& cache, std::int64_t s
         size_of(part->dtype());
     cache.for_each_run(
         sequence, begin, end, [&](std::int64_t, std::int64_t run, std::int64_t slot) {
-          visit(static_cast<std::byte*>(part->data()) + static_cast<std::size_t>(slot) * row,
-                static_cast<std::size_t>(run) * row);
+          auto* data = static_cast<std::byte*>(part->data()) + static_cast<std::size_t>(slot) * row;
+          for (std::size_t left = static_cast<std::size_t>(run) * row; left > 0;) {
+            const std::size_t piece = std::min(left, kBufferBytes);
+            visit(data, piece);
+            data += piece;
+            left -= piece;
+          }
         });
   }
 }
@@ -231,7 +239,8 @@ Header read_header(Reader& reader, const KvCacheOptions& options) {
 
 }  // namespace
 
-void save_cache(const KvCache::Impl& cache, const std::filesystem::path& path) {
+void save_cache(const Context& context, const KvCache::Impl& cache,
+                const std::filesystem::path& path) {
   const KvCacheOptions& options = cache.options();
   Writer writer("KvCache::save", path);
   writer.add(kMagic.data(), kMagic.size());
@@ -247,32 +256,42 @@ void save_cache(const KvCache::Impl& cache, const std::filesystem::path& path) {
   }
   // Not changed: the visitor only reads.
   auto& storage = const_cast<KvStorage&>(cache.storage());
+  DeviceMemory& memory = *backend_of(context).memory();
+  std::vector<std::byte> piece(kBufferBytes);
   for (std::int64_t b = 0; b < options.batch; ++b) {
     visit_tokens(storage, cache, b, cache.first_held(b), cache.length(b),
-                 [&](const void* data, std::size_t num_bytes) { writer.add(data, num_bytes); });
+                 [&](const void* data, std::size_t num_bytes) {
+                   memory.download(piece.data(), data, num_bytes);
+                   writer.add(piece.data(), num_bytes);
+                 });
   }
   writer.finish();
 }
 
-std::unique_ptr<KvCache::Impl> load_cache(const KvCache::Impl& like,
+std::unique_ptr<KvCache::Impl> load_cache(const Context& context, const KvCache::Impl& like,
                                           const std::filesystem::path& path) {
   Reader reader(kLoad, path);
   const Header header = read_header(reader, like.options());
   // Before room is made: a pool gives up kept prefixes for it, which would not come back.
   reader.check_sum();
-  std::unique_ptr<KvCache::Impl> cache = like.empty_at(header.first, header.lengths);
+  std::unique_ptr<KvCache::Impl> cache = like.empty_at(context, header.first, header.lengths);
   if (cache == nullptr) {
     reader.file().refuse("got sequences whose first tokens were dropped, expected all that a " +
                          std::string(like.kind()) + " cache with its window can see");
   }
   std::vector<std::int64_t> counts = header.lengths;
   for (std::size_t b = 0; b < counts.size(); ++b) counts[b] -= header.first[b];
-  cache->begin_raw(kLoad, counts);
+  DeviceMemory& memory = *backend_of(context).memory();
+  std::vector<std::byte> piece(kBufferBytes);
+  cache->begin_raw(context, kLoad, counts);
   try {
     for (std::int64_t b = 0; b < like.options().batch; ++b) {
       const auto i = static_cast<std::size_t>(b);
       visit_tokens(cache->storage(), *cache, b, header.first[i], header.lengths[i],
-                   [&](void* data, std::size_t num_bytes) { reader.take(data, num_bytes); });
+                   [&](void* data, std::size_t num_bytes) {
+                     reader.take(piece.data(), num_bytes);
+                     memory.upload(data, piece.data(), num_bytes);
+                   });
     }
     const std::uint64_t sum = reader.sum();
     if (reader.take<std::uint64_t>() != sum) reader.refuse_sum();  // has changed meanwhile
@@ -280,7 +299,7 @@ std::unique_ptr<KvCache::Impl> load_cache(const KvCache::Impl& like,
     cache->abandon();
     throw;
   }
-  cache->commit();
+  cache->commit(context);
   return cache;
 }
 

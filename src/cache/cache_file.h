@@ -18,10 +18,11 @@
 
 namespace ladon {
 
-void save_cache(const KvCache::Impl& cache, const std::filesystem::path& path);
+void save_cache(const Context& context, const KvCache::Impl& cache,
+                const std::filesystem::path& path);
 
 /// A cache of `like`'s kind and options with the file's content.
-std::unique_ptr<KvCache::Impl> load_cache(const KvCache::Impl& like,
+std::unique_ptr<KvCache::Impl> load_cache(const Context& context, const KvCache::Impl& like,
                                           const std::filesystem::path& path);
 
 }  // namespace ladon

@@ -42,7 +42,7 @@ std::vector<CacheMemory> compare_cache_memory(const CacheMemoryOptions& options)
   std::vector<CacheMemory> rows;
   const auto add = [&](std::string_view kind, KvCacheOptions token) {
     token.num_heads = token.num_kv_heads;
-    token.dtype = options.dtype;
+    token.format = options.format;
     token = checked_options(kOperation, token);
     CacheMemory row{.kind = kind,
                     .elements = product(tokens, elements_per_token(token)),

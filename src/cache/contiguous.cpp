@@ -19,10 +19,10 @@ constexpr std::string_view kOperation = "KvCache::contiguous";
 /// A growing cache starts with this many tokens: small beside any model, and past the first steps.
 constexpr std::int64_t kFirstCapacity = 64;
 
-struct Block {
-  Block(const KvCacheOptions& options, std::int64_t tokens)
+struct SharedBlock {
+  SharedBlock(const Context& context, const KvCacheOptions& options, std::int64_t tokens)
       : capacity(tokens),
-        storage(KvStorage::make(options, options.batch, tokens)),
+        storage(KvStorage::make(context, options, options.batch, tokens)),
         rooms(static_cast<std::size_t>(options.batch), SharedRoom{.owners = 1}) {}
 
   const std::int64_t capacity;  // of each sequence
@@ -33,8 +33,10 @@ struct Block {
 
 class Contiguous final : public KvCache::Impl {
  public:
-  Contiguous(const KvCacheOptions& options, std::int64_t capacity)
-      : Impl(options), fixed_(capacity > 0), block_(std::make_shared<Block>(options, capacity)) {
+  Contiguous(const Context& context, const KvCacheOptions& options, std::int64_t capacity)
+      : Impl(options),
+        fixed_(capacity > 0),
+        block_(std::make_shared<SharedBlock>(context, options, capacity)) {
     refresh();
   }
 
@@ -48,39 +50,42 @@ class Contiguous final : public KvCache::Impl {
   ~Contiguous() override { leave(*block_); }
 
   std::string_view kind() const noexcept override { return "contiguous"; }
-  std::unique_ptr<Impl> fork() const override { return std::make_unique<Contiguous>(*this); }
+  std::unique_ptr<Impl> fork(const Context&) const override {
+    return std::make_unique<Contiguous>(*this);
+  }
 
-  std::unique_ptr<Impl> reordered(std::span<const std::int64_t> from) const override {
+  std::unique_ptr<Impl> reordered(const Context& context,
+                                  std::span<const std::int64_t> from) const override {
     KvCacheOptions options = options_;
     options.batch = static_cast<std::int64_t>(from.size());
-    auto other = std::make_unique<Contiguous>(options, block_->capacity);
+    auto other = std::make_unique<Contiguous>(context, options, block_->capacity);
     other->fixed_ = fixed_;
     for (std::size_t b = 0; b < from.size(); ++b) {
       const std::int64_t length = lengths_[index(from[b])];
       other->lengths_[b] = length;
       other->block_->rooms[b].filled = length;
-      other->block_->storage.copy_slots(block_->storage, from[b] * block_->capacity,
+      other->block_->storage.copy_slots(context, block_->storage, from[b] * block_->capacity,
                                         static_cast<std::int64_t>(b) * block_->capacity, length);
     }
     other->refresh();
     return other;
   }
 
-  std::unique_ptr<Impl> empty_at(std::span<const std::int64_t> first,
+  std::unique_ptr<Impl> empty_at(const Context& context, std::span<const std::int64_t> first,
                                  std::span<const std::int64_t>) const override {
     if (std::any_of(first.begin(), first.end(), [](std::int64_t f) { return f != 0; })) {
       return nullptr;
     }
-    auto other = std::make_unique<Contiguous>(options_, block_->capacity);
+    auto other = std::make_unique<Contiguous>(context, options_, block_->capacity);
     other->fixed_ = fixed_;
     return other;
   }
 
-  void reserve(std::int64_t length) override {
+  void reserve(const Context& context, std::int64_t length) override {
     if (length > block_->capacity && fixed_) refuse("KvCache::reserve", length);
     if (length <= block_->capacity && !is_shared()) return;
-    replace_block(std::max(length, block_->capacity));
-    keep_room();
+    replace_block(context, std::max(length, block_->capacity));
+    keep_room(context);
     refresh();
   }
 
@@ -96,7 +101,7 @@ class Contiguous final : public KvCache::Impl {
                        [](const SharedRoom& room) { return room.owners > 1; });
   }
 
-  static void leave(Block& block) noexcept {
+  static void leave(SharedBlock& block) noexcept {
     const std::lock_guard lock(block.mutex);
     for (SharedRoom& room : block.rooms) --room.owners;
   }
@@ -108,13 +113,14 @@ class Contiguous final : public KvCache::Impl {
              std::to_string(block_->capacity));
   }
 
-  /// A block of our own, with room for `capacity` tokens a sequence. The old one is kept until the
-  /// append has ended.
-  void replace_block(std::int64_t capacity) {
-    auto block = std::make_shared<Block>(options_, capacity);
+  /// An unshared block of `capacity` tokens a sequence. The old one is kept until the append has
+  /// ended.
+  void replace_block(const Context& context, std::int64_t capacity) {
+    auto block = std::make_shared<SharedBlock>(context, options_, capacity);
     for (std::int64_t b = 0; b < options_.batch; ++b) {
       const std::int64_t length = lengths_[index(b)];
-      block->storage.copy_slots(block_->storage, b * block_->capacity, b * capacity, length);
+      block->storage.copy_slots(context, block_->storage, b * block_->capacity, b * capacity,
+                                length);
       block->rooms[index(b)].filled = length;
     }
     replaced_ = std::exchange(block_, std::move(block));
@@ -137,22 +143,23 @@ class Contiguous final : public KvCache::Impl {
     }
   }
 
-  void make_room(std::string_view operation, std::span<const std::int64_t> counts) override {
+  void make_room(const Context& context, std::string_view operation,
+                 std::span<const std::int64_t> counts) override {
     std::int64_t longest = 0;
     for (std::size_t b = 0; b < counts.size(); ++b) {
       longest = std::max(longest, lengths_[b] + counts[b]);
     }
     if (longest > block_->capacity) {
       if (fixed_) refuse(operation, longest);
-      replace_block(static_cast<std::int64_t>(
-          std::bit_ceil(static_cast<std::uint64_t>(std::max(longest, kFirstCapacity)))));
+      replace_block(context, static_cast<std::int64_t>(std::bit_ceil(
+                                 static_cast<std::uint64_t>(std::max(longest, kFirstCapacity)))));
     }
     if (claim(counts)) return;
-    replace_block(block_->capacity);
+    replace_block(context, block_->capacity);
     claim(counts);  // cannot fail: the block is ours alone
   }
 
-  void keep_room() noexcept override {
+  void keep_room(const Context&) noexcept override {
     if (replaced_ == nullptr) return;
     leave(*replaced_);
     replaced_.reset();
@@ -177,18 +184,19 @@ class Contiguous final : public KvCache::Impl {
   }
 
   bool fixed_;
-  std::shared_ptr<Block> block_;
-  std::shared_ptr<Block> replaced_;  // during an append that moved to another block
+  std::shared_ptr<SharedBlock> block_;
+  std::shared_ptr<SharedBlock> replaced_;  // during an append that moved to another block
 };
 
 }  // namespace
 
-std::unique_ptr<KvCache::Impl> make_contiguous(const KvCacheOptions& options,
+std::unique_ptr<KvCache::Impl> make_contiguous(const Context& context,
+                                               const KvCacheOptions& options,
                                                std::int64_t capacity) {
   if (capacity < 0) {
     fail(kOperation, "capacity", "got " + std::to_string(capacity) + ", expected 0 (grow) or more");
   }
-  return std::make_unique<Contiguous>(checked_options(kOperation, options), capacity);
+  return std::make_unique<Contiguous>(context, checked_options(kOperation, options), capacity);
 }
 
 }  // namespace ladon

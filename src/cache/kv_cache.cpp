@@ -16,12 +16,13 @@ KvCache::~KvCache() = default;
 KvCache::KvCache(KvCache&&) noexcept = default;
 KvCache& KvCache::operator=(KvCache&&) noexcept = default;
 
-KvCache KvCache::contiguous(const KvCacheOptions& options, std::int64_t capacity) {
-  return KvCache(make_contiguous(options, capacity));
+KvCache KvCache::contiguous(const Context& context, const KvCacheOptions& options,
+                            std::int64_t capacity) {
+  return KvCache(make_contiguous(context, options, capacity));
 }
-KvCache KvCache::window(const KvCacheOptions& options, std::int64_t window_left,
-                        std::int64_t spare) {
-  return KvCache(make_window(options, window_left, spare));
+KvCache KvCache::window(const Context& context, const KvCacheOptions& options,
+                        std::int64_t window_left, std::int64_t spare) {
+  return KvCache(make_window(context, options, window_left, spare));
 }
 KvCache KvCache::paged(const std::shared_ptr<PagePool>& pool, std::int64_t batch) {
   return KvCache(make_paged(pool, batch));
@@ -30,6 +31,7 @@ KvCache KvCache::paged(const std::shared_ptr<PagePool>& pool, std::int64_t batch
 std::string_view KvCache::kind() const noexcept { return impl_->kind(); }
 const KvCacheOptions& KvCache::options() const noexcept { return impl_->options(); }
 std::int64_t KvCache::window_left() const noexcept { return impl_->window_left(); }
+DeviceId KvCache::device() const noexcept { return impl_->device(); }
 
 std::int64_t KvCache::length(std::int64_t sequence) const {
   impl_->check_sequence("KvCache::length", sequence);
@@ -40,10 +42,10 @@ std::int64_t KvCache::held(std::int64_t sequence) const {
   return impl_->length(sequence) - impl_->first_held(sequence);
 }
 
-void KvCache::append(const ConstTensorView& k, const ConstTensorView& v,
+void KvCache::append(const Context& context, const ConstTensorView& k, const ConstTensorView& v,
                      std::span<const std::int64_t> new_lengths) {
-  impl_->begin("KvCache::append", k, v, new_lengths);
-  impl_->commit();
+  impl_->begin(context, "KvCache::append", k, v, new_lengths);
+  impl_->commit(context);
 }
 
 void KvCache::truncate(std::int64_t sequence, std::int64_t length) {
@@ -59,8 +61,9 @@ void KvCache::reset() {
   for (std::int64_t b = 0; b < batch(); ++b) impl_->reset(b);
 }
 
-void KvCache::reorder(std::span<const std::int64_t> from) {
+void KvCache::reorder(const Context& context, std::span<const std::int64_t> from) {
   impl_->check_idle("KvCache::reorder");
+  impl_->check_context(context, "KvCache::reorder");
   for (std::size_t b = 0; b < from.size(); ++b) {
     if (from[b] < 0 || from[b] >= batch()) {
       fail("KvCache::reorder", "from",
@@ -68,30 +71,34 @@ void KvCache::reorder(std::span<const std::int64_t> from) {
                ", expected 0 to " + std::to_string(batch() - 1));
     }
   }
-  impl_ = impl_->reordered(from);
+  impl_ = impl_->reordered(context, from);
 }
 
-void KvCache::reserve(std::int64_t length) {
+void KvCache::reserve(const Context& context, std::int64_t length) {
   impl_->check_idle("KvCache::reserve");
+  impl_->check_context(context, "KvCache::reserve");
   if (length < 0 || length > kMostTokens) {
     fail("KvCache::reserve", "length",
          "got " + std::to_string(length) + ", expected 0 to " + std::to_string(kMostTokens));
   }
-  impl_->reserve(length);
+  impl_->reserve(context, length);
 }
 
-KvCache KvCache::fork() const {
+KvCache KvCache::fork(const Context& context) const {
   impl_->check_idle("KvCache::fork");
-  return KvCache(impl_->fork());
+  impl_->check_context(context, "KvCache::fork");
+  return KvCache(impl_->fork(context));
 }
 
-void KvCache::save(const std::filesystem::path& path) const {
+void KvCache::save(const Context& context, const std::filesystem::path& path) const {
   impl_->check_idle("KvCache::save");
-  save_cache(*impl_, path);
+  impl_->check_context(context, "KvCache::save");
+  save_cache(context, *impl_, path);
 }
-void KvCache::load(const std::filesystem::path& path) {
+void KvCache::load(const Context& context, const std::filesystem::path& path) {
   impl_->check_idle("KvCache::load");
-  impl_ = load_cache(*impl_, path);
+  impl_->check_context(context, "KvCache::load");
+  impl_ = load_cache(context, *impl_, path);
 }
 
 void KvCache::publish_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids) {
@@ -124,10 +131,10 @@ double KvCache::reduction() const noexcept {
   return mha == 0 ? 0 : 1 - static_cast<double>(bytes_used()) / static_cast<double>(mha);
 }
 
-KvAppend::KvAppend(KvCache& cache, const ConstTensorView& k, const ConstTensorView& v,
-                   std::span<const std::int64_t> new_lengths)
-    : impl_(cache.impl()) {
-  impl_.begin("KvCache::append", k, v, new_lengths);
+KvAppend::KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
+                   const ConstTensorView& v, std::span<const std::int64_t> new_lengths)
+    : context_(context), impl_(cache.impl()) {
+  impl_.begin(context, "KvCache::append", k, v, new_lengths);
 }
 
 KvAppend::~KvAppend() {
@@ -137,7 +144,7 @@ KvAppend::~KvAppend() {
 KvCacheView KvAppend::view() const noexcept { return impl_.view(); }
 
 void KvAppend::commit() noexcept {
-  if (!std::exchange(committed_, true)) impl_.commit();
+  if (!std::exchange(committed_, true)) impl_.commit(context_);
 }
 
 }  // namespace ladon

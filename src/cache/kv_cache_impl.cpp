@@ -4,13 +4,15 @@
 #include <limits>
 #include <string>
 
+#include "core/arena.h"
 #include "core/checks.h"
+#include "core/context_impl.h"
 #include "core/fail.h"
 
 namespace ladon {
 namespace {
 
-void check_rows(std::string_view operation, const NamedView& argument, std::int64_t heads,
+void check_rows(const Operation& operation, const NamedView& argument, std::int64_t heads,
                 std::int64_t dim) {
   check_view(operation, argument, 4);
   check_float(operation, argument);
@@ -44,7 +46,7 @@ void KvCache::Impl::refresh(std::int64_t sequence) noexcept {
 
 KvCacheView KvCache::Impl::view() const noexcept {
   KvCacheView view;
-  view.dtype = options_.dtype;
+  view.format = options_.format;
   view.num_kv_heads = options_.num_kv_heads;
   view.head_dim = options_.head_dim;
   view.value_dim = options_.value_dim;
@@ -61,6 +63,10 @@ void KvCache::Impl::check_idle(std::string_view operation) const {
   }
 }
 
+void KvCache::Impl::check_context(const Context& context, std::string_view operation) const {
+  check_device(Operation(operation, context), "cache", device());
+}
+
 void KvCache::Impl::check_sequence(std::string_view operation, std::int64_t sequence) const {
   if (sequence < 0 || sequence >= options_.batch) {
     fail(operation, "sequence",
@@ -70,7 +76,7 @@ void KvCache::Impl::check_sequence(std::string_view operation, std::int64_t sequ
   }
 }
 
-void KvCache::Impl::set_counts(std::string_view operation, const ConstTensorView& k,
+void KvCache::Impl::set_counts(const Operation& operation, const ConstTensorView& k,
                                const ConstTensorView& v,
                                std::span<const std::int64_t> new_lengths) {
   check_rows(operation, {"k", k}, options_.num_kv_heads, options_.head_dim);
@@ -127,32 +133,69 @@ void KvCache::Impl::set_counts(std::string_view operation, const ConstTensorView
   }
 }
 
-void KvCache::Impl::write_tokens(const ConstTensorView& k, const ConstTensorView& v) {
+namespace {
+
+struct RunList {
+  RunList(Arena& arena, std::int64_t count) : runs(arena.take<KvRun>(count)) {}
+  KvRun* runs;
+};
+
+Operand operand_of(const ConstTensorView& rows) {
+  if (rows.absent()) return {};
+  // One struct serves inputs and outputs.
+  return {const_cast<void*>(rows.data()), rows.dtype(), rows.stride(1), rows.stride(2)};
+}
+
+}  // namespace
+
+void KvCache::Impl::write_tokens(const Context& context, std::string_view operation,
+                                 const ConstTensorView& k, const ConstTensorView& v) {
+  for (const NamedView& rows : {NamedView{"k", k}, NamedView{"v", v}}) {
+    check_apart(operation, rows, {"the cache", storage().k});
+    check_apart(operation, rows, {"the cache", storage().v});
+  }
+  std::int64_t num_runs = 0;
+  for (std::int64_t b = 0; b < options_.batch; ++b) {
+    for_each_run(b, lengths_[index(b)], lengths_[index(b)] + counts_[index(b)],
+                 [&](std::int64_t, std::int64_t, std::int64_t) { ++num_runs; });
+  }
+  const InWorkspace<RunList> list(context.impl().host_scratch(), num_runs);
+  KvRun* next = list->runs;
   const bool packed = k.size(0) == 1;
   std::int64_t packed_start = 0;
   for (std::int64_t b = 0; b < options_.batch; ++b) {
-    const std::int64_t count = counts_[index(b)];
     const std::int64_t length = lengths_[index(b)];
-    const std::int64_t source = packed ? packed_start : 0;
-    const auto rows_of = [&](const ConstTensorView& x, std::int64_t begin, std::int64_t end) {
-      if (x.absent()) return x;
-      return x.select(0, packed ? 0 : b).slice(0, source + begin, source + end);
+    const std::int64_t count = counts_[index(b)];
+    const auto start_of = [&](const ConstTensorView& rows, std::int64_t token) {
+      if (rows.absent()) return std::int64_t{0};
+      return packed ? (packed_start + token) * rows.stride(1)
+                    : b * rows.stride(0) + token * rows.stride(1);
     };
-    for_each_run(
-        b, length, length + count, [&](std::int64_t token, std::int64_t run, std::int64_t slot) {
-          const std::int64_t done = token - length;
-          storage().write_slots(rows_of(k, done, done + run), rows_of(v, done, done + run), slot);
-        });
+    for_each_run(b, length, length + count,
+                 [&](std::int64_t token, std::int64_t run, std::int64_t slot) {
+                   *next++ = {.slot = slot,
+                              .count = run,
+                              .k = start_of(k, token - length),
+                              .v = start_of(v, token - length)};
+                 });
     packed_start += count;
   }
+  KvRowsParams params = kv_rows_params(view());
+  params.runs = list->runs;
+  params.num_runs = num_runs;
+  params.k = operand_of(k);
+  params.v = operand_of(v);
+  backend_of(context).write_kv(params);
 }
 
-void KvCache::Impl::begin(std::string_view operation, const ConstTensorView& k,
-                          const ConstTensorView& v, std::span<const std::int64_t> new_lengths) {
+void KvCache::Impl::begin(const Context& context, std::string_view operation,
+                          const ConstTensorView& k, const ConstTensorView& v,
+                          std::span<const std::int64_t> new_lengths) {
   check_idle(operation);
+  check_context(context, operation);
   try {
-    set_counts(operation, k, v, new_lengths);
-    make_room(operation, counts_);
+    set_counts(Operation(operation, context), k, v, new_lengths);
+    make_room(context, operation, counts_);
   } catch (...) {
     std::fill(counts_.begin(), counts_.end(), 0);
     refresh();  // a page table may have moved to a larger place before there were too few pages
@@ -160,7 +203,7 @@ void KvCache::Impl::begin(std::string_view operation, const ConstTensorView& k,
   }
   busy_ = true;
   try {
-    write_tokens(k, v);
+    write_tokens(context, operation, k, v);
   } catch (...) {
     abandon();
     throw;
@@ -168,10 +211,11 @@ void KvCache::Impl::begin(std::string_view operation, const ConstTensorView& k,
   refresh();
 }
 
-void KvCache::Impl::begin_raw(std::string_view operation, std::span<const std::int64_t> counts) {
+void KvCache::Impl::begin_raw(const Context& context, std::string_view operation,
+                              std::span<const std::int64_t> counts) {
   std::copy(counts.begin(), counts.end(), counts_.begin());
   try {
-    make_room(operation, counts_);
+    make_room(context, operation, counts_);
   } catch (...) {
     std::fill(counts_.begin(), counts_.end(), 0);
     throw;
@@ -179,10 +223,10 @@ void KvCache::Impl::begin_raw(std::string_view operation, std::span<const std::i
   busy_ = true;
 }
 
-void KvCache::Impl::commit() noexcept {
+void KvCache::Impl::commit(const Context& context) noexcept {
   for (std::size_t b = 0; b < lengths_.size(); ++b) lengths_[b] += counts_[b];
   std::fill(counts_.begin(), counts_.end(), 0);
-  keep_room();
+  keep_room(context);
   busy_ = false;
   refresh();
 }

@@ -1,5 +1,5 @@
 // What all kinds of caches share: lengths, checks, the two steps of an append, the accounts. A kind
-// says where tokens lie and finds room for them.
+// says in which slots tokens are, and finds slots for new ones.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/kv_storage.h"
+#include "core/checks.h"
 #include "ladon/kv_cache.h"
 
 namespace ladon {
@@ -27,35 +28,41 @@ class KvCache::Impl {
   KvCacheView view() const noexcept;
 
   /// Writes new tokens behind the last. On success commit() or abandon() must follow.
-  void begin(std::string_view operation, const ConstTensorView& k, const ConstTensorView& v,
-             std::span<const std::int64_t> new_lengths);
-  void commit() noexcept;
+  void begin(const Context& context, std::string_view operation, const ConstTensorView& k,
+             const ConstTensorView& v, std::span<const std::int64_t> new_lengths);
+  void commit(const Context& context) noexcept;
   void abandon() noexcept;
 
   /// Throws where an append has begun and not ended.
   void check_idle(std::string_view operation) const;
+  DeviceId device() const noexcept { return storage().k.device(); }
+  /// The Context of an operation must be of the cache's device.
+  void check_context(const Context& context, std::string_view operation) const;
   void check_sequence(std::string_view operation, std::int64_t sequence) const;
   void truncate(std::int64_t sequence, std::int64_t length);
   void reset(std::int64_t sequence) noexcept;
-  virtual void reserve(std::int64_t) {}
+  virtual void reserve(const Context&, std::int64_t) {}
   /// An independent cache with the same content.
-  virtual std::unique_ptr<Impl> fork() const = 0;
+  virtual std::unique_ptr<Impl> fork(const Context& context) const = 0;
   /// A cache of the same kind whose sequence b is this one's from[b].
-  virtual std::unique_ptr<Impl> reordered(std::span<const std::int64_t> from) const = 0;
+  virtual std::unique_ptr<Impl> reordered(const Context& context,
+                                          std::span<const std::int64_t> from) const = 0;
 
   /// For a file: a cache of this kind with empty sequences that stand at positions first[b], or
   /// null where the kind cannot do without the tokens before them.
-  virtual std::unique_ptr<Impl> empty_at(std::span<const std::int64_t> first,
+  virtual std::unique_ptr<Impl> empty_at(const Context& context,
+                                         std::span<const std::int64_t> first,
                                          std::span<const std::int64_t> lengths) const = 0;
-  /// Room for tokens that someone else writes into storage(); commit() or abandon() must follow.
-  void begin_raw(std::string_view operation, std::span<const std::int64_t> counts);
+  /// Slots for tokens that someone else writes into storage(); commit() or abandon() must follow.
+  void begin_raw(const Context& context, std::string_view operation,
+                 std::span<const std::int64_t> counts);
   virtual KvStorage& storage() noexcept = 0;
   const KvStorage& storage() const noexcept { return const_cast<Impl*>(this)->storage(); }
-  /// Where token number `token` of a sequence lies: one that is held, or that there is room for.
+  /// The slot of a sequence's token: one that is held, or that has been made room for.
   virtual std::int64_t slot_of(std::int64_t sequence, std::int64_t token) const noexcept = 0;
 
-  /// visit(token, count, slot) for tokens [begin, end), as many at a time as have slots side by
-  /// side.
+  /// visit(token, count, slot) for tokens [begin, end), as many at a time as have consecutive
+  /// slots.
   template <class Visit>
   void for_each_run(std::int64_t sequence, std::int64_t begin, std::int64_t end,
                     const Visit& visit) const {
@@ -80,17 +87,18 @@ class KvCache::Impl {
   explicit Impl(const KvCacheOptions& options);
   Impl(const Impl&) = default;
 
-  /// Finds room for counts[b] more tokens of each sequence, or throws and has changed nothing.
-  virtual void make_room(std::string_view operation, std::span<const std::int64_t> counts) = 0;
-  /// The room is taken for good: lengths_ count the new tokens.
-  virtual void keep_room() noexcept {}
-  /// The room is not wanted.
+  /// Finds slots for counts[b] more tokens of each sequence, or throws and has changed nothing.
+  virtual void make_room(const Context& context, std::string_view operation,
+                         std::span<const std::int64_t> counts) = 0;
+  /// The slots are taken for good: lengths_ count the new tokens.
+  virtual void keep_room(const Context&) noexcept {}
+  /// The slots are not wanted.
   virtual void give_back_room() noexcept {}
   /// Tokens from the sequence's length on are gone.
   virtual void drop_tail(std::int64_t) noexcept {}
   /// The shortest length that truncate() can go back to.
   virtual std::int64_t shortest(std::int64_t) const noexcept { return 0; }
-  /// Where tokens [first_held(sequence), length) lie; those past its length are new.
+  /// Where tokens [first_held(sequence), length) are; those past its length are new.
   virtual KvSequenceView describe(std::int64_t sequence, std::int64_t length) const noexcept = 0;
   virtual void set_layout(KvCacheView&) const noexcept {}
 
@@ -108,9 +116,10 @@ class KvCache::Impl {
   bool busy_ = false;
 
  private:
-  void set_counts(std::string_view operation, const ConstTensorView& k, const ConstTensorView& v,
+  void set_counts(const Operation& operation, const ConstTensorView& k, const ConstTensorView& v,
                   std::span<const std::int64_t> new_lengths);
-  void write_tokens(const ConstTensorView& k, const ConstTensorView& v);
+  void write_tokens(const Context& context, std::string_view operation, const ConstTensorView& k,
+                    const ConstTensorView& v);
 
   std::vector<KvSequenceView> views_;
 };

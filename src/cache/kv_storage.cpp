@@ -1,15 +1,12 @@
 #include "cache/kv_storage.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
 
-#include "core/checks.h"
-#include "core/element.h"
+#include "core/context_impl.h"
+#include "core/device_memory.h"
 #include "core/fail.h"
 
 namespace ladon {
@@ -20,78 +17,31 @@ std::int64_t bytes_of(const Tensor& tensor) {
   return tensor.num_elements() * static_cast<std::int64_t>(size_of(tensor.dtype()));
 }
 
-void copy_rows(const Tensor& from, std::int64_t from_row, Tensor& to, std::int64_t to_row,
-               std::int64_t count) noexcept {
+void copy_rows(DeviceMemory& memory, const Tensor& from, std::int64_t from_row, Tensor& to,
+               std::int64_t to_row, std::int64_t count) noexcept {
   if (to.rank() == 0 || count == 0) return;
-  const std::size_t row = static_cast<std::size_t>(bytes_of(to) / to.size(0));
-  std::memcpy(static_cast<std::byte*>(to.data()) + static_cast<std::size_t>(to_row) * row,
-              static_cast<const std::byte*>(from.data()) + static_cast<std::size_t>(from_row) * row,
-              static_cast<std::size_t>(count) * row);
-}
-
-// What a float scale can reach; f64 goes further.
-constexpr double kMostScaled = 127.0 * static_cast<double>(std::numeric_limits<float>::max());
-
-/// One head of one token to i8: the largest number becomes +-127. A row with a NaN or an infinity
-/// reads back as NaN, so that it is not lost.
-void quantize_row(const ConstTensorView& row, std::int8_t* to, float* scale) {
-  const std::int64_t dim = row.size(0);
-  const auto number = [&](std::int64_t i) {
-    return load_element(row.data(), row.dtype(), i * row.stride(0));
-  };
-  double largest = 0;
-  bool finite = true;
-  for (std::int64_t i = 0; i < dim; ++i) {
-    const double value = number(i);
-    finite = finite && std::fabs(value) <= kMostScaled;
-    largest = std::max(largest, std::fabs(value));
-  }
-  if (!finite) {
-    *scale = std::numeric_limits<float>::quiet_NaN();
-    std::fill_n(to, dim, std::int8_t{1});
-    return;
-  }
-  // Rounded to float first, because readers multiply by the float; a subnormal would lose digits.
-  const double step = largest / 127;
-  *scale = step < static_cast<double>(std::numeric_limits<float>::min()) ? 0.0F
-                                                                         : static_cast<float>(step);
-  for (std::int64_t i = 0; i < dim; ++i) {
-    const double units = *scale == 0 ? 0 : std::nearbyint(number(i) / static_cast<double>(*scale));
-    to[i] = static_cast<std::int8_t>(std::clamp(units, -127.0, 127.0));
-  }
-}
-
-void write_part(const ConstTensorView& rows, Tensor& part, Tensor& scales, std::int64_t slot) {
-  const std::int64_t count = rows.size(0);
-  const std::int64_t heads = rows.size(1);
-  const std::int64_t dim = rows.size(2);
-  if (scales.rank() == 0) return copy(rows, part.view().slice(0, slot, slot + count));
-  for (std::int64_t token = 0; token < count; ++token) {
-    for (std::int64_t head = 0; head < heads; ++head) {
-      const std::int64_t row = (slot + token) * heads + head;
-      quantize_row(rows.select(0, token).select(0, head),
-                   static_cast<std::int8_t*>(part.data()) + row * dim,
-                   static_cast<float*>(scales.data()) + row);
-    }
-  }
+  const std::int64_t row = bytes_of(to) / to.size(0);
+  memory.copy(static_cast<std::byte*>(to.data()) + to_row * row,
+              static_cast<const std::byte*>(from.data()) + from_row * row,
+              static_cast<std::size_t>(count * row));
 }
 
 }  // namespace
 
-KvStorage KvStorage::make(const KvCacheOptions& options, std::int64_t blocks,
-                          std::int64_t block_size) {
+KvStorage KvStorage::make(const Context& context, const KvCacheOptions& options,
+                          std::int64_t blocks, std::int64_t block_size) {
   KvStorage storage;
   std::int64_t slots = 0;
   if (__builtin_mul_overflow(blocks, block_size, &slots)) {
     slots = std::numeric_limits<std::int64_t>::max();  // which no tensor can have, and says so
   }
   const std::int64_t heads = options.num_kv_heads;
-  storage.k = Tensor::uninitialized(options.dtype, {slots, heads, options.head_dim});
-  const bool scaled = options.dtype == DType::kI8;
-  if (scaled) storage.k_scales = Tensor::uninitialized(DType::kF32, {slots, heads});
+  const auto& [dtype, scaled] = options.format;
+  storage.k = Tensor::uninitialized(context, dtype, {slots, heads, options.head_dim});
+  if (scaled) storage.k_scales = Tensor::uninitialized(context, DType::kF32, {slots, heads});
   if (options.values_in_keys) return storage;
-  storage.v = Tensor::uninitialized(options.dtype, {slots, heads, options.value_dim});
-  if (scaled) storage.v_scales = Tensor::uninitialized(DType::kF32, {slots, heads});
+  storage.v = Tensor::uninitialized(context, dtype, {slots, heads, options.value_dim});
+  if (scaled) storage.v_scales = Tensor::uninitialized(context, DType::kF32, {slots, heads});
   return storage;
 }
 
@@ -100,6 +50,7 @@ std::int64_t KvStorage::bytes() const noexcept {
 }
 
 void KvStorage::set(KvCacheView& view) const noexcept {
+  view.device = k.device();
   view.num_slots = slots();
   const bool own_values = v.rank() != 0;
   view.k = k.data();
@@ -114,26 +65,36 @@ void KvStorage::set(KvCacheView& view) const noexcept {
   view.scale_head_stride = 1;
 }
 
-void KvStorage::copy_slots(const KvStorage& from, std::int64_t from_slot, std::int64_t to_slot,
-                           std::int64_t count) noexcept {
-  copy_rows(from.k, from_slot, k, to_slot, count);
-  copy_rows(from.v, from_slot, v, to_slot, count);
-  copy_rows(from.k_scales, from_slot, k_scales, to_slot, count);
-  copy_rows(from.v_scales, from_slot, v_scales, to_slot, count);
+void KvStorage::copy_slots(const Context& context, const KvStorage& from, std::int64_t from_slot,
+                           std::int64_t to_slot, std::int64_t count) noexcept {
+  DeviceMemory& memory = *backend_of(context).memory();
+  copy_rows(memory, from.k, from_slot, k, to_slot, count);
+  copy_rows(memory, from.v, from_slot, v, to_slot, count);
+  copy_rows(memory, from.k_scales, from_slot, k_scales, to_slot, count);
+  copy_rows(memory, from.v_scales, from_slot, v_scales, to_slot, count);
 }
 
-void KvStorage::write_slots(const ConstTensorView& k_rows, const ConstTensorView& v_rows,
-                            std::int64_t to_slot) {
-  write_part(k_rows, k, k_scales, to_slot);
-  if (v.rank() != 0) write_part(v_rows, v, v_scales, to_slot);
+KvRowsParams kv_rows_params(const KvCacheView& view) noexcept {
+  const auto slots = [&](const void* data, std::int64_t slot_stride, std::int64_t head_stride,
+                         const float* scales) {
+    return KvSlots{
+        const_cast<void*>(data), slot_stride,           head_stride, const_cast<float*>(scales),
+        view.scale_slot_stride,  view.scale_head_stride};
+  };
+  return {.num_kv_heads = view.num_kv_heads,
+          .head_dim = view.head_dim,
+          .value_dim = view.value_dim,
+          .format = view.format,
+          .k_slots = slots(view.k, view.k_slot_stride, view.k_head_stride, view.k_scales),
+          .v_slots = slots(view.v, view.v_slot_stride, view.v_head_stride, view.v_scales)};
 }
 
 namespace {
 
-/// Bytes of rows of so many numbers in all; each row has a scale where they are i8.
-std::int64_t bytes_of_rows(DType dtype, std::int64_t numbers, std::int64_t rows) noexcept {
-  const auto scale = dtype == DType::kI8 ? static_cast<std::int64_t>(sizeof(float)) : 0;
-  return numbers * static_cast<std::int64_t>(size_of(dtype)) + rows * scale;
+/// Bytes of rows of so many elements in all; each row has a scale in scaled formats.
+std::int64_t bytes_of_rows(KvFormat format, std::int64_t elements, std::int64_t rows) noexcept {
+  const auto scale = format.scaled ? static_cast<std::int64_t>(sizeof(float)) : 0;
+  return elements * static_cast<std::int64_t>(size_of(format.dtype)) + rows * scale;
 }
 
 }  // namespace
@@ -143,11 +104,11 @@ std::int64_t elements_per_token(const KvCacheOptions& options) noexcept {
          (options.head_dim + (options.values_in_keys ? 0 : options.value_dim));
 }
 std::int64_t bytes_per_token(const KvCacheOptions& options) noexcept {
-  return bytes_of_rows(options.dtype, elements_per_token(options),
+  return bytes_of_rows(options.format, elements_per_token(options),
                        options.num_kv_heads * (options.values_in_keys ? 1 : 2));
 }
 std::int64_t mha_bytes_per_token(const KvCacheOptions& options) noexcept {
-  return bytes_of_rows(options.dtype, options.num_heads * options.mha_dim, options.num_heads * 2);
+  return bytes_of_rows(options.format, options.num_heads * options.mha_dim, options.num_heads * 2);
 }
 
 KvCacheOptions checked_options(std::string_view operation, KvCacheOptions options) {
@@ -184,9 +145,14 @@ KvCacheOptions checked_options(std::string_view operation, KvCacheOptions option
     fail(operation, "batch",
          "got " + std::to_string(options.batch) + ", expected 0 to " + std::to_string(kMostBatch));
   }
-  if (!is_float(options.dtype) && options.dtype != DType::kI8) {
-    fail(operation, "dtype",
-         std::string("got ") + name_of(options.dtype) + ", expected f64, f32, f16, bf16 or i8");
+  const auto& [dtype, scaled] = options.format;
+  if (scaled != needs_scale(dtype) || (!scaled && !is_float(dtype))) {
+    fail(operation, "format",
+         std::string("got ") + name_of(dtype) +
+             (scaled == needs_scale(dtype) ? ""
+              : scaled                     ? " with scales"
+                                           : " without scales") +
+             ", expected f64, f32, f16, bf16 or i8");
   }
   return options;
 }

@@ -21,10 +21,12 @@ std::int64_t check_count(std::string_view name, std::int64_t value, std::int64_t
 
 }  // namespace
 
-PagePool::Impl::Impl(const KvCacheOptions& options, std::int64_t page_size, std::int64_t num_pages)
+PagePool::Impl::Impl(const Context& context, const KvCacheOptions& options, std::int64_t page_size,
+                     std::int64_t num_pages)
     : options_(checked_options(kOperation, options)),
       page_size_(check_count("page_size", page_size, 1)),
-      storage_(KvStorage::make(options_, check_count("num_pages", num_pages, 0), page_size)),
+      storage_(
+          KvStorage::make(context, options_, check_count("num_pages", num_pages, 0), page_size)),
       pages_(static_cast<std::size_t>(num_pages)),
       index_(num_pages, page_size) {
   free_.reserve(pages_.size());
@@ -148,12 +150,14 @@ PagePool::Statistics PagePool::Impl::statistics() const {
   return statistics;
 }
 
-PagePool::PagePool(const KvCacheOptions& options, std::int64_t page_size, std::int64_t num_pages)
-    : impl_(std::make_unique<Impl>(options, page_size, num_pages)) {}
+PagePool::PagePool(const Context& context, const KvCacheOptions& options, std::int64_t page_size,
+                   std::int64_t num_pages)
+    : impl_(std::make_unique<Impl>(context, options, page_size, num_pages)) {}
 PagePool::~PagePool() = default;
 const KvCacheOptions& PagePool::options() const noexcept { return impl_->options(); }
 std::int64_t PagePool::page_size() const noexcept { return impl_->page_size(); }
 std::int64_t PagePool::num_pages() const noexcept { return impl_->num_pages(); }
+DeviceId PagePool::device() const noexcept { return impl_->device(); }
 PagePool::Statistics PagePool::statistics() const { return impl_->statistics(); }
 void PagePool::forget_prefixes() noexcept {
   const auto held = impl_->lock();

@@ -1,4 +1,4 @@
-// The inside of a PagePool: who owns each page, which are free, and which still answer lookups.
+// The inside of a PagePool: who owns each page, which are free, and which can still be matched.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,15 @@ namespace ladon {
 
 class PagePool::Impl {
  public:
-  Impl(const KvCacheOptions& options, std::int64_t page_size, std::int64_t num_pages);
+  Impl(const Context& context, const KvCacheOptions& options, std::int64_t page_size,
+       std::int64_t num_pages);
 
   const KvCacheOptions& options() const noexcept { return options_; }
   std::int64_t page_size() const noexcept { return page_size_; }
   std::int64_t num_pages() const noexcept { return static_cast<std::int64_t>(pages_.size()); }
   std::int64_t page_bytes() const noexcept;
   KvStorage& storage() noexcept { return storage_; }
+  DeviceId device() const noexcept { return storage_.k.device(); }
   Statistics statistics() const;
 
   /// Hold this over every call below.

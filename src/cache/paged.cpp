@@ -35,14 +35,15 @@ class Paged final : public KvCache::Impl {
 
   std::string_view kind() const noexcept override { return "paged"; }
 
-  std::unique_ptr<Impl> fork() const override {
+  std::unique_ptr<Impl> fork(const Context&) const override {
     auto other = std::make_unique<Paged>(pool_, options_);
     std::vector<Table> tables = tables_;
     other->own(std::move(tables), lengths_);
     return other;
   }
 
-  std::unique_ptr<Impl> reordered(std::span<const std::int64_t> from) const override {
+  std::unique_ptr<Impl> reordered(const Context&,
+                                  std::span<const std::int64_t> from) const override {
     KvCacheOptions options = options_;
     options.batch = static_cast<std::int64_t>(from.size());
     auto other = std::make_unique<Paged>(pool_, options);
@@ -58,7 +59,7 @@ class Paged final : public KvCache::Impl {
     return other;
   }
 
-  std::unique_ptr<Impl> empty_at(std::span<const std::int64_t> first,
+  std::unique_ptr<Impl> empty_at(const Context&, std::span<const std::int64_t> first,
                                  std::span<const std::int64_t>) const override {
     if (std::any_of(first.begin(), first.end(), [](std::int64_t f) { return f != 0; })) {
       return nullptr;
@@ -66,7 +67,7 @@ class Paged final : public KvCache::Impl {
     return std::make_unique<Paged>(pool_, options_);
   }
 
-  void reserve(std::int64_t length) override {
+  void reserve(const Context&, std::int64_t length) override {
     try {
       for (Table& table : tables_) table.reserve(useful(pages_for(length)));
     } catch (...) {
@@ -183,7 +184,8 @@ class Paged final : public KvCache::Impl {
     return wanted;
   }
 
-  void make_room(std::string_view operation, std::span<const std::int64_t> counts) override {
+  void make_room(const Context& context, std::string_view operation,
+                 std::span<const std::int64_t> counts) override {
     for (std::size_t b = 0; b < counts.size(); ++b) {
       const std::size_t wanted = pages_for(lengths_[b] + counts[b]);
       if (wanted > tables_[b].capacity()) tables_[b].reserve(useful(2 * wanted));
@@ -216,11 +218,12 @@ class Paged final : public KvCache::Impl {
     for (std::size_t b = 0; b < counts.size(); ++b) {
       if (tails_[b].replaced == kNone) continue;
       const std::int32_t copy = tables_[b][index(lengths_[b] / size)];
-      storage().copy_slots(storage(), tails_[b].replaced * size, copy * size, lengths_[b] % size);
+      storage().copy_slots(context, storage(), tails_[b].replaced * size, copy * size,
+                           lengths_[b] % size);
     }
   }
 
-  void keep_room() noexcept override {
+  void keep_room(const Context&) noexcept override {
     const auto held = pages().lock();
     for (Tail& tail : tails_) {
       if (tail.replaced != kNone) pages().release(tail.replaced);

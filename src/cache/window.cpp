@@ -1,7 +1,6 @@
 // A ring of slots for each sequence, just large enough for what a window can see. A chunk of many
 // tokens would overwrite keys that its first queries still see: it goes, with the keys that are
-// held, into a block of its own, and what the window keeps of it into the ring when it is
-// committed.
+// held, into a staging block, and what the window keeps of it into the ring when it is committed.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -17,13 +16,14 @@ constexpr std::string_view kOperation = "KvCache::window";
 
 class Window final : public KvCache::Impl {
  public:
-  Window(const KvCacheOptions& options, std::int64_t window_left, std::int64_t spare)
+  Window(const Context& context, const KvCacheOptions& options, std::int64_t window_left,
+         std::int64_t spare)
       : Impl(options),
         window_left_(window_left),
         past_(window_left + spare),
         ring_(past_ + 1),
         first_(static_cast<std::size_t>(options.batch), 0),
-        storage_(KvStorage::make(options, options.batch, ring_)) {
+        storage_(KvStorage::make(context, options, options.batch, ring_)) {
     refresh();
   }
 
@@ -33,28 +33,29 @@ class Window final : public KvCache::Impl {
     return first_[index(sequence)];
   }
 
-  std::unique_ptr<Impl> fork() const override {
-    auto other = empty(options_.batch);
-    for (std::int64_t b = 0; b < options_.batch; ++b) other->take(b, *this, b);
+  std::unique_ptr<Impl> fork(const Context& context) const override {
+    auto other = empty(context, options_.batch);
+    for (std::int64_t b = 0; b < options_.batch; ++b) other->take(context, b, *this, b);
     other->refresh();
     return other;
   }
 
-  std::unique_ptr<Impl> reordered(std::span<const std::int64_t> from) const override {
-    auto other = empty(static_cast<std::int64_t>(from.size()));
+  std::unique_ptr<Impl> reordered(const Context& context,
+                                  std::span<const std::int64_t> from) const override {
+    auto other = empty(context, static_cast<std::int64_t>(from.size()));
     for (std::size_t b = 0; b < from.size(); ++b) {
-      other->take(static_cast<std::int64_t>(b), *this, from[b]);
+      other->take(context, static_cast<std::int64_t>(b), *this, from[b]);
     }
     other->refresh();
     return other;
   }
 
-  std::unique_ptr<Impl> empty_at(std::span<const std::int64_t> first,
+  std::unique_ptr<Impl> empty_at(const Context& context, std::span<const std::int64_t> first,
                                  std::span<const std::int64_t> lengths) const override {
     for (std::size_t b = 0; b < first.size(); ++b) {
       if (first[b] > std::max<std::int64_t>(0, lengths[b] - window_left_)) return nullptr;
     }
-    auto other = empty(options_.batch);
+    auto other = empty(context, options_.batch);
     std::copy(first.begin(), first.end(), other->first_.begin());
     std::copy(first.begin(), first.end(), other->lengths_.begin());
     return other;
@@ -67,45 +68,65 @@ class Window final : public KvCache::Impl {
   }
 
  private:
-  std::unique_ptr<Window> empty(std::int64_t batch) const {
+  std::unique_ptr<Window> empty(const Context& context, std::int64_t batch) const {
     KvCacheOptions options = options_;
     options.batch = batch;
-    return std::make_unique<Window>(options, window_left_, past_ - window_left_);
+    return std::make_unique<Window>(context, options, window_left_, past_ - window_left_);
   }
 
-  void take(std::int64_t to, const Window& other, std::int64_t from) noexcept {
+  void take(const Context& context, std::int64_t to, const Window& other,
+            std::int64_t from) noexcept {
     lengths_[index(to)] = other.lengths_[index(from)];
     first_[index(to)] = other.first_[index(from)];
-    storage_.copy_slots(other.storage_, from * ring_, to * ring_,
+    storage_.copy_slots(context, other.storage_, from * ring_, to * ring_,
                         std::min(ring_, lengths_[index(to)]));
+  }
+
+  /// copy(token, count, slot) for tokens [begin, end), as many at a time as are consecutive in the
+  /// ring.
+  template <class Copy>
+  void for_each_ring_run(std::int64_t sequence, std::int64_t begin, std::int64_t end,
+                         const Copy& copy) const noexcept {
+    for (std::int64_t token = begin; token < end;) {
+      const std::int64_t place = token % ring_;
+      const std::int64_t count = std::min(end - token, ring_ - place);
+      copy(token, count, sequence * ring_ + place);
+      token += count;
+    }
   }
 
   bool staged() const noexcept { return staging_stride_ != 0; }
 
-  void make_room(std::string_view, std::span<const std::int64_t> counts) override {
+  void make_room(const Context& context, std::string_view,
+                 std::span<const std::int64_t> counts) override {
     // One token goes where nothing is held: the ring has a slot more than past_.
     if (std::all_of(counts.begin(), counts.end(), [](std::int64_t n) { return n <= 1; })) return;
     std::int64_t stride = 0;
     for (std::size_t b = 0; b < counts.size(); ++b) {
       stride = std::max(stride, lengths_[b] - first_[b] + counts[b]);
     }
-    KvStorage staging = KvStorage::make(options_, options_.batch, stride);
+    KvStorage staging = KvStorage::make(context, options_, options_.batch, stride);
     for (std::int64_t b = 0; b < options_.batch; ++b) {
       const std::int64_t first = first_[index(b)];
-      for (std::int64_t token = first; token < lengths_[index(b)]; ++token) {
-        staging.copy_slots(storage_, b * ring_ + token % ring_, b * stride + token - first, 1);
-      }
+      for_each_ring_run(b, first, lengths_[index(b)],
+                        [&](std::int64_t token, std::int64_t count, std::int64_t slot) {
+                          staging.copy_slots(context, storage_, slot, b * stride + token - first,
+                                             count);
+                        });
     }
     staging_ = std::move(staging);
     staging_stride_ = stride;
   }
 
-  void keep_room() noexcept override {
+  void keep_room(const Context& context) noexcept override {
     for (std::int64_t b = 0; b < options_.batch; ++b) {
       const std::int64_t length = lengths_[index(b)];
       const std::int64_t kept = std::max(first_[index(b)], length - past_);
-      for (std::int64_t token = kept; staged() && token < length; ++token) {
-        storage_.copy_slots(staging_, slot_of(b, token), b * ring_ + token % ring_, 1);
+      if (staged()) {
+        for_each_ring_run(b, kept, length,
+                          [&](std::int64_t token, std::int64_t count, std::int64_t slot) {
+                            storage_.copy_slots(context, staging_, slot_of(b, token), slot, count);
+                          });
       }
       first_[index(b)] = kept;
     }
@@ -147,8 +168,8 @@ class Window final : public KvCache::Impl {
 
 }  // namespace
 
-std::unique_ptr<KvCache::Impl> make_window(const KvCacheOptions& options, std::int64_t window_left,
-                                           std::int64_t spare) {
+std::unique_ptr<KvCache::Impl> make_window(const Context& context, const KvCacheOptions& options,
+                                           std::int64_t window_left, std::int64_t spare) {
   if (window_left < 0 || window_left > kMostTokens) {
     fail(kOperation, "window_left",
          "got " + std::to_string(window_left) + ", expected 0 to " + std::to_string(kMostTokens));
@@ -157,7 +178,8 @@ std::unique_ptr<KvCache::Impl> make_window(const KvCacheOptions& options, std::i
     fail(kOperation, "spare",
          "got " + std::to_string(spare) + ", expected 0 to " + std::to_string(kMostTokens));
   }
-  return std::make_unique<Window>(checked_options(kOperation, options), window_left, spare);
+  return std::make_unique<Window>(context, checked_options(kOperation, options), window_left,
+                                  spare);
 }
 
 }  // namespace ladon

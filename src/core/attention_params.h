@@ -1,7 +1,9 @@
-// One attention problem as every backend sees it: plain data, validated, nothing owned.
+// One attention call as every backend sees it: plain data, validated, nothing owned.
 //
-// Strides are in elements. Rows of the score matrix of one KV head are pairs (token, head of the
-// group), token-major: all query heads that share a KV head share each read of K and V.
+// Tensors are pointers into the backend's own memory; what describes them (sequences, page tables)
+// is host memory. Strides are in elements. Rows of the score matrix of one KV head are pairs
+// (token, head of the group), token-major: all query heads that share a KV head share each read of
+// K and V.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +30,30 @@ struct BroadcastOperand {
   std::int64_t key_stride = 0;
 };
 
-/// How a cache stores the keys and values of a sequence: token `key` lies in a slot, and slots are
+/// One element for each query head, any float dtype.
+struct HeadOperand {
+  void* data = nullptr;  // null where it is absent
+  DType dtype = DType::kF32;
+  std::int64_t stride = 0;
+};
+
+/// The gradient of a bias, [sequence, head, query, key]; any of the sizes may be 1.
+struct BiasGradient {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::int64_t sizes[4] = {};
+  std::int64_t strides[4] = {};
+};
+
+/// How a cache stores the keys and values of a sequence: token `key` is in a slot, and slots are
 /// token_stride apart. Plain tensors use none of it: their slot is the key.
 struct KvLayout {
   // Paged: page Sequence::pages[i] holds tokens [i * page_size, (i + 1) * page_size), in the slots
   // from pages[i] * page_size on. 0: not paged.
   std::int64_t page_size = 0;
-  // Ring: key j lies in slot first_slot + (Sequence::ring_start + j) % ring_slots. 0: no ring.
+  // Ring: key j is in slot first_slot + (Sequence::ring_start + j) % ring_slots. 0: not a ring.
   std::int64_t ring_slots = 0;
-  // Stored as int8: a number is its int8 times the scale of its slot and head. Null: no scales.
+  // Quantised elements are dequantised with one f32 scale per (slot, head). Null: not quantised.
   const float* k_scales = nullptr;
   const float* v_scales = nullptr;
   std::int64_t scale_slot_stride = 0;
@@ -56,15 +73,15 @@ struct LseOperand {
 /// Everything that turns q.k into a weight, in the order in which it is applied.
 struct ScoreRules {
   double scale = 1;
-  double softcap = 0;                    // 0: off
-  const double* alibi_slopes = nullptr;  // [num_heads]
+  double softcap = 0;  // 0: off
+  HeadOperand alibi_slopes;
   BroadcastOperand bias;
   BroadcastOperand mask;  // bytes, 0 = masked
   // A query at position p sees keys [p - window_left, p + window_right]. Causal is window_right =
   // 0. kNoWindow where there is no limit.
   std::int64_t window_left = 0;
   std::int64_t window_right = 0;
-  const double* sinks = nullptr;  // [num_heads]
+  HeadOperand sinks;
   // A weight is dropped when its random word is below dropout_threshold = probability * 2^32.
   bool dropout = false;
   std::uint32_t dropout_threshold = 0;
@@ -80,7 +97,7 @@ struct Sequence {
   std::int64_t dropout_index = 0;  // the number that dropout knows it by
   std::int64_t query_len = 0;
   std::int64_t kv_len = 0;           // keys that exist; padding is not counted
-  std::int64_t position_offset = 0;  // query i stands at position i + position_offset
+  std::int64_t position_offset = 0;  // query i has position i + position_offset
   // Where a cache holds its keys and values, see KvLayout.
   const std::int32_t* pages = nullptr;
   std::int64_t first_slot = 0;
@@ -105,6 +122,8 @@ struct AttentionParams {
   std::int64_t group = 1;  // num_heads / num_kv_heads
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;
+  std::int64_t max_query_len = 0;  // of any sequence
+  std::int64_t max_kv_len = 0;     // of any sequence, padding included
   const Sequence* sequences = nullptr;
   ScoreRules rules;
   Operand q;
@@ -113,12 +132,24 @@ struct AttentionParams {
   KvLayout kv_layout;
   Operand out;
   LseOperand lse;
-  // Backward only.
+  // Backward only; gradients that are absent are not wanted.
   Operand dout;
   LseOperand dlse;
   Operand dq;
   Operand dk;
   Operand dv;
+  // Keys of dk and dv in each sequence of a padded batch: those past kv_len are set to 0. 0 in a
+  // packed batch, which has no padding.
+  std::int64_t padded_kv_len = 0;
+  BiasGradient dbias;
+  HeadOperand dsinks;
+};
+
+/// The score matrix of attention_weights(): [sequence, head, query, key].
+struct WeightsOperand {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::int64_t strides[4] = {};
 };
 
 }  // namespace ladon

@@ -64,11 +64,15 @@ void check_present(std::string_view operation, const NamedView& argument) {
   if (argument.view.absent()) fail(operation, argument.name, "got none, expected a tensor");
 }
 
-void check_on_cpu(std::string_view operation, const NamedView& argument) {
-  if (argument.view.device() != Device::kCpu) {
-    fail(ErrorCode::kUnsupported, operation, argument.name,
-         "got a CUDA tensor, expected CPU memory");
-  }
+void check_device(const Operation& operation, const NamedView& argument) {
+  if (!argument.view.absent()) check_device(operation, argument.name, argument.view.device());
+}
+
+void check_device(const Operation& operation, std::string_view argument, DeviceId device) {
+  if (device == operation.device) return;
+  fail(operation, argument,
+       "got memory of " + device.to_string() + ", expected memory of " +
+           operation.device.to_string() + ", where the call runs");
 }
 
 void check_not_null(std::string_view operation, const NamedView& argument) {
@@ -77,13 +81,13 @@ void check_not_null(std::string_view operation, const NamedView& argument) {
   }
 }
 
-void check_strided_view(std::string_view operation, const NamedView& argument, int rank) {
+void check_strided_view(const Operation& operation, const NamedView& argument, int rank) {
   const auto& [name, view] = argument;
   check_present(operation, argument);
   if (view.rank() != rank) {
     fail(operation, name, got_shape(view) + ", expected " + std::to_string(rank) + " dimensions");
   }
-  check_on_cpu(operation, argument);
+  check_device(operation, argument);
   if (extent_overflows(view)) {
     fail(operation, name,
          got_shape(view) + " with strides " + view.strides().to_string() +
@@ -98,7 +102,7 @@ void check_strided_view(std::string_view operation, const NamedView& argument, i
   }
 }
 
-void check_view(std::string_view operation, const NamedView& argument, int rank) {
+void check_view(const Operation& operation, const NamedView& argument, int rank) {
   check_strided_view(operation, argument, rank);
   const ConstTensorView& view = argument.view;
   if (view.size(rank - 1) > 1 && view.stride(rank - 1) != 1) {
@@ -129,14 +133,14 @@ void check_shape(std::string_view operation, const NamedView& argument, const Di
   }
 }
 
-void check_tensor(std::string_view operation, const NamedView& argument, DType dtype,
+void check_tensor(const Operation& operation, const NamedView& argument, DType dtype,
                   const Dims& shape) {
   check_view(operation, argument, shape.rank());
   check_dtype(operation, argument, dtype);
   check_shape(operation, argument, shape);
 }
 
-void check_strided_floats(std::string_view operation, const NamedView& argument,
+void check_strided_floats(const Operation& operation, const NamedView& argument,
                           const Dims& shape) {
   check_strided_view(operation, argument, shape.rank());
   check_float(operation, argument);

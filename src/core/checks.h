@@ -6,9 +6,24 @@
 #include <string>
 #include <string_view>
 
+#include "ladon/context.h"
+#include "ladon/device.h"
 #include "ladon/tensor_view.h"
 
 namespace ladon {
+
+/// What messages call an operation, and the device that its operands must be on.
+struct Operation {
+  std::string_view name;
+  DeviceId device;
+
+  Operation(std::string_view called, const Context& context) noexcept
+      : name(called), device(context.device()) {}
+  Operation(std::string_view called, DeviceId where) noexcept : name(called), device(where) {}
+  static Operation on_host(std::string_view called) noexcept { return {called, DeviceId()}; }
+
+  operator std::string_view() const noexcept { return name; }
+};
 
 /// An argument, and what messages call it.
 struct NamedView {
@@ -26,24 +41,27 @@ void check_no_negative_size(std::string_view operation, std::string_view argumen
                             const Dims& shape);
 
 void check_present(std::string_view operation, const NamedView& argument);
-void check_on_cpu(std::string_view operation, const NamedView& argument);
+/// A call runs where its Context is; operands must be there too. Absent views pass.
+void check_device(const Operation& operation, const NamedView& argument);
+void check_device(const Operation& operation, std::string_view argument, DeviceId device);
 /// Where there are elements there must be a pointer to them.
 void check_not_null(std::string_view operation, const NamedView& argument);
 
-/// A present, non-null, aligned view of the wanted rank in CPU memory whose bytes can be counted.
-void check_strided_view(std::string_view operation, const NamedView& argument, int rank);
-/// The same, and its last dimension is dense.
-void check_view(std::string_view operation, const NamedView& argument, int rank);
+/// A present, non-null, aligned view of the wanted rank on the operation's device, whose bytes can
+/// be counted.
+void check_strided_view(const Operation& operation, const NamedView& argument, int rank);
+/// The same, and its last dimension is contiguous.
+void check_view(const Operation& operation, const NamedView& argument, int rank);
 
 void check_float(std::string_view operation, const NamedView& argument);
 void check_dtype(std::string_view operation, const NamedView& argument, DType wanted);
 void check_shape(std::string_view operation, const NamedView& argument, const Dims& wanted);
 
 /// check_view(), check_dtype() and check_shape() in one.
-void check_tensor(std::string_view operation, const NamedView& argument, DType dtype,
+void check_tensor(const Operation& operation, const NamedView& argument, DType dtype,
                   const Dims& shape);
 /// check_strided_view(), check_float() and check_shape() in one.
-void check_strided_floats(std::string_view operation, const NamedView& argument, const Dims& shape);
+void check_strided_floats(const Operation& operation, const NamedView& argument, const Dims& shape);
 
 /// No two indices of the output may reach one element.
 void check_no_self_overlap(std::string_view operation, const NamedView& output);

@@ -3,34 +3,28 @@
 
 #include <memory>
 
-#include "core/workspace.h"
+#include "core/backend.h"
 #include "ladon/context.h"
 
 namespace ladon {
 
-namespace cpu {
-struct KernelTable;
-}
-
 class Context::Impl {
  public:
   explicit Impl(const ContextOptions& options);
-  ~Impl();
+  /// With a backend that `make` makes for the host's side: how tests bring their own.
+  template <class Make>
+  Impl(const ContextOptions& options, const Make& make) : host_(options), backend_(make(host_)) {}
 
-  Executor& executor() noexcept { return *executor_; }
-  int num_threads() const noexcept { return num_threads_; }
-  Isa isa() const noexcept { return isa_; }
-  /// Null for Isa::kReference.
-  const cpu::KernelTable* kernels() const noexcept { return kernels_; }
-  WorkspacePool& workspaces() noexcept { return workspaces_; }
+  Backend& backend() noexcept { return *backend_; }
+  const Workers& workers() const noexcept { return host_.workers; }
+  /// For lists that describe a call.
+  WorkspacePool& host_scratch() noexcept { return host_.scratch; }
 
  private:
-  std::unique_ptr<Executor> own_executor_;
-  Executor* executor_ = nullptr;
-  int num_threads_ = 1;
-  Isa isa_ = Isa::kReference;
-  const cpu::KernelTable* kernels_ = nullptr;
-  WorkspacePool workspaces_;
+  Host host_;
+  std::unique_ptr<Backend> backend_;
 };
+
+inline Backend& backend_of(const Context& context) noexcept { return context.impl().backend(); }
 
 }  // namespace ladon

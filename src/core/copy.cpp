@@ -1,198 +1,74 @@
-// copy(): every dtype into every other, any strides. One function for each pair of types copies a
-// row; the loops around it are merged where both views walk them as one.
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <type_traits>
+// copy(): on one device, or between a device and the host.
+
 #include <utility>
 
 #include "core/checks.h"
-#include "core/element.h"
+#include "core/context_impl.h"
+#include "core/device_memory.h"
+#include "core/fail.h"
+#include "core/host_copy.h"
+#include "ladon/tensor.h"
 #include "ladon/tensor_view.h"
 
 namespace ladon {
 namespace {
 
-/// How a bool lies in memory: any byte, where a C++ bool may hold 0 and 1 alone.
-struct BoolByte {
-  std::uint8_t byte;
-};
-
-/// An integer in another type: the nearest value that To has.
-template <class To, class From>
-To convert_integer(From value) noexcept {
-  if constexpr (std::is_integral_v<To>) {
-    if (std::in_range<To>(value)) return static_cast<To>(value);
-    return std::cmp_less(value, 0) ? std::numeric_limits<To>::min()
-                                   : std::numeric_limits<To>::max();
-  } else if constexpr (std::is_same_v<To, double> || std::is_same_v<To, float>) {
-    return static_cast<To>(value);
-  } else {
-    // The 16-bit types are reached by way of a double. One of 2^53 or more takes its last bits as
-    // one sticky bit, or it would be rounded twice; that bit lies far below what To keeps.
-    constexpr From kLow = sizeof(From) == 8 ? static_cast<From>(0x7ff) : From{0};
-    const auto exact = static_cast<double>(value);
-    if (kLow == 0 || std::fabs(exact) < 0x1p53 || (value & kLow) == 0) return To(exact);
-    return To(static_cast<double>((value & ~kLow) | (kLow + 1)));
-  }
+std::size_t bytes_of(const ConstTensorView& view) {
+  return static_cast<std::size_t>(view.num_elements()) * size_of(view.dtype());
 }
 
-template <class To, class From>
-To convert(From value) noexcept {
-  if constexpr (std::is_same_v<To, From>) {
-    return value;
-  } else if constexpr (std::is_same_v<From, BoolByte>) {
-    return static_cast<To>(value.byte != 0 ? 1.0F : 0.0F);
-  } else if constexpr (std::is_integral_v<From>) {
-    if constexpr (std::is_same_v<To, BoolByte>) {
-      return {static_cast<std::uint8_t>(value != 0)};
-    } else {
-      return convert_integer<To>(value);
-    }
-  } else if constexpr (std::is_integral_v<To>) {
-    if constexpr (std::is_same_v<From, double>) {
-      return round_to_integer<To>(value);
-    } else {
-      return round_to_integer<To>(static_cast<double>(static_cast<float>(value)));
-    }
-  } else if constexpr (std::is_same_v<From, double>) {
-    if constexpr (std::is_same_v<To, BoolByte>) {
-      return {static_cast<std::uint8_t>(value != 0)};
-    } else {
-      return static_cast<To>(value);
-    }
-  } else if constexpr (std::is_same_v<To, BoolByte>) {
-    return {static_cast<std::uint8_t>(static_cast<float>(value) != 0)};
-  } else {
-    return static_cast<To>(static_cast<float>(value));
+/// Converted and made contiguous on the host, then moved, then spread out on the device.
+void copy_to_device(const Context& context, const ConstTensorView& from, const TensorView& to) {
+  Backend& backend = backend_of(context);
+  Tensor packed;
+  ConstTensorView source = from;
+  if (from.dtype() != to.dtype() || !from.is_contiguous()) {
+    packed = Tensor::uninitialized(to.dtype(), from.shape());
+    copy_on_host(&context.impl().workers(), from, packed);
+    source = packed;
   }
+  if (to.is_contiguous()) return backend.memory()->upload(to.data(), source.data(), bytes_of(to));
+  Tensor staged = Tensor::uninitialized(context, to.dtype(), to.shape());
+  backend.memory()->upload(staged.data(), source.data(), bytes_of(to));
+  backend.copy(staged, to);
 }
 
-struct CopyRow {
-  std::int64_t count;
-  std::int64_t from_stride;
-  std::int64_t to_stride;
-};
-
-using CopyRowFunction = void (*)(const void* from, void* to, const CopyRow& row);
-
-template <class From, class To>
-void copy_row(const void* from, void* to, const CopyRow& row) {
-  const auto* source = static_cast<const From*>(from);
-  auto* target = static_cast<To*>(to);
-  if (std::is_same_v<From, To> && row.from_stride == 1 && row.to_stride == 1) {
-    std::memcpy(to, from, static_cast<std::size_t>(row.count) * sizeof(To));
-    return;
+/// The reverse.
+void copy_to_host(const Context& context, const ConstTensorView& from, const TensorView& to) {
+  Backend& backend = backend_of(context);
+  Tensor packed;
+  ConstTensorView source = from;
+  if (from.dtype() != to.dtype() || !from.is_contiguous()) {
+    packed = Tensor::uninitialized(context, to.dtype(), from.shape());
+    backend.copy(from, packed);
+    source = packed;
   }
-  for (std::int64_t i = 0; i < row.count; ++i) {
-    target[i * row.to_stride] = convert<To>(source[i * row.from_stride]);
-  }
+  if (to.is_contiguous()) return backend.memory()->download(to.data(), source.data(), bytes_of(to));
+  Tensor staged = Tensor::uninitialized(to.dtype(), to.shape());
+  backend.memory()->download(staged.data(), source.data(), bytes_of(to));
+  copy_on_host(&context.impl().workers(), staged, to);
 }
-
-template <class From>
-CopyRowFunction copy_row_from(DType to) noexcept {
-  switch (to) {
-    case DType::kF64: return copy_row<From, double>;
-    case DType::kF32: return copy_row<From, float>;
-    case DType::kF16: return copy_row<From, float16>;
-    case DType::kBF16: return copy_row<From, bfloat16>;
-    case DType::kI8: return copy_row<From, std::int8_t>;
-    case DType::kU8: return copy_row<From, std::uint8_t>;
-    case DType::kI16: return copy_row<From, std::int16_t>;
-    case DType::kU16: return copy_row<From, std::uint16_t>;
-    case DType::kI32: return copy_row<From, std::int32_t>;
-    case DType::kU32: return copy_row<From, std::uint32_t>;
-    case DType::kI64: return copy_row<From, std::int64_t>;
-    case DType::kU64: return copy_row<From, std::uint64_t>;
-    case DType::kBool: break;
-  }
-  return copy_row<From, BoolByte>;
-}
-
-CopyRowFunction choose_copy_row(DType from, DType to) noexcept {
-  switch (from) {
-    case DType::kF64: return copy_row_from<double>(to);
-    case DType::kF32: return copy_row_from<float>(to);
-    case DType::kF16: return copy_row_from<float16>(to);
-    case DType::kBF16: return copy_row_from<bfloat16>(to);
-    case DType::kI8: return copy_row_from<std::int8_t>(to);
-    case DType::kU8: return copy_row_from<std::uint8_t>(to);
-    case DType::kI16: return copy_row_from<std::int16_t>(to);
-    case DType::kU16: return copy_row_from<std::uint16_t>(to);
-    case DType::kI32: return copy_row_from<std::int32_t>(to);
-    case DType::kU32: return copy_row_from<std::uint32_t>(to);
-    case DType::kI64: return copy_row_from<std::int64_t>(to);
-    case DType::kU64: return copy_row_from<std::uint64_t>(to);
-    case DType::kBool: break;
-  }
-  return copy_row_from<BoolByte>(to);
-}
-
-/// The loops of a copy, outermost first: dimensions that both views walk as one are one loop.
-struct CopyLoops {
-  std::array<CopyRow, kMaxRank> loops{};
-  int count = 0;
-
-  CopyLoops(const ConstTensorView& from, const TensorView& to) noexcept {
-    for (int dim = 0; dim < from.rank(); ++dim) {
-      if (from.size(dim) == 1) continue;
-      const CopyRow next{from.size(dim), from.stride(dim), to.stride(dim)};
-      if (count != 0) {
-        CopyRow& outer = loops[static_cast<std::size_t>(count - 1)];
-        if (outer.from_stride == next.from_stride * next.count &&
-            outer.to_stride == next.to_stride * next.count) {
-          outer = {outer.count * next.count, next.from_stride, next.to_stride};
-          continue;
-        }
-      }
-      loops[static_cast<std::size_t>(count++)] = next;
-    }
-  }
-};
 
 }  // namespace
 
-void copy(const ConstTensorView& from, const TensorView& to) {
+void copy(const Context& context, const ConstTensorView& from, const TensorView& to) {
+  const Operation operation("copy", context);
   const NamedView input{"from", from};
   const NamedView output{"to", to};
-  check_shape("copy", output, from.shape());
+  check_shape(operation, output, from.shape());
   for (const NamedView& argument : {input, output}) {
-    check_on_cpu("copy", argument);
-    check_not_null("copy", argument);
+    if (!argument.view.device().is_cpu()) check_device(operation, argument);
+    check_not_null(operation, argument);
   }
-  check_apart("copy", output, input);
-  check_no_self_overlap("copy", output);
+  const bool from_host = from.device().is_cpu() && !operation.device.is_cpu();
+  const bool to_host = to.device().is_cpu() && !operation.device.is_cpu();
+  if (from_host == to_host) check_apart(operation, output, input);
+  check_no_self_overlap(operation, output);
   if (from.num_elements() == 0) return;
-
-  const CopyRowFunction copy_one_row = choose_copy_row(from.dtype(), to.dtype());
-  const CopyLoops plan(from, to);
-  const int outer_count = std::max(plan.count - 1, 0);
-  const CopyRow row =
-      plan.count == 0 ? CopyRow{1, 1, 1} : plan.loops[static_cast<std::size_t>(outer_count)];
-  std::array<std::int64_t, kMaxRank> index{};
-  std::int64_t from_offset = 0;
-  std::int64_t to_offset = 0;
-  for (;;) {
-    copy_one_row(element_at(from.data(), from.dtype(), from_offset),
-                 element_at(to.data(), to.dtype(), to_offset), row);
-    // Count up like an odometer: the innermost loop first, carrying outwards.
-    int loop = outer_count - 1;
-    for (; loop >= 0; --loop) {
-      const CopyRow& outer = plan.loops[static_cast<std::size_t>(loop)];
-      std::int64_t& position = index[static_cast<std::size_t>(loop)];
-      from_offset += outer.from_stride;
-      to_offset += outer.to_stride;
-      if (++position < outer.count) break;
-      from_offset -= outer.from_stride * outer.count;
-      to_offset -= outer.to_stride * outer.count;
-      position = 0;
-    }
-    if (loop < 0) return;
-  }
+  if (from_host && to_host) return copy_on_host(&context.impl().workers(), from, to);
+  if (from_host) return copy_to_device(context, from, to);
+  if (to_host) return copy_to_host(context, from, to);
+  backend_of(context).copy(from, to);
 }
 
 }  // namespace ladon

@@ -1,5 +1,6 @@
-// Where an element lies; and its value as a double, whatever the dtype, for code where speed does
-// not matter. A double holds every value but those of i64 and u64 beyond 2^53, which are rounded.
+// The address of an element; and its value as a double, whatever the dtype, for code where speed
+// does not matter. A double holds every value but those of i64 and u64 beyond 2^53, which are
+// rounded.
 #pragma once
 
 #include <cmath>
@@ -9,18 +10,30 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/attention_params.h"
+#include "core/projection_params.h"
 #include "ladon/dtype.h"
 #include "ladon/tensor_view.h"
 
 namespace ladon {
 
-/// How many elements the given leading indices lie from the start of the view.
+/// The offset of the given leading indices from the start of the view, in elements.
 template <class Element>
 std::int64_t offset_of(const detail::BasicView<Element>& view,
                        std::initializer_list<std::int64_t> indices) noexcept {
   std::int64_t offset = 0;
   int dim = 0;
   for (const std::int64_t index : indices) offset += index * view.stride(dim++);
+  return offset;
+}
+
+/// Offset of element number `index`, in row-major order.
+inline std::int64_t offset_of_element(const TensorView& view, std::int64_t index) noexcept {
+  std::int64_t offset = 0;
+  for (int dim = view.rank() - 1; dim >= 0; --dim) {
+    offset += index % view.size(dim) * view.stride(dim);
+    index /= view.size(dim);
+  }
   return offset;
 }
 
@@ -101,6 +114,23 @@ inline void store_element(void* data, DType dtype, std::int64_t index, double va
     case DType::kI64: detail::store_integer<std::int64_t>(data, index, value); return;
     case DType::kU64: detail::store_integer<std::uint64_t>(data, index, value); return;
   }
+}
+
+/// The same projection for one head alone.
+inline ProjectionParams of_head(ProjectionParams params, std::int64_t head) noexcept {
+  const auto advance = [head](Matrix& matrix, std::int64_t step) {
+    matrix.data = element_at(matrix.data, matrix.dtype, head * step);
+  };
+  advance(params.x, params.steps.x);
+  advance(params.dx, params.steps.x);
+  advance(params.w, params.steps.w);
+  advance(params.y, params.steps.y);
+  params.steps = {};
+  return params;
+}
+
+inline double head_element(const HeadOperand& operand, std::int64_t head) noexcept {
+  return load_element(operand.data, operand.dtype, head * operand.stride);
 }
 
 }  // namespace ladon

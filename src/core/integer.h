@@ -24,4 +24,12 @@ constexpr std::size_t saturating_product(std::size_t a, std::size_t b) noexcept 
   return product;
 }
 
+/// The sum of counts, with the same limit.
+constexpr std::size_t saturating_sum(std::size_t a, std::size_t b) noexcept {
+  constexpr std::size_t kTooMuch = std::size_t{1} << 62;
+  std::size_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum) || sum > kTooMuch) return kTooMuch;
+  return sum;
+}
+
 }  // namespace ladon

@@ -1,20 +1,16 @@
 // parallel_for: the library's only parallel loop.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <type_traits>
 
-#include "ladon/context.h"
+#include "core/integer.h"
+#include "core/workers.h"
 
 namespace ladon {
-
-namespace detail {
-/// Runs body(state, worker) for worker in [0, workers), workers <= context.num_threads().
-void run_workers(const Context& context, int workers, void (*body)(void* state, int worker),
-                 void* state);
-}  // namespace detail
 
 /// How numbers are rounded and whether subnormals count. Workers take over the caller's, so that a
 /// result does not depend on which thread made it.
@@ -34,15 +30,15 @@ class FloatEnvironment {
 };
 
 /// Calls body(task, worker) once for each task in [0, count). Tasks are handed out in order, one at
-/// a time, so put the heavy ones first. `worker` is in [0, context.num_threads()) and no two bodies
+/// a time, so put the heavy ones first. `worker` is in [0, workers.num_threads()) and no two bodies
 /// run at once with the same one: index scratch memory by it. The caller's thread takes part.
-/// Rethrows the first exception after all bodies have returned. May be nested.
+/// Rethrows the first exception after all bodies have returned. May be nested. Runs on at most
+/// `threads` of the workers' threads.
 template <class Body>
-void parallel_for(const Context& context, std::int64_t count, Body&& body) {
+void parallel_for(const Workers& workers, int threads, std::int64_t count, Body&& body) {
   if (count <= 0) return;
-  const int threads = context.num_threads();
-  const int workers = count < threads ? static_cast<int>(count) : threads;
-  if (workers <= 1) {
+  const int concurrent = count < threads ? static_cast<int>(count) : threads;
+  if (concurrent <= 1) {
     for (std::int64_t task = 0; task < count; ++task) body(task, 0);
     return;
   }
@@ -54,8 +50,8 @@ void parallel_for(const Context& context, std::int64_t count, Body&& body) {
     std::exception_ptr error;
     FloatEnvironment environment;  // the caller's
   } state{&body, count, {}, {}, {}, FloatEnvironment::current()};
-  detail::run_workers(
-      context, workers,
+  workers.executor().run(
+      concurrent,
       [](void* opaque, int worker) {
         State& shared = *static_cast<State*>(opaque);
         const FloatEnvironment own = FloatEnvironment::current();
@@ -73,6 +69,31 @@ void parallel_for(const Context& context, std::int64_t count, Body&& body) {
       },
       &state);
   if (state.error) std::rethrow_exception(state.error);
+}
+
+/// The same on all of them.
+template <class Body>
+void parallel_for(const Workers& workers, std::int64_t count, Body&& body) {
+  parallel_for(workers, workers.num_threads(), count, body);
+}
+
+/// Calls body(begin, end, worker) for ranges of at most `grain` that together are [0, count). The
+/// cuts depend on count and grain alone.
+template <class Body>
+void parallel_ranges(const Workers& workers, std::int64_t count, std::int64_t grain,
+                     const Body& body) {
+  parallel_for(workers, ceil_div(count, grain), [&](std::int64_t task, int worker) {
+    body(task * grain, std::min(count, (task + 1) * grain), worker);
+  });
+}
+
+/// Threads that an operation of this many multiplications, or bytes moved, is worth: waking one
+/// costs as much as the work that it then takes over.
+inline int useful_threads(const Workers& workers, double work) noexcept {
+  constexpr double kWorkPerThread = 1 << 18;
+  const double threads = work / kWorkPerThread;
+  if (threads >= static_cast<double>(workers.num_threads())) return workers.num_threads();
+  return threads < 1 ? 1 : static_cast<int>(threads);
 }
 
 }  // namespace ladon

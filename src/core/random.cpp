@@ -1,68 +1,20 @@
 #include "ladon/random.h"
 
 #include <bit>
-#include <cmath>
-#include <numbers>
 #include <string>
-#include <string_view>
 
 #include "core/checks.h"
-#include "core/element.h"
+#include "core/context_impl.h"
 #include "core/fail.h"
-#include "core/philox.h"
+#include "core/random_elements.h"
 
 namespace ladon {
 namespace {
 
-constexpr std::uint32_t low_word(std::uint64_t value) noexcept {
-  return static_cast<std::uint32_t>(value);
-}
-constexpr std::uint32_t high_word(std::uint64_t value) noexcept {
-  return static_cast<std::uint32_t>(value >> 32);
-}
-
-std::array<std::uint32_t, 4> block_at(std::uint64_t position, std::uint64_t stream,
-                                      std::uint64_t seed) noexcept {
-  return philox({low_word(position), high_word(position), low_word(stream), high_word(stream)},
-                seed);
-}
-
-/// Uniform in [0, 1): as many bits as a double's mantissa has.
-double to_unit(std::uint32_t low, std::uint32_t high) noexcept {
-  const std::uint64_t bits = (static_cast<std::uint64_t>(high) << 32) | low;
-  return static_cast<double>(bits >> 11) * 0x1p-53;
-}
-
-double box_muller(double first, double second) noexcept {
-  // 1 - first lies in (0, 1], so that the logarithm is finite.
-  return std::sqrt(-2 * std::log(1 - first)) * std::cos(2 * std::numbers::pi * second);
-}
-
-void check_fill(std::string_view operation, const NamedView& output) {
+void check_fill(const Operation& operation, const NamedView& output) {
   check_strided_view(operation, output, output.view.rank());
   check_float(operation, output);
   check_no_self_overlap(operation, output);
-}
-
-/// Stores value_at(i) in element i of the view, in row-major order.
-template <class ValueAt>
-void fill(const TensorView& view, ValueAt value_at) {
-  const std::int64_t count = view.num_elements();
-  if (count == 0) return;
-  const int last = view.rank() - 1;
-  const std::int64_t row_size = last < 0 ? 1 : view.size(last);
-  const std::int64_t row_stride = last < 0 ? 0 : view.stride(last);
-  for (std::int64_t row_begin = 0; row_begin < count; row_begin += row_size) {
-    std::int64_t offset = 0;
-    std::int64_t index = row_begin / row_size;
-    for (int dim = last - 1; dim >= 0; --dim) {
-      offset += index % view.size(dim) * view.stride(dim);
-      index /= view.size(dim);
-    }
-    for (std::int64_t i = 0; i < row_size; ++i) {
-      store_element(view.data(), view.dtype(), offset + i * row_stride, value_at(row_begin + i));
-    }
-  }
 }
 
 }  // namespace
@@ -75,7 +27,8 @@ std::array<std::uint32_t, 4> philox(const std::array<std::uint32_t, 4>& counter,
 
 std::uint32_t Random::next_u32() noexcept {
   if (used_ == 4) {
-    block_ = block_at(position_++, stream_, seed_);
+    const PhiloxBlock block = random_block(position_++, stream_, seed_);
+    block_ = {block.words[0], block.words[1], block.words[2], block.words[3]};
     used_ = 0;
   }
   return block_[static_cast<std::size_t>(used_++)];
@@ -108,34 +61,40 @@ std::int64_t Random::below(std::int64_t bound) noexcept {
   }
 }
 
-void fill_uniform(const TensorView& view, double low, double high, std::uint64_t seed,
-                  std::uint64_t stream) {
-  check_fill("fill_uniform", {"view", view});
-  check_finite("fill_uniform", "low", low);
-  check_finite("fill_uniform", "high", high);
+void fill_uniform(const Context& context, const TensorView& view, double low, double high,
+                  std::uint64_t seed, std::uint64_t stream) {
+  const Operation operation("fill_uniform", context);
+  check_fill(operation, {"view", view});
+  check_finite(operation, "low", low);
+  check_finite(operation, "high", high);
   if (high < low) {
-    fail("fill_uniform", "high",
+    fail(operation, "high",
          "got " + std::to_string(high) + ", expected low = " + std::to_string(low) + " or more");
   }
-  check_finite("fill_uniform", "high - low", high - low);
-  fill(view, [=](std::int64_t i) {
-    const auto words = block_at(static_cast<std::uint64_t>(i), stream, seed);
-    return low + (high - low) * to_unit(words[0], words[1]);
-  });
+  check_finite(operation, "high - low", high - low);
+  backend_of(context).fill_random({.view = view,
+                                   .kind = RandomFillParams::Kind::kUniform,
+                                   .a = low,
+                                   .b = high,
+                                   .seed = seed,
+                                   .stream = stream});
 }
 
-void fill_normal(const TensorView& view, double mean, double deviation, std::uint64_t seed,
-                 std::uint64_t stream) {
-  check_fill("fill_normal", {"view", view});
-  check_finite("fill_normal", "mean", mean);
-  check_finite("fill_normal", "deviation", deviation);
+void fill_normal(const Context& context, const TensorView& view, double mean, double deviation,
+                 std::uint64_t seed, std::uint64_t stream) {
+  const Operation operation("fill_normal", context);
+  check_fill(operation, {"view", view});
+  check_finite(operation, "mean", mean);
+  check_finite(operation, "deviation", deviation);
   if (deviation < 0) {
-    fail("fill_normal", "deviation", "got " + std::to_string(deviation) + ", expected 0 or more");
+    fail(operation, "deviation", "got " + std::to_string(deviation) + ", expected 0 or more");
   }
-  fill(view, [=](std::int64_t i) {
-    const auto words = block_at(static_cast<std::uint64_t>(i), stream, seed);
-    return mean + deviation * box_muller(to_unit(words[0], words[1]), to_unit(words[2], words[3]));
-  });
+  backend_of(context).fill_random({.view = view,
+                                   .kind = RandomFillParams::Kind::kNormal,
+                                   .a = mean,
+                                   .b = deviation,
+                                   .seed = seed,
+                                   .stream = stream});
 }
 
 }  // namespace ladon

@@ -1,30 +1,26 @@
 #include "ladon/tensor.h"
 
 #include <cstddef>
-#include <cstring>
+#include <cstdint>
 #include <limits>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "core/checks.h"
+#include "core/context_impl.h"
+#include "core/device_memory.h"
 #include "core/element.h"
 #include "core/fail.h"
-#include "core/huge_pages.h"
 
 namespace ladon {
 namespace {
 
-// One cache line, and one AVX-512 register.
-constexpr std::align_val_t kAlignment{64};
-
-/// Bytes of a dense array, or an Error that says what is wrong with the shape.
+/// Bytes of a dense array, checked; 0 where a size is 0.
 std::size_t dense_bytes(DType dtype, const Dims& shape) {
   constexpr std::int64_t kMax = std::numeric_limits<std::ptrdiff_t>::max();
-  // Sizes of 0 count as 1 here, as they do in row_major_strides(): what passes has sound strides.
+  check_no_negative_size("Tensor", "shape", shape);
   auto bytes = static_cast<std::int64_t>(size_of(dtype));
   bool empty = false;
-  check_no_negative_size("Tensor", "shape", shape);
   for (const std::int64_t size : shape) {
     if (size == 0) {
       empty = true;
@@ -39,43 +35,62 @@ std::size_t dense_bytes(DType dtype, const Dims& shape) {
   return empty ? 0 : static_cast<std::size_t>(bytes);
 }
 
+std::size_t bytes_of(const Tensor& tensor) noexcept {
+  return static_cast<std::size_t>(tensor.num_elements()) * size_of(tensor.dtype());
+}
+
 }  // namespace
 
-Tensor Tensor::uninitialized(DType dtype, const Dims& shape) {
+Tensor Tensor::allocate(const std::shared_ptr<DeviceMemory>& memory, DType dtype,
+                        const Dims& shape) {
   Tensor tensor;
   const std::size_t bytes = dense_bytes(dtype, shape);
+  tensor.memory_ = memory;
   if (bytes != 0) {
-    tensor.data_ = ::operator new(bytes, kAlignment, std::nothrow);
+    tensor.data_ = memory->allocate(bytes);
     if (tensor.data_ == nullptr) {
       fail(ErrorCode::kOutOfMemory, "Tensor", "shape",
            "got " + shape.to_string() + " of " + name_of(dtype) + ", which takes " +
-               std::to_string(bytes) + " bytes, expected a size that fits the memory");
+               std::to_string(bytes) + " bytes, expected a size that fits the memory" +
+               (memory->device().is_cpu() ? "" : " of " + memory->device().to_string()));
     }
-    prefer_huge_pages(tensor.data_, bytes);
   }
   tensor.dtype_ = dtype;
   tensor.shape_ = shape;
   return tensor;
 }
 
+Tensor Tensor::uninitialized(const Context& context, DType dtype, const Dims& shape) {
+  return allocate(backend_of(context).memory(), dtype, shape);
+}
+
+Tensor Tensor::uninitialized(DType dtype, const Dims& shape) {
+  return allocate(host_memory(), dtype, shape);
+}
+
+Tensor::Tensor(const Context& context, DType dtype, const Dims& shape)
+    : Tensor(uninitialized(context, dtype, shape)) {
+  memory_->zero(data_, bytes_of(*this));
+}
+
 Tensor::Tensor(DType dtype, const Dims& shape) : Tensor(uninitialized(dtype, shape)) {
-  if (data_ != nullptr) {
-    std::memset(data_, 0, static_cast<std::size_t>(num_elements()) * size_of(dtype));
-  }
+  memory_->zero(data_, bytes_of(*this));
 }
 
 Tensor::~Tensor() {
-  if (data_ != nullptr) ::operator delete(data_, kAlignment);
+  if (data_ != nullptr) memory_->free(data_, bytes_of(*this));
 }
 
 Tensor::Tensor(Tensor&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
+    : memory_(std::move(other.memory_)),
+      data_(std::exchange(other.data_, nullptr)),
       dtype_(std::exchange(other.dtype_, DType::kF32)),
       shape_(std::exchange(other.shape_, Dims())) {}
 
 Tensor& Tensor::operator=(Tensor&& other) noexcept {
   // By way of a third, so that the old memory goes now and moving onto itself does no harm.
   Tensor taken(std::move(other));
+  std::swap(memory_, taken.memory_);
   std::swap(data_, taken.data_);
   std::swap(dtype_, taken.dtype_);
   std::swap(shape_, taken.shape_);
@@ -96,17 +111,56 @@ Tensor Tensor::from_values(DType dtype, const Dims& shape, std::span<const doubl
   return tensor;
 }
 
-Tensor Tensor::copy_of(const ConstTensorView& view) { return copy_of(view, view.dtype()); }
+Tensor Tensor::copy_of(const Context& context, const ConstTensorView& view) {
+  return copy_of(context, view, view.dtype());
+}
 
-Tensor Tensor::copy_of(const ConstTensorView& view, DType dtype) {
+Tensor Tensor::copy_of(const Context& context, const ConstTensorView& view, DType dtype) {
   check_present("Tensor::copy_of", {"view", view});
-  Tensor tensor = uninitialized(dtype, view.shape());
-  copy(view, tensor.view());
+  Tensor tensor = view.device() == context.device() ? uninitialized(context, dtype, view.shape())
+                                                    : uninitialized(dtype, view.shape());
+  copy(context, view, tensor.view());
   return tensor;
 }
 
-TensorView Tensor::view() & { return {data_, dtype_, shape_}; }
-ConstTensorView Tensor::view() const& { return {data_, dtype_, shape_}; }
+Tensor Tensor::to(const Context& context) const {
+  if (memory_ == nullptr) return {};
+  const std::shared_ptr<DeviceMemory>& target = backend_of(context).memory();
+  const std::size_t bytes = bytes_of(*this);
+  Tensor result = allocate(target, dtype_, shape_);
+  if (target->device() == device()) {
+    target->copy(result.data_, data_, bytes);
+  } else if (device().is_cpu()) {
+    target->upload(result.data_, data_, bytes);
+  } else if (target->device().is_cpu()) {
+    memory_->download(result.data_, data_, bytes);
+  } else {
+    const Tensor staged = to_host();
+    target->upload(result.data_, staged.data_, bytes);
+  }
+  return result;
+}
+
+Tensor Tensor::to_host() const {
+  if (memory_ == nullptr) return {};
+  Tensor result = allocate(host_memory(), dtype_, shape_);
+  memory_->download(result.data_, data_, bytes_of(*this));
+  return result;
+}
+
+Tensor Tensor::clone() const {
+  if (memory_ == nullptr) return {};
+  Tensor result = allocate(memory_, dtype_, shape_);
+  memory_->copy(result.data_, data_, bytes_of(*this));
+  return result;
+}
+
+DeviceId Tensor::device() const noexcept {
+  return memory_ == nullptr ? DeviceId() : memory_->device();
+}
+
+TensorView Tensor::view() & { return {data_, dtype_, shape_, device()}; }
+ConstTensorView Tensor::view() const& { return {data_, dtype_, shape_, device()}; }
 
 std::int64_t Tensor::num_elements() const noexcept {
   if (data_ == nullptr) return 0;

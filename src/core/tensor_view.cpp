@@ -105,7 +105,7 @@ namespace detail {
 
 template <class Element>
 BasicView<Element>::BasicView(Element* data, DType dtype, const Dims& shape, const Dims& strides,
-                              Device device)
+                              DeviceId device)
     : data_(data), dtype_(dtype), device_(device), shape_(shape), strides_(strides) {
   if (shape.rank() != strides.rank()) {
     fail("TensorView", "strides",
@@ -136,7 +136,12 @@ bool BasicView<Element>::is_contiguous() const noexcept {
 }
 
 template <class Element>
-void BasicView<Element>::check_dtype(DType wanted) const {
+void BasicView<Element>::check_readable_as(DType wanted) const {
+  if (!device_.is_cpu()) {
+    fail("data_as", "view",
+         "got memory of " + device_.to_string() +
+             ", which the host cannot read, expected a copy of it: Tensor::to() makes one");
+  }
   if (wanted == dtype_) return;
   fail("data_as", "T",
        std::string("got dtype ") + name_of(wanted) + ", expected the view's " + name_of(dtype_));

@@ -4,32 +4,23 @@
 
 #include <algorithm>
 #include <bit>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "core/fail.h"
 
 namespace ladon {
-namespace {
 
-constexpr std::align_val_t kAlignment{64};
-
-void free_block(WorkspacePool::Block block) noexcept {
-  if (block.data != nullptr) ::operator delete(block.data, kAlignment);
-}
-
-}  // namespace
-
-WorkspacePool::WorkspacePool() : process_(getpid()) {}
+WorkspacePool::WorkspacePool(std::shared_ptr<DeviceMemory> memory)
+    : process_(getpid()), memory_(std::move(memory)) {}
 
 bool WorkspacePool::is_usable() const noexcept { return process_ == getpid(); }
 
 WorkspacePool::~WorkspacePool() {
-  for (std::size_t i = 0; i < num_free_; ++i) free_block(free_[i]);
+  for (std::size_t i = 0; i < num_free_; ++i) memory_->free(free_[i].data, free_[i].size);
 }
 
-WorkspacePool::Block WorkspacePool::take(std::size_t size) {
+WorkspacePool::Allocation WorkspacePool::take(std::size_t size) {
   if (size == 0) return {};
   if (is_usable()) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -40,7 +31,7 @@ WorkspacePool::Block WorkspacePool::take(std::size_t size) {
       if (best == num_free_ || free_[i].size < free_[best].size) best = i;
     }
     if (best != num_free_) {
-      const Block block = free_[best];
+      const Allocation block = free_[best];
       free_[best] = free_[--num_free_];
       return block;
     }
@@ -48,7 +39,7 @@ WorkspacePool::Block WorkspacePool::take(std::size_t size) {
   // A power of two, because sequences grow token by token: a block of the exact size would be too
   // small for the next call already. Blocks too large to keep gain nothing by it.
   const std::size_t capacity = size <= kMaxKeptBytes ? std::bit_ceil(size) : size;
-  void* const data = ::operator new(capacity, kAlignment, std::nothrow);
+  void* const data = memory_->allocate(capacity);
   if (data == nullptr) {
     fail(ErrorCode::kOutOfMemory, "workspace", "size",
          "got " + std::to_string(capacity) +
@@ -57,7 +48,7 @@ WorkspacePool::Block WorkspacePool::take(std::size_t size) {
   return {static_cast<std::byte*>(data), capacity};
 }
 
-void WorkspacePool::give_back(Block block) noexcept {
+void WorkspacePool::give_back(Allocation block) noexcept {
   if (block.data == nullptr) return;
   if (block.size <= kMaxKeptBytes && is_usable()) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -66,11 +57,12 @@ void WorkspacePool::give_back(Block block) noexcept {
       return;
     }
     // Full: keep the larger blocks, which serve every call that the smaller ones do.
-    const auto smallest = std::min_element(
-        free_.begin(), free_.end(), [](const Block& a, const Block& b) { return a.size < b.size; });
+    const auto smallest =
+        std::min_element(free_.begin(), free_.end(),
+                         [](const Allocation& a, const Allocation& b) { return a.size < b.size; });
     if (smallest->size < block.size) std::swap(*smallest, block);
   }
-  free_block(block);
+  memory_->free(block.data, block.size);
 }
 
 }  // namespace ladon

@@ -4,27 +4,31 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <mutex>
+
+#include "core/device_memory.h"
 
 namespace ladon {
 
-/// Memory blocks that are not in use. Thread-safe.
+/// Unused blocks of one device's memory. Thread-safe.
 class WorkspacePool {
  public:
-  WorkspacePool();
+  explicit WorkspacePool(std::shared_ptr<DeviceMemory> memory);
   ~WorkspacePool();
   WorkspacePool(const WorkspacePool&) = delete;
   WorkspacePool& operator=(const WorkspacePool&) = delete;
 
-  struct Block {
+  struct Allocation {
     std::byte* data = nullptr;
     std::size_t size = 0;
   };
 
-  /// A block of at least `size` bytes, aligned to 64; content unspecified. Throws Error
-  /// (kOutOfMemory).
-  Block take(std::size_t size);
-  void give_back(Block block) noexcept;
+  /// At least `size` bytes, aligned to 64; content unspecified. Throws Error (kOutOfMemory).
+  Allocation take(std::size_t size);
+  void give_back(Allocation allocation) noexcept;
+
+  DeviceId device() const noexcept { return memory_->device(); }
 
  private:
   // A few blocks are enough for a few concurrent callers; the rest are freed, as are large ones, so
@@ -36,12 +40,13 @@ class WorkspacePool {
   bool is_usable() const noexcept;
 
   const int process_;  // that made the pool
+  const std::shared_ptr<DeviceMemory> memory_;
   std::mutex mutex_;
-  std::array<Block, kMaxKept> free_;  // the first num_free_ are held
+  std::array<Allocation, kMaxKept> free_;  // the first num_free_ are held
   std::size_t num_free_ = 0;
 };
 
-/// Holds one block for the length of a call.
+/// Holds one allocation for the length of a call.
 class Workspace {
  public:
   Workspace(WorkspacePool& pool, std::size_t size) : pool_(pool), block_(pool.take(size)) {}
@@ -53,7 +58,7 @@ class Workspace {
 
  private:
   WorkspacePool& pool_;
-  WorkspacePool::Block block_;
+  WorkspacePool::Allocation block_;
 };
 
 }  // namespace ladon

@@ -1,12 +1,16 @@
-// The whole seam between the drivers in src/attention and the CPU kernels: per instruction set one
-// table of functions that take plain structs, never allocate and never throw.
+// The seam between the CPU backend's drivers and its kernels: per instruction set one table of
+// functions that take plain structs, never allocate and never throw.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "core/attention_params.h"
+#include "core/kv_params.h"
+#include "core/norm_params.h"
+#include "core/optimiser_params.h"
 #include "core/projection_params.h"
+#include "core/sum_params.h"
 
 namespace ladon::cpu {
 
@@ -102,9 +106,38 @@ struct ProjectionTask {
 inline constexpr std::int64_t kProjectionTile = 64;
 inline constexpr std::int64_t kProjectColumns = 512;
 
+/// Rows [begin, end).
+struct RowRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+/// Elements [begin, end) of dense arrays.
+struct ElementRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+/// Rows [begin, end) of a norm. Backward adds what they bring to the weight's gradient to `sums`.
+struct NormTask {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  const double* weight = nullptr;  // [dim]
+  double* sums = nullptr;          // [dim]
+};
+/// Kernels work on rows that are padded to a multiple of this.
+inline constexpr std::int64_t kNormUnit = 32;
+
+/// Tokens [begin, end) of one run.
+struct KvRowsTask {
+  std::int64_t run = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
 struct KernelSet {
-  std::size_t compute_bytes = 0;  // of one number
+  std::size_t compute_bytes = 0;  // of one element
   std::int64_t tile_rows = 0;     // rows of a tile
   std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
   std::int64_t few_states = 0;    // most rows times KV heads of one for forward_few

@@ -6,6 +6,7 @@
 
 #include "core/checks.h"
 #include "core/element.h"
+#include "core/host_copy.h"
 
 namespace ladon::io {
 namespace {
@@ -34,15 +35,15 @@ Tensor read_elements(const InputFile& file, std::uint64_t offset, DType stored, 
     const std::size_t num_bytes = static_cast<std::size_t>(length) * size_of(stored);
     file.read_at(offset, piece.data(), num_bytes);
     offset += num_bytes;
-    copy(piece.view().slice(0, 0, length),
-         TensorView(element_at(result.data(), dtype, begin), dtype, {length}));
+    copy_on_host(nullptr, piece.view().slice(0, 0, length),
+                 TensorView(element_at(result.data(), dtype, begin), dtype, {length}));
   }
   return result;
 }
 
 void check_can_be_written(std::string_view operation, std::string_view name,
                           const ConstTensorView& view) {
-  check_strided_view(operation, {name, view}, view.rank());
+  check_strided_view(Operation::on_host(operation), {name, view}, view.rank());
 }
 
 void write_elements(AtomicFile& file, const ConstTensorView& view) {
@@ -52,7 +53,7 @@ void write_elements(AtomicFile& file, const ConstTensorView& view) {
     file.write(view.data(), num_bytes);
     return;
   }
-  Tensor dense = Tensor::copy_of(view);
+  Tensor dense = host_copy_of(view, view.dtype());
   if (view.dtype() == DType::kBool) {
     // Ladon takes any byte but 0 for true; others take 1 alone.
     auto* bytes = static_cast<std::uint8_t*>(dense.data());

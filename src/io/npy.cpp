@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/host_copy.h"
 #include "io/elements.h"
 #include "io/file.h"
 #include "io/npy_header.h"
@@ -41,8 +42,9 @@ Tensor read_npy_region(const NpyRegion& region) {
   if (header.is_big_endian) swap_bytes(elements);
   if (!header.is_fortran_order || header.shape.rank() < 2) return elements;
   const ConstTensorView dense = elements;
-  return Tensor::copy_of(
-      ConstTensorView(dense.data(), dense.dtype(), header.shape, reversed(dense.strides())));
+  return host_copy_of(
+      ConstTensorView(dense.data(), dense.dtype(), header.shape, reversed(dense.strides())),
+      dense.dtype());
 }
 
 }  // namespace io

@@ -11,16 +11,17 @@ namespace ladon {
 
 SavedForward::Impl::~Impl() = default;
 
-void SavedForward::Impl::keep_call(const AttentionOptions& attention, const LayerCall& call) {
+void SavedForward::Impl::keep_call(const Context& context, const AttentionOptions& attention,
+                                   const LayerCall& call) {
   options = attention;
   options.sinks = {};
   options.alibi_slopes = {};
   if (!call.mask.absent()) {
-    mask_ = Tensor::copy_of(call.mask);
+    mask_ = Tensor::copy_of(context, call.mask);
     options.mask = mask_;
   }
   if (!call.bias.absent()) {
-    bias_ = Tensor::copy_of(call.bias);
+    bias_ = Tensor::copy_of(context, call.bias);
     options.bias = bias_;
   }
   kv_lengths_.assign(call.kv_lengths.begin(), call.kv_lengths.end());
@@ -67,28 +68,40 @@ AttentionLayer& AttentionLayer::operator=(const AttentionLayer& other) {
   return *this;
 }
 
+DeviceId AttentionLayer::device() const noexcept {
+  return parameters_.empty() ? DeviceId() : parameters_.front().value.device();
+}
+
+void AttentionLayer::to(const Context& context) {
+  std::vector<Parameter> moved;  // all of them first, so that a failure leaves this layer as it was
+  moved.reserve(parameters_.size());
+  for (const Parameter& parameter : parameters_) moved.push_back(parameter.to(context));
+  parameters_ = std::move(moved);
+}
+
 Tensor AttentionLayer::forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                                const CachedCall& call) const {
   check_present(std::string(type_name()) + "::forward", {"x", x});
-  Tensor out = Tensor::uninitialized(dtype(), x.shape());
+  Tensor out = Tensor::uninitialized(context, dtype(), x.shape());
   forward(context, x, cache, call, out);
   return out;
 }
 
 CachedForward AttentionLayer::forward_from(const Context& context, const ConstTensorView& x,
                                            const KvCache& past, const CachedCall& call) const {
-  KvCache cache = past.fork();
+  KvCache cache = past.fork(context);
   Tensor out = forward(context, x, cache, call);
   return {std::move(out), std::move(cache)};
 }
 
-KvCacheOptions AttentionLayer::cache_options(std::int64_t batch, std::optional<DType> dtype) const {
+KvCacheOptions AttentionLayer::cache_options(std::int64_t batch,
+                                             std::optional<KvFormat> format) const {
   return {.batch = batch,
           .num_kv_heads = num_kv_heads(),
           .head_dim = head_dim(),
           .value_dim = value_dim(),
           .num_heads = num_heads(),
-          .dtype = dtype.value_or(this->dtype())};
+          .format = format.value_or(dtype())};
 }
 
 std::vector<Parameter*> AttentionLayer::parameters() {
@@ -121,11 +134,16 @@ Parameter& AttentionLayer::parameter(std::string_view name) {
   return const_cast<Parameter&>(std::as_const(*this).parameter(name));
 }
 
-void AttentionLayer::set_parameter(std::string_view name, const ConstTensorView& value) {
+void AttentionLayer::set_parameter(const Context& context, std::string_view name,
+                                   const ConstTensorView& value) {
   Parameter& target = parameter(name);
-  const std::string operation = std::string(type_name()) + "::set_parameter";
-  check_strided_floats(operation, {name, value}, target.value.shape());
-  copy(value, target.value);
+  const std::string operation_name = std::string(type_name()) + "::set_parameter";
+  const Operation operation(operation_name, context);
+  check_device(operation, "layer", device());
+  // A weight may come from the host.
+  const Operation source(operation_name, value.device().is_cpu() ? DeviceId() : operation.device);
+  check_strided_floats(source, {name, value}, target.value.shape());
+  copy(context, value, target.value);
 }
 
 std::int64_t AttentionLayer::parameter_count() const noexcept {
@@ -134,8 +152,9 @@ std::int64_t AttentionLayer::parameter_count() const noexcept {
   return count;
 }
 
-void AttentionLayer::zero_grad() noexcept {
-  for (Parameter& parameter : parameters_) parameter.zero_gradient();
+void AttentionLayer::zero_grad(const Context& context) {
+  check_device(Operation("AttentionLayer::zero_grad", context), "layer", device());
+  for (Parameter& parameter : parameters_) parameter.zero_gradient(context);
 }
 
 }  // namespace ladon

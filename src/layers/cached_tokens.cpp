@@ -1,35 +1,21 @@
 #include "layers/cached_tokens.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "attention/validate.h"
-#include "core/checks.h"
 #include "core/context_impl.h"
 #include "core/fail.h"
-#include "core/integer.h"
+#include "layers/layer_call.h"
 #include "layers/rows.h"
 
 namespace ladon {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kMostPieces = 16;  // each of them rounded up
-
-CachedTokens check_tokens(std::string_view operation, const AttentionLayer& layer,
-                          const ConstTensorView& x, std::int64_t batch, const CachedCall& call) {
-  const NamedView argument{"x", x};
-  check_present(operation, argument);
-  if (x.rank() != 2 && x.rank() != 3) {
-    fail(operation, "x", got_shape(x) + ", expected [batch, seq, embed_dim] or [seq, embed_dim]");
-  }
-  check_view(operation, argument, x.rank());
-  check_dtype(operation, argument, layer.dtype());
-  if (x.size(x.rank() - 1) != layer.embed_dim()) {
-    fail(operation, "x",
-         got_shape(x) + ", expected a width of " + std::to_string(layer.embed_dim()));
-  }
+CachedTokens check_new_tokens(const Operation& operation, const AttentionLayer& layer,
+                              const ConstTensorView& x, std::int64_t batch,
+                              const CachedCall& call) {
+  check_tokens(operation, {"x", x}, layer.dtype(), layer.embed_dim());
   CachedTokens tokens;
   tokens.batch = batch;
   tokens.lengths = call.new_lengths;
@@ -62,7 +48,7 @@ CachedTokens check_tokens(std::string_view operation, const AttentionLayer& laye
   return tokens;
 }
 
-void check_cache(std::string_view operation, const AttentionLayer& layer, const KvCache& cache) {
+void check_cache(const Operation& operation, const AttentionLayer& layer, const KvCache& cache) {
   const KvCacheOptions expected = layer.cache_options();
   const KvCacheOptions& held = cache.options();
   const auto text = [](const KvCacheOptions& options) {
@@ -75,7 +61,7 @@ void check_cache(std::string_view operation, const AttentionLayer& layer, const 
     fail(operation, "cache",
          "got one of " + text(held) + ", expected the layer's " + text(expected));
   }
-  if (held.dtype == DType::kF64 && layer.dtype() != DType::kF64) {
+  if (held.format.dtype == DType::kF64 && layer.dtype() != DType::kF64) {
     fail(operation, "cache",
          std::string("got dtype f64, expected a narrower one for a layer of ") +
              name_of(layer.dtype()));
@@ -84,10 +70,12 @@ void check_cache(std::string_view operation, const AttentionLayer& layer, const 
 
 }  // namespace
 
-CachedTokens check_cached_call(std::string_view operation, const AttentionLayer& layer,
+CachedTokens check_cached_call(const Operation& operation, const AttentionLayer& layer,
                                const ConstTensorView& x, const KvCache& cache,
                                const CachedCall& call, const TensorView& out) {
-  const CachedTokens tokens = check_tokens(operation, layer, x, cache.batch(), call);
+  check_device(operation, "layer", layer.device());
+  check_device(operation, "cache", cache.device());
+  const CachedTokens tokens = check_new_tokens(operation, layer, x, cache.batch(), call);
   check_cache(operation, layer, cache);
   check_tensor(operation, {"out", out}, layer.dtype(), x.shape());
   const KvCacheView view = cache.view();
@@ -98,7 +86,7 @@ CachedTokens check_cached_call(std::string_view operation, const AttentionLayer&
                               {"cache", cache_keys(view)},
                               {"cache", cache_values(view)}};
   check_no_overlap(operation, outputs, inputs);
-  // Before the append: it may cost a pool prefixes that nobody holds.
+  // Before the append, which may evict unowned prefixes from a pool.
   AttentionSizes sizes{.num_sequences = tokens.batch, .num_heads = layer.num_heads()};
   for (std::int64_t b = 0; b < tokens.batch; ++b) {
     sizes.max_query_len = std::max(sizes.max_query_len, tokens.count(b));
@@ -108,78 +96,54 @@ CachedTokens check_cached_call(std::string_view operation, const AttentionLayer&
   return tokens;
 }
 
-CachedRows::CachedRows(const Context& context, const CachedTokens& tokens, const KvCache& cache,
-                       std::size_t bytes)
-    : tokens_(tokens),
-      workspace_(
-          context.impl().workspaces(),
-          bytes + kMostPieces * kAlignment +
-              sizeof(std::int64_t) * static_cast<std::size_t>(tokens.total + 2 * tokens.batch + 1)),
-      positions_(take_numbers(tokens.total)),
-      offsets_(take_numbers(tokens.batch + 1)),
-      counts_(take_numbers(tokens.batch)) {
+RowLists::RowLists(Arena& arena, const CachedTokens& tokens)
+    : positions(arena.take<std::int64_t>(tokens.total), static_cast<std::size_t>(tokens.total)),
+      offsets(arena.take<std::int64_t>(tokens.batch + 1),
+              static_cast<std::size_t>(tokens.batch + 1)),
+      counts(arena.take<std::int64_t>(tokens.batch), static_cast<std::size_t>(tokens.batch)) {}
+
+void RowLists::fill(const CachedTokens& tokens, const KvCache& cache) {
   std::int64_t row = 0;
   for (std::int64_t b = 0; b < tokens.batch; ++b) {
     const auto i = static_cast<std::size_t>(b);
-    offsets_[i] = row;
-    counts_[i] = tokens.count(b);
-    for (std::int64_t t = 0; t < counts_[i]; ++t) {
-      positions_[static_cast<std::size_t>(row + t)] = cache.length(b) + t;
+    offsets[i] = row;
+    counts[i] = tokens.count(b);
+    for (std::int64_t t = 0; t < counts[i]; ++t) {
+      positions[static_cast<std::size_t>(row + t)] = cache.length(b) + t;
     }
-    row += counts_[i];
+    row += counts[i];
   }
-  offsets_.back() = row;
+  offsets.back() = row;
 }
 
-std::byte* CachedRows::take_bytes(std::size_t size) {
-  std::byte* const data = workspace_.data() + used_;
-  used_ += round_up(size, kAlignment);
-  return data;
+TokenRows::TokenRows(Arena& arena, const CachedTokens& tokens, const ConstTensorView& x,
+                     const TensorView& out)
+    : staged_input_(tokens.padded() || as_rows(x).absent()),
+      staged_output_(tokens.padded() || as_rows(out).absent()) {
+  if (staged_input_) input_ = arena.take_rows(tokens.total, x.size(2), x.dtype());
+  output_ = staged_output_ ? arena.take_rows(tokens.total, out.size(2), out.dtype()) : as_rows(out);
 }
 
-std::span<std::int64_t> CachedRows::take_numbers(std::int64_t count) {
-  const auto size = static_cast<std::size_t>(count);
-  return {reinterpret_cast<std::int64_t*>(take_bytes(size * sizeof(std::int64_t))), size};
-}
-
-TensorView CachedRows::take(std::int64_t rows, std::int64_t width, DType dtype) {
-  return {
-      take_bytes(static_cast<std::size_t>(rows * width) * size_of(dtype)), dtype, {rows, width}};
-}
-
-std::size_t CachedRows::bytes_of_rows(const CachedTokens& tokens, std::int64_t width, DType dtype) {
-  return saturating_product(static_cast<std::size_t>(tokens.total),
-                            static_cast<std::size_t>(width) * size_of(dtype));
-}
-
-ConstTensorView CachedRows::input(const ConstTensorView& x) {
-  const ConstTensorView direct = tokens_.padded() ? ConstTensorView() : as_rows(x);
-  if (!direct.absent()) return direct;
-  const TensorView rows = take(tokens_.total, x.size(2), x.dtype());
-  for (std::int64_t b = 0; b < tokens_.batch; ++b) {
-    const std::int64_t begin = offsets_[static_cast<std::size_t>(b)];
-    const std::int64_t count = tokens_.count(b);
-    copy(x.select(0, b).slice(0, 0, count), rows.slice(0, begin, begin + count));
+ConstTensorView TokenRows::input(const Context& context, const CachedTokens& tokens,
+                                 const RowLists& lists, const ConstTensorView& x) const {
+  if (!staged_input_) return as_rows(x);
+  for (std::int64_t b = 0; b < tokens.batch; ++b) {
+    const std::int64_t begin = lists.offsets[static_cast<std::size_t>(b)];
+    const std::int64_t count = tokens.count(b);
+    copy(context, x.select(0, b).slice(0, 0, count), input_.slice(0, begin, begin + count));
   }
-  return rows;
+  return input_;
 }
 
-TensorView CachedRows::output(const TensorView& out) {
-  const TensorView direct = tokens_.padded() ? TensorView() : as_rows(out);
-  return direct.absent() ? take(tokens_.total, out.size(2), out.dtype()) : direct;
-}
-
-void CachedRows::finish(const ConstTensorView& rows, const TensorView& out) const {
-  if (rows.data() == out.data()) return;
-  const std::size_t row_bytes = static_cast<std::size_t>(out.size(2)) * size_of(out.dtype());
-  for (std::int64_t b = 0; b < tokens_.batch; ++b) {
-    const std::int64_t begin = offsets_[static_cast<std::size_t>(b)];
-    const std::int64_t count = tokens_.count(b);
+void TokenRows::finish(const Context& context, const CachedTokens& tokens, const RowLists& lists,
+                       const TensorView& out) const {
+  if (!staged_output_) return;
+  for (std::int64_t b = 0; b < tokens.batch; ++b) {
+    const std::int64_t begin = lists.offsets[static_cast<std::size_t>(b)];
+    const std::int64_t count = tokens.count(b);
     const TensorView sequence = out.select(0, b);
-    copy(rows.slice(0, begin, begin + count), sequence.slice(0, 0, count));
-    for (std::int64_t t = count; t < out.size(1); ++t) {
-      std::memset(sequence.select(0, t).data(), 0, row_bytes);
-    }
+    copy(context, output_.slice(0, begin, begin + count), sequence.slice(0, 0, count));
+    if (count < out.size(1)) backend_of(context).zero(sequence.slice(0, count, out.size(1)));
   }
 }
 

@@ -1,14 +1,13 @@
 // The new tokens of a call with a cache, as one list of rows whatever the sequences' lengths: so
-// projections waste nothing on padding. Temporaries live in one workspace of the Context, so that
+// projections waste nothing on padding. Lists and rows are in workspaces of the Context, so that
 // decoding allocates nothing.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
-#include "core/workspace.h"
+#include "core/arena.h"
+#include "core/checks.h"
 #include "ladon/attention_layer.h"
 
 namespace ladon {
@@ -28,42 +27,40 @@ struct CachedTokens {
 };
 
 /// Checks x, out and the cache against the layer and each other.
-CachedTokens check_cached_call(std::string_view operation, const AttentionLayer& layer,
+CachedTokens check_cached_call(const Operation& operation, const AttentionLayer& layer,
                                const ConstTensorView& x, const KvCache& cache,
                                const CachedCall& call, const TensorView& out);
 
-/// Rows of a call, and room for what becomes of them.
-class CachedRows {
+/// What describes the rows of a call. Host memory.
+struct RowLists {
+  RowLists(Arena& arena, const CachedTokens& tokens);
+  void fill(const CachedTokens& tokens, const KvCache& cache);
+
+  std::span<std::int64_t> positions;  // of each row
+  std::span<std::int64_t> offsets;    // first row of each sequence, and the number of rows
+  std::span<std::int64_t> counts;     // rows of each sequence
+};
+
+/// x and out as rows: in place where their sequences follow each other, else copied.
+class TokenRows {
  public:
-  /// `bytes`: what all take()s together will want, alignment aside.
-  CachedRows(const Context& context, const CachedTokens& tokens, const KvCache& cache,
-             std::size_t bytes);
+  TokenRows(Arena& arena, const CachedTokens& tokens, const ConstTensorView& x,
+            const TensorView& out);
 
-  /// [rows, width], content unspecified.
-  TensorView take(std::int64_t rows, std::int64_t width, DType dtype);
-
-  /// x as [total, width]: as it lies where it can be, else copied.
-  ConstTensorView input(const ConstTensorView& x);
-  /// Where to write rows of out: out itself where its rows follow each other, else room for them,
-  /// which finish() then copies. Padding becomes 0.
-  TensorView output(const TensorView& out);
-  void finish(const ConstTensorView& rows, const TensorView& out) const;
-
-  /// Bytes for the rows of input() and output(), which a caller adds to its own.
-  static std::size_t bytes_of_rows(const CachedTokens& tokens, std::int64_t width, DType dtype);
-
-  std::span<const std::int64_t> positions() const { return positions_; }  // of each row
-  std::span<const std::int64_t> offsets() const { return offsets_; }  // first row of each sequence
-  std::span<const std::int64_t> counts() const { return counts_; }    // rows of each sequence
+  /// x as [total, width].
+  ConstTensorView input(const Context& context, const CachedTokens& tokens, const RowLists& lists,
+                        const ConstTensorView& x) const;
+  /// Where to write rows of out; finish() then copies them where that is not out itself. Padding
+  /// becomes 0.
+  const TensorView& output() const noexcept { return output_; }
+  void finish(const Context& context, const CachedTokens& tokens, const RowLists& lists,
+              const TensorView& out) const;
 
  private:
-  std::byte* take_bytes(std::size_t size);
-  std::span<std::int64_t> take_numbers(std::int64_t count);
-
-  const CachedTokens& tokens_;
-  Workspace workspace_;
-  std::size_t used_ = 0;
-  std::span<std::int64_t> positions_, offsets_, counts_;
+  bool staged_input_;
+  bool staged_output_;
+  TensorView input_;
+  TensorView output_;
 };
 
 }  // namespace ladon

@@ -10,8 +10,8 @@
 
 #include "core/checks.h"
 #include "core/fail.h"
-#include "ladon/random.h"
-#include "layers/latent_pass.h"
+#include "layers/latent_steps.h"
+#include "layers/layer_weights.h"
 
 namespace ladon {
 namespace {
@@ -35,8 +35,8 @@ double yarn_scale(const RopeScalingOptions& scaling) {
   return mscale * mscale;
 }
 
-/// Each weight draws from a stream of its own, so that another width or bias elsewhere leaves it as
-/// it was.
+/// Each weight draws from its own stream, so that another width or bias elsewhere leaves it as it
+/// was.
 std::uint64_t stream_of(std::string_view weight) {
   constexpr std::array<std::string_view, 6> kWeights = {
       "q_proj.weight",    "q_a_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight",
@@ -63,7 +63,7 @@ void LatentAttentionOptions::validate() const {
   if (kv_rank >= full) {
     fail(kOperation, "kv_rank",
          "got " + std::to_string(kv_rank) + ", expected a latent smaller than the " +
-             std::to_string(full) + " numbers of the keys and values that it stands for");
+             std::to_string(full) + " elements of the keys and values that it stands for");
   }
   if ((query_norm || kv_norm) && !(norm_epsilon > 0 && std::isfinite(norm_epsilon))) {
     fail(kOperation, "norm_epsilon",
@@ -143,13 +143,14 @@ LatentAttention::LatentAttention(const LatentAttentionOptions& options,
     Parameter& made =
         parameters_.emplace_back(Parameter::zeros_without_gradient(name, options_.dtype, shape));
     if (name.ends_with("_layernorm.weight")) {
-      fill_uniform(made.value, 1, 1, 0);
+      fill_weight(made, 1, 1);
     } else if (seed && shape.rank() == 2) {
       const double sum = static_cast<double>(shape[0]) + static_cast<double>(shape[1]);
       const double bound = std::sqrt(6.0 / sum);
-      fill_uniform(made.value, -bound, bound, *seed, stream_of(name));
+      fill_weight(made, -bound, bound, *seed, stream_of(name));
     }
   }
+  plan_ = std::make_shared<const Plan>(options_, parameters_);
 }
 
 LatentAttention::~LatentAttention() = default;
@@ -157,7 +158,10 @@ LatentAttention::LatentAttention(LatentAttention&&) noexcept = default;
 LatentAttention& LatentAttention::operator=(LatentAttention&&) noexcept = default;
 
 LatentAttention::LatentAttention(const LatentAttention& other)
-    : AttentionLayer(other), options_(other.options_), identity_(std::make_shared<const char>()) {}
+    : AttentionLayer(other),
+      options_(other.options_),
+      plan_(other.plan_),
+      identity_(std::make_shared<const char>()) {}
 
 LatentAttention& LatentAttention::operator=(const LatentAttention& other) {
   if (this == &other) return *this;
@@ -181,7 +185,7 @@ LatentForm LatentAttention::form_for(std::int64_t query_len, std::int64_t kv_len
 }
 
 KvCacheOptions LatentAttention::cache_options(std::int64_t batch,
-                                              std::optional<DType> dtype) const {
+                                              std::optional<KvFormat> format) const {
   return {.batch = batch,
           .num_kv_heads = 1,
           .head_dim = latent_dim(),
@@ -189,7 +193,7 @@ KvCacheOptions LatentAttention::cache_options(std::int64_t batch,
           .values_in_keys = true,
           .num_heads = options_.num_heads,
           .mha_dim = options_.nope_dim + options_.value_dim,
-          .dtype = dtype.value_or(options_.dtype)};
+          .format = format.value_or(options_.dtype)};
 }
 
 }  // namespace ladon

@@ -3,36 +3,44 @@
 #include "layers/norm.h"
 #include "layers/projection.h"
 
-namespace ladon::multi_head {
+namespace ladon {
 
-ConstTensorView Pass::weight(std::string_view name) const {
-  return layer_.has_parameter(name) ? ConstTensorView(layer_.parameter(name).value)
-                                    : ConstTensorView();
+MultiHeadAttention::Plan::Plan(const MultiHeadAttentionOptions& options,
+                               std::span<const Parameter> parameters)
+    : query(linear_index_of(parameters, "q_proj")),
+      key(linear_index_of(parameters, "k_proj")),
+      value(linear_index_of(parameters, "v_proj")),
+      out(linear_index_of(parameters, "out_proj")),
+      query_norm(index_of(parameters, "q_norm.weight")),
+      key_norm(index_of(parameters, "k_norm.weight")),
+      sinks(index_of(parameters, "sinks")) {
+  if (options.rope.has_value()) rope = {*options.rope, options.head_dim};
 }
 
-Tensor Pass::project_heads(const ConstTensorView& x, const std::string& name,
-                           std::int64_t heads) const {
-  Tensor y =
-      Tensor::uninitialized(layer_.dtype(), {x.size(0), x.size(1), heads, layer_.head_dim()});
-  project(context_, InputRows(x).view(), weight(name + ".weight"), weight(name + ".bias"),
-          merged(y));
+namespace multi_head {
+
+void Steps::project_rows(const ConstTensorView& x, const LinearIndex& linear,
+                         const TensorView& y) const {
+  project(context_, x, weight(linear.weight), weight(linear.bias), y);
+}
+
+Tensor Steps::project_heads(const ConstTensorView& x, const LinearIndex& linear,
+                            std::int64_t heads) const {
+  Tensor y = Tensor::uninitialized(context_, layer_.dtype(),
+                                   {x.size(0), x.size(1), heads, layer_.head_dim()});
+  project_rows(InputRows(context_, x).view(), linear, merged(y));
   return y;
 }
 
-void Pass::place(const TensorView& heads, std::string_view norm,
-                 const RopePositions& positions) const {
+void Steps::norm_and_rope(const TensorView& heads, int norm, const RopePositions& positions) const {
   const MultiHeadAttentionOptions& options = layer_.options();
   if (options.qk_norm) rms_norm(context_, heads, weight(norm), options.qk_norm_epsilon, heads);
-  if (options.rope.has_value()) rope(context_, heads, *options.rope, positions, heads);
+  if (options.rope.has_value()) {
+    rope_internal::rotate_in_place(context_, heads, plan_.rope, positions);
+  }
 }
 
-ConstTensorView Pass::alibi_slopes() const {
-  const MultiHeadAttentionOptions& options = layer_.options();
-  if (options.alibi_slopes.empty()) return {};
-  return {options.alibi_slopes.data(), DType::kF64, {options.num_heads}};
-}
-
-AttentionOptions Pass::attention_options(std::optional<bool> causal) const {
+AttentionOptions Steps::attention_options(std::optional<bool> causal) const {
   const MultiHeadAttentionOptions& options = layer_.options();
   AttentionOptions attention;
   attention.scale = options.scale;
@@ -40,9 +48,10 @@ AttentionOptions Pass::attention_options(std::optional<bool> causal) const {
   attention.window_left = options.window_left;
   attention.window_right = options.window_right;
   attention.softcap = options.softcap;
-  attention.alibi_slopes = alibi_slopes();
-  if (options.sinks) attention.sinks = weight("sinks");
+  attention.alibi_slopes = layer_.alibi_slopes();
+  attention.sinks = weight(plan_.sinks);
   return attention;
 }
 
-}  // namespace ladon::multi_head
+}  // namespace multi_head
+}  // namespace ladon

@@ -8,7 +8,7 @@
 
 #include "core/checks.h"
 #include "core/fail.h"
-#include "ladon/random.h"
+#include "layers/layer_weights.h"
 #include "layers/multi_head.h"
 
 namespace ladon {
@@ -134,14 +134,14 @@ MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionOptions& options,
     return parameters_.emplace_back(
         Parameter::zeros_without_gradient(std::move(name), options_.dtype, shape));
   };
-  // Each projection draws from a stream of its own, so that switching a bias on, or another width
-  // of one projection, leaves the others' weights as they were.
+  // Each projection draws from its own stream, so that switching a bias on, or another width of one
+  // projection, leaves the others' weights as they were.
   std::uint64_t stream = 0;
   const auto add_projection = [&](const std::string& name, std::int64_t out, std::int64_t in,
                                   bool bias) {
     Parameter& weight = add(name + ".weight", {out, in});
     const double bound = std::sqrt(6.0 / (static_cast<double>(in) + static_cast<double>(out)));
-    if (seed) fill_uniform(weight.value, -bound, bound, *seed, stream++);
+    if (seed) fill_weight(weight, -bound, bound, *seed, stream++);
     if (bias) add(name + ".bias", {out});
   };
   parameters_.reserve(11);
@@ -151,10 +151,14 @@ MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionOptions& options,
   add_projection("out_proj", options_.embed_dim, query_width, options_.out_bias);
   if (options_.qk_norm) {
     for (const char* name : {"q_norm.weight", "k_norm.weight"}) {
-      fill_uniform(add(name, {options_.head_dim}).value, 1, 1, 0);
+      fill_weight(add(name, {options_.head_dim}), 1, 1);
     }
   }
   if (options_.sinks) add("sinks", {options_.num_heads});
+  if (!options_.alibi_slopes.empty()) {
+    alibi_slopes_ = Tensor::from_values(DType::kF64, {options_.num_heads}, options_.alibi_slopes);
+  }
+  plan_ = std::make_shared<const Plan>(options_, parameters_);
 }
 
 MultiHeadAttention::~MultiHeadAttention() = default;
@@ -162,13 +166,23 @@ MultiHeadAttention::MultiHeadAttention(MultiHeadAttention&&) noexcept = default;
 MultiHeadAttention& MultiHeadAttention::operator=(MultiHeadAttention&&) noexcept = default;
 
 MultiHeadAttention::MultiHeadAttention(const MultiHeadAttention& other)
-    : AttentionLayer(other), options_(other.options_), identity_(std::make_shared<const char>()) {}
+    : AttentionLayer(other),
+      options_(other.options_),
+      alibi_slopes_(other.alibi_slopes_.clone()),
+      plan_(other.plan_),
+      identity_(std::make_shared<const char>()) {}
 
 MultiHeadAttention& MultiHeadAttention::operator=(const MultiHeadAttention& other) {
   if (this == &other) return *this;
   MultiHeadAttention fresh(other);
   *this = std::move(fresh);
   return *this;
+}
+
+void MultiHeadAttention::to(const Context& context) {
+  Tensor slopes = alibi_slopes_.to(context);
+  AttentionLayer::to(context);
+  alibi_slopes_ = std::move(slopes);
 }
 
 MultiHeadAttention MultiHeadAttention::mha(std::int64_t embed_dim, std::int64_t num_heads,

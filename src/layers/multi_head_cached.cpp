@@ -2,11 +2,12 @@
 
 #include <string>
 
+#include "attention/attend.h"
 #include "core/attention_params.h"
+#include "core/context_impl.h"
 #include "core/fail.h"
 #include "layers/cached_tokens.h"
 #include "layers/multi_head.h"
-#include "layers/projection.h"
 
 namespace ladon {
 
@@ -35,6 +36,25 @@ void check_layer(const MultiHeadAttention& layer, const KvCache& cache) {
   }
 }
 
+/// The temporaries of a call: rows of all new tokens.
+struct Temporaries {
+  Temporaries(Arena& arena, const CachedTokens& tokens, const MultiHeadAttention& layer,
+              const ConstTensorView& x, const TensorView& out)
+      : rows(arena, tokens, x, out),
+        q(take(arena, tokens, layer, layer.num_heads())),
+        k(take(arena, tokens, layer, layer.num_kv_heads())),
+        v(take(arena, tokens, layer, layer.num_kv_heads())),
+        attended(take(arena, tokens, layer, layer.num_heads())) {}
+
+  static TensorView take(Arena& arena, const CachedTokens& tokens, const MultiHeadAttention& layer,
+                         std::int64_t heads) {
+    return arena.take_rows(tokens.total, heads * layer.head_dim(), layer.dtype());
+  }
+
+  TokenRows rows;
+  TensorView q, k, v, attended;
+};
+
 /// [rows, heads * head_dim] as [1, rows, heads, head_dim].
 TensorView heads_of(const TensorView& rows, std::int64_t heads) {
   return rows.reshape({1, rows.size(0), heads, rows.size(1) / heads});
@@ -44,39 +64,34 @@ TensorView heads_of(const TensorView& rows, std::int64_t heads) {
 
 void MultiHeadAttention::forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                                  const CachedCall& call, const TensorView& out) const {
-  const CachedTokens tokens = check_cached_call(kOperation, *this, x, cache, call, out);
+  const CachedTokens tokens =
+      check_cached_call(Operation(kOperation, context), *this, x, cache, call, out);
   check_layer(*this, cache);
   if (tokens.batch == 0) return;
 
-  const Pass pass(context, *this);
-  // q, k, v and what they attend to; x and out, where their rows do not lie side by side.
-  const std::int64_t width = 2 * (num_heads() + num_kv_heads()) * head_dim() + 2 * embed_dim();
-  CachedRows rows(context, tokens, cache, CachedRows::bytes_of_rows(tokens, width, dtype()));
-  const ConstTensorView input = rows.input(x);
-  const auto project_heads = [&](std::string_view weight, std::string_view bias,
-                                 std::int64_t heads) {
-    const TensorView y = rows.take(tokens.total, heads * head_dim(), dtype());
-    project(context, input, pass.weight(weight), pass.weight(bias), y);
-    return heads_of(y, heads);
-  };
-  const TensorView q = project_heads("q_proj.weight", "q_proj.bias", num_heads());
-  const TensorView k = project_heads("k_proj.weight", "k_proj.bias", num_kv_heads());
-  const TensorView v = project_heads("v_proj.weight", "v_proj.bias", num_kv_heads());
-  const RopePositions positions{.explicit_positions = rows.positions()};
-  pass.place(q, "q_norm.weight", positions);
-  pass.place(k, "k_norm.weight", positions);
+  const Steps steps(context, *this);
+  InWorkspace<RowLists> lists(context.impl().host_scratch(), tokens);
+  lists->fill(tokens, cache);
+  const InWorkspace<Temporaries> t(backend_of(context).scratch(), tokens, *this, x, out);
+  const ConstTensorView input = t->rows.input(context, tokens, *lists, x);
+  steps.project_rows(input, plan_->query, t->q);
+  steps.project_rows(input, plan_->key, t->k);
+  steps.project_rows(input, plan_->value, t->v);
+  const TensorView q = heads_of(t->q, num_heads());
+  const TensorView k = heads_of(t->k, num_kv_heads());
+  const RopePositions positions{.explicit_positions = lists->positions};
+  steps.norm_and_rope(q, plan_->query_norm, positions);
+  steps.norm_and_rope(k, plan_->key_norm, positions);
 
-  KvAppend appended(cache, k, v, rows.counts());
-  AttentionOptions options = pass.attention_options(call.causal);
+  KvAppend appended(context, cache, k, heads_of(t->v, num_kv_heads()), lists->counts);
+  AttentionOptions options = steps.attention_options(call.causal);
   options.mask = call.mask;
   options.bias = call.bias;
-  options.query_offsets = rows.offsets();
-  const TensorView attended = rows.take(tokens.total, num_heads() * head_dim(), dtype());
-  attention(context, q, appended.view(), options, heads_of(attended, num_heads()));
+  options.query_offsets = lists->offsets;
+  attend(context, q, appended.view(), options, heads_of(t->attended, num_heads()));
 
-  const TensorView result = rows.output(out);
-  project(context, attended, pass.weight("out_proj.weight"), pass.weight("out_proj.bias"), result);
-  rows.finish(result, out);
+  steps.project_rows(t->attended, plan_->out, t->rows.output());
+  t->rows.finish(context, tokens, *lists, out);
   appended.commit();
 }
 

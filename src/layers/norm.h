@@ -6,12 +6,12 @@
 
 namespace ladon {
 
-/// x and y are dense [..., dim], or [rows, dim] with any step from row to row; y may be x. weight
-/// is [dim]. Rows are independent: their bits depend on nothing else.
+/// x and y are contiguous [..., dim], or [rows, dim] with any row stride; y may be x. weight is
+/// [dim]. Rows are independent: their bits depend on nothing else.
 void rms_norm(const Context& context, const ConstTensorView& x, const ConstTensorView& weight,
               double epsilon, const TensorView& y);
 
-/// Writes dx (laid out as x may be; may be dy) and adds to dweight (f64 where x is, else f32).
+/// Writes dx (strided as x may be; may be dy) and adds to dweight (f64 where x is, else f32).
 void rms_norm_backward(const Context& context, const ConstTensorView& x,
                        const ConstTensorView& weight, double epsilon, const ConstTensorView& dy,
                        const TensorView& dx, const TensorView& dweight);

@@ -1,4 +1,4 @@
-// The optimisers. Every step first checks all parameters, then walks each weight once.
+// The optimisers. Every step first checks all parameters, then hands each to the backend.
 //
 // f64 weights are updated in double, all others in f32; what does not change within a step (bias
 // corrections, the rate) is worked out in double and rounded once.
@@ -10,11 +10,11 @@
 #include <limits>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
 #include "core/checks.h"
+#include "core/context_impl.h"
 #include "core/fail.h"
 
 namespace ladon {
@@ -67,22 +67,24 @@ void check_distinct(std::string_view operation, std::span<Parameter* const> para
   }
 }
 
-void check_value(std::string_view operation, std::size_t index, const Parameter& parameter) {
+void check_value(const Operation& operation, std::size_t index, const Parameter& parameter) {
   const std::string name = argument_name(index, ".value", parameter.name);
   check_present(operation, {name, parameter.value});
+  check_device(operation, {name, parameter.value});
   check_float(operation, {name, parameter.value});
 }
 
-void check_gradient(std::string_view operation, std::size_t index, const Parameter& parameter) {
+void check_gradient(const Operation& operation, std::size_t index, const Parameter& parameter) {
   const std::string name = argument_name(index, ".gradient", parameter.name);
   const NamedView gradient{name, parameter.gradient};
   check_present(operation, gradient);
+  check_device(operation, gradient);
   check_dtype(operation, gradient, compute_dtype(parameter.value.dtype()));
   check_shape(operation, gradient, parameter.value.shape());
 }
 
 /// What a constructor asks. A gradient that is not there yet may come with the first backward().
-void check_parameters(std::string_view operation, std::span<Parameter* const> parameters) {
+void check_parameters(const Operation& operation, std::span<Parameter* const> parameters) {
   check_distinct(operation, parameters);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     check_value(operation, i, *parameters[i]);
@@ -92,93 +94,72 @@ void check_parameters(std::string_view operation, std::span<Parameter* const> pa
 
 /// What a step asks: the weights that the state was made for, and a gradient for each.
 template <class State>
-void check_states(std::string_view operation, const std::vector<State>& states) {
+void check_states(const Operation& operation, const std::vector<State>& states) {
   for (std::size_t i = 0; i < states.size(); ++i) {
     const Parameter& parameter = *states[i].parameter;
     const std::string name = argument_name(i, ".value", parameter.name);
     const NamedView value{name, parameter.value};
     check_present(operation, value);
+    check_device(operation, value);
     check_dtype(operation, value, states[i].dtype);
     check_shape(operation, value, states[i].shape);
     check_gradient(operation, i, parameter);
   }
 }
 
-// ---- the walk over a weight ---------------------------------------------------------------------
-
-template <class Weight>
-using ComputeOf = std::conditional_t<std::is_same_v<Weight, double>, double, float>;
+// ---- what both optimisers share -----------------------------------------------------------------
 
 constexpr bool needs_master(DType weight) noexcept {
   return weight == DType::kF16 || weight == DType::kBF16;
 }
 
-/// An option in the type of the arithmetic. Saturates: an infinite factor would turn zeros to NaN.
-template <class Compute>
-Compute narrow(double value) noexcept {
-  constexpr double kLargest = static_cast<double>(std::numeric_limits<Compute>::max());
-  return static_cast<Compute>(std::min(value, kLargest));
-}
-
-/// Calls function<Weight>() with the C++ type of a floating dtype.
-template <class Function>
-void with_weight_type(DType dtype, const Function& function) {
-  switch (dtype) {
-    case DType::kF64: function.template operator()<double>(); return;
-    case DType::kF32: function.template operator()<float>(); return;
-    case DType::kF16: function.template operator()<float16>(); return;
-    case DType::kBF16: function.template operator()<bfloat16>(); return;
-    default: return;  // refused by the constructors
-  }
-}
-
-/// weight = rule(i, weight, gradient) for every element i, by way of the master copy where the
-/// weight has one.
-template <class Weight, class Rule>
-void update(Parameter& parameter, Tensor& master_tensor, const Rule& rule) {
-  using Compute = ComputeOf<Weight>;
-  Weight* const value = parameter.value.data_as<Weight>();
-  const Compute* const gradient = parameter.gradient.data_as<Compute>();
-  const std::int64_t count = parameter.num_elements();
-  if constexpr (needs_master(dtype_of<Weight>)) {
-    Compute* const master = master_tensor.data_as<Compute>();
-    for (std::int64_t i = 0; i < count; ++i) {
-      // A weight that is not its master rounded was set by someone else (a checkpoint was loaded):
-      // it counts, not the master.
-      const bool is_ours = Weight(master[i]).bits == value[i].bits;
-      const Compute weight = is_ours ? master[i] : static_cast<Compute>(value[i]);
-      master[i] = rule(i, weight, gradient[i]);
-      value[i] = Weight(master[i]);
-    }
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) value[i] = rule(i, value[i], gradient[i]);
-  }
+/// An option as it is in the type of the arithmetic. Saturates: an infinite factor would turn zeros
+/// to NaN.
+double narrow(double value, DType weight) noexcept {
+  if (weight == DType::kF64) return std::min(value, std::numeric_limits<double>::max());
+  constexpr double kLargest = static_cast<double>(std::numeric_limits<float>::max());
+  return static_cast<double>(static_cast<float>(std::min(value, kLargest)));
 }
 
 /// What both optimisers keep of a parameter; each adds its own running means.
 template <class State>
-State make_state(Parameter* parameter) {
+State make_state(const Context& context, Parameter* parameter) {
   State state;
   state.parameter = parameter;
   state.dtype = parameter->value.dtype();
   state.shape = parameter->value.shape();
-  if (needs_master(state.dtype)) state.master = Tensor::copy_of(parameter->value, DType::kF32);
+  if (needs_master(state.dtype)) {
+    state.master = Tensor::copy_of(context, parameter->value, DType::kF32);
+  }
   return state;
+}
+
+template <class State>
+OptimiserOperands operands_of(State& state) {
+  Parameter& parameter = *state.parameter;
+  return {.count = parameter.num_elements(),
+          .value = parameter.value.data(),
+          .dtype = state.dtype,
+          .gradient = parameter.gradient.data(),
+          .master = state.master.data()};
 }
 
 }  // namespace
 
 // ---- SGD ----------------------------------------------------------------------------------------
 
-Sgd::Sgd(std::vector<Parameter*> parameters, const SgdOptions& options) : options_(options) {
+Sgd::Sgd(const Context& context, std::vector<Parameter*> parameters, const SgdOptions& options)
+    : options_(options) {
   check_learning_rate("Sgd", options.learning_rate);
   check_decay_rate("Sgd", "momentum", options.momentum);
   check_weight_decay("Sgd", options.weight_decay);
-  check_parameters("Sgd", parameters);
+  check_parameters(Operation("Sgd", context), parameters);
   states_.reserve(parameters.size());
   for (Parameter* const parameter : parameters) {
-    State state = make_state<State>(parameter);
-    if (options.momentum != 0) state.velocity = Tensor(compute_dtype(state.dtype), state.shape);
+    State state = make_state<State>(context, parameter);
+    if (options.momentum != 0) {
+      state.velocity = Tensor(context, compute_dtype(state.dtype), state.shape);
+    }
     states_.push_back(std::move(state));
   }
 }
@@ -188,28 +169,14 @@ void Sgd::set_learning_rate(double learning_rate) {
   options_.learning_rate = learning_rate;
 }
 
-void Sgd::step() {
-  check_states("Sgd::step", states_);
+void Sgd::step(const Context& context) {
+  check_states(Operation("Sgd::step", context), states_);
   for (State& state : states_) {
-    with_weight_type(state.dtype, [&]<class Weight>() {
-      using Compute = ComputeOf<Weight>;
-      const auto rate = narrow<Compute>(options_.learning_rate);
-      const auto momentum = narrow<Compute>(options_.momentum);
-      const auto decay = narrow<Compute>(options_.weight_decay);
-      if (options_.momentum == 0) {
-        update<Weight>(*state.parameter, state.master,
-                       [=](std::int64_t, Compute weight, Compute gradient) {
-                         return weight - rate * (gradient + decay * weight);
-                       });
-        return;
-      }
-      Compute* const velocity = state.velocity.template data_as<Compute>();
-      update<Weight>(*state.parameter, state.master,
-                     [=](std::int64_t i, Compute weight, Compute gradient) {
-                       velocity[i] = momentum * velocity[i] + (gradient + decay * weight);
-                       return weight - rate * velocity[i];
-                     });
-    });
+    backend_of(context).sgd_step({.operands = operands_of(state),
+                                  .velocity = state.velocity.data(),
+                                  .learning_rate = narrow(options_.learning_rate, state.dtype),
+                                  .momentum = narrow(options_.momentum, state.dtype),
+                                  .weight_decay = narrow(options_.weight_decay, state.dtype)});
   }
 }
 
@@ -217,41 +184,39 @@ void Sgd::step() {
 
 namespace {
 
-/// What all elements of one step share.
-template <class Compute>
-struct AdamWStep {
-  AdamWStep(const AdamWOptions& options, std::int64_t step)
-      : beta1(beta(options.beta1)),
-        beta2(beta(options.beta2)),
-        // By the rounded betas, which are those that the running means see: with 0.999 itself, the
-        // f32 means and their corrections would drift apart by 1e-5.
-        rate(narrow<Compute>(options.learning_rate / correction(beta1, step))),
-        root_correction(narrow<Compute>(1 / std::sqrt(correction(beta2, step)))),
-        // Where it would vanish in f32, a gradient of zeros would divide 0 by 0.
-        epsilon(std::max(narrow<Compute>(options.epsilon), std::numeric_limits<Compute>::min())),
-        decay(narrow<Compute>(options.learning_rate * options.weight_decay)) {}
-
-  /// Rounded, but below 1: at 1 the means would stay 0 and their correction be infinite.
-  static Compute beta(double value) {
-    constexpr Compute kBelowOne = 1 - std::numeric_limits<Compute>::epsilon() / 2;
-    return std::min(static_cast<Compute>(value), kBelowOne);
-  }
-
-  static double correction(Compute beta, std::int64_t step) {
-    return 1 - std::pow(static_cast<double>(beta), static_cast<double>(step));
-  }
-
-  Compute beta1;
-  Compute beta2;
-  Compute rate;             // learning rate over the first moment's correction
-  Compute root_correction;  // of the second moment, inverted
-  Compute epsilon;
-  Compute decay;
-};
+/// What all elements of one step share, in a weight's type of arithmetic.
+AdamWParams step_constants(const AdamWOptions& options, std::int64_t step, DType weight) {
+  const auto epsilon_below_one = weight == DType::kF64
+                                     ? std::numeric_limits<double>::epsilon()
+                                     : static_cast<double>(std::numeric_limits<float>::epsilon());
+  const double smallest = weight == DType::kF64
+                              ? std::numeric_limits<double>::min()
+                              : static_cast<double>(std::numeric_limits<float>::min());
+  // Rounded, but below 1: at 1 the means would stay 0 and their correction be infinite.
+  const auto beta = [&](double value) {
+    return std::min(narrow(value, weight), 1 - epsilon_below_one / 2);
+  };
+  // By the rounded betas, which are those that the running means see: with 0.999 itself, the f32
+  // means and their corrections would drift apart by 1e-5.
+  const auto correction = [&](double rounded) {
+    return 1 - std::pow(rounded, static_cast<double>(step));
+  };
+  AdamWParams params;
+  params.beta1 = beta(options.beta1);
+  params.beta2 = beta(options.beta2);
+  params.rate = narrow(options.learning_rate / correction(params.beta1), weight);
+  params.root_correction = narrow(1 / std::sqrt(correction(params.beta2)), weight);
+  // Where it would vanish in f32, a gradient of zeros would divide 0 by 0.
+  params.epsilon = std::max(narrow(options.epsilon, weight), smallest);
+  params.decay = narrow(options.learning_rate * options.weight_decay, weight);
+  return params;
+}
 
 }  // namespace
 
-AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options) : options_(options) {
+AdamW::AdamW(const Context& context, std::vector<Parameter*> parameters,
+             const AdamWOptions& options)
+    : options_(options) {
   check_learning_rate("AdamW", options.learning_rate);
   check_decay_rate("AdamW", "beta1", options.beta1);
   check_decay_rate("AdamW", "beta2", options.beta2);
@@ -260,12 +225,12 @@ AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options) : 
          "got " + text_of(options.epsilon) + ", expected a positive finite number");
   }
   check_weight_decay("AdamW", options.weight_decay);
-  check_parameters("AdamW", parameters);
+  check_parameters(Operation("AdamW", context), parameters);
   states_.reserve(parameters.size());
   for (Parameter* const parameter : parameters) {
-    State state = make_state<State>(parameter);
-    state.first = Tensor(compute_dtype(state.dtype), state.shape);
-    state.second = Tensor(compute_dtype(state.dtype), state.shape);
+    State state = make_state<State>(context, parameter);
+    state.first = Tensor(context, compute_dtype(state.dtype), state.shape);
+    state.second = Tensor(context, compute_dtype(state.dtype), state.shape);
     states_.push_back(std::move(state));
   }
 }
@@ -275,25 +240,15 @@ void AdamW::set_learning_rate(double learning_rate) {
   options_.learning_rate = learning_rate;
 }
 
-void AdamW::step() {
-  check_states("AdamW::step", states_);
+void AdamW::step(const Context& context) {
+  check_states(Operation("AdamW::step", context), states_);
   ++steps_;
   for (State& state : states_) {
-    with_weight_type(state.dtype, [&]<class Weight>() {
-      using Compute = ComputeOf<Weight>;
-      const AdamWStep<Compute> step(options_, steps_);
-      Compute* const first = state.first.template data_as<Compute>();
-      Compute* const second = state.second.template data_as<Compute>();
-      update<Weight>(
-          *state.parameter, state.master, [=](std::int64_t i, Compute weight, Compute gradient) {
-            first[i] = step.beta1 * first[i] + (1 - step.beta1) * gradient;
-            second[i] = step.beta2 * second[i] + (1 - step.beta2) * (gradient * gradient);
-            const Compute spread = std::sqrt(second[i]) * step.root_correction;
-            // Decay and step in one sum: a decay below half a unit of the weight still
-            // counts where the two together are not.
-            return weight - (step.decay * weight + step.rate * first[i] / (spread + step.epsilon));
-          });
-    });
+    AdamWParams params = step_constants(options_, steps_, state.dtype);
+    params.operands = operands_of(state);
+    params.first = state.first.data();
+    params.second = state.second.data();
+    backend_of(context).adamw_step(params);
   }
 }
 
@@ -301,63 +256,38 @@ void AdamW::step() {
 
 namespace {
 
-/// function(gradient) for every element of every gradient, in order.
-template <class Function>
-void for_each_gradient(std::span<Parameter* const> parameters, const Function& function) {
-  const auto walk = [&function](auto* gradient, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) function(gradient[i]);
-  };
-  for (Parameter* const parameter : parameters) {
-    Tensor& gradient = parameter->gradient;
-    if (gradient.dtype() == DType::kF64) {
-      walk(gradient.data_as<double>(), gradient.num_elements());
-    } else {
-      walk(gradient.data_as<float>(), gradient.num_elements());
-    }
-  }
-}
-
-double norm_of(std::span<Parameter* const> parameters) {
-  double sum = 0;
-  for_each_gradient(parameters, [&sum](const auto& gradient) {
-    const auto wide = static_cast<double>(gradient);
-    sum += wide * wide;
-  });
+double norm_of(Backend& backend, std::span<const FloatArray> gradients) {
+  const Magnitude plain = backend.magnitude(gradients, 0);
   // Squares of f32 numbers cannot leave double's range, those of f64 numbers can.
   constexpr double kSafeLow = 1e-280;
+  const double sum = plain.sum_of_squares;
   if (std::isnan(sum) || (std::isfinite(sum) && sum > kSafeLow)) return std::sqrt(sum);
-  double largest = 0;
-  for_each_gradient(parameters, [&largest](const auto& gradient) {
-    largest = std::max(largest, std::abs(static_cast<double>(gradient)));
-  });
-  if (largest == 0 || std::isinf(largest)) return largest;
-  const int exponent = std::ilogb(largest);
-  double scaled_sum = 0;
-  for_each_gradient(parameters, [&scaled_sum, exponent](const auto& gradient) {
-    const double scaled = std::scalbn(static_cast<double>(gradient), -exponent);
-    scaled_sum += scaled * scaled;
-  });
-  return std::scalbn(std::sqrt(scaled_sum), exponent);
+  if (plain.largest == 0 || std::isinf(plain.largest)) return plain.largest;
+  const int exponent = std::ilogb(plain.largest);
+  return std::scalbn(std::sqrt(backend.magnitude(gradients, exponent).sum_of_squares), exponent);
 }
 
 }  // namespace
 
-double clip_gradients(std::span<Parameter* const> parameters, double max_norm) {
+double clip_gradients(const Context& context, std::span<Parameter* const> parameters,
+                      double max_norm) {
+  const Operation operation("clip_gradients", context);
   // Infinity is a way to ask for the norm alone.
   if (!(max_norm > 0)) {
-    fail("clip_gradients", "max_norm", "got " + text_of(max_norm) + ", expected a positive number");
+    fail(operation, "max_norm", "got " + text_of(max_norm) + ", expected a positive number");
   }
-  check_distinct("clip_gradients", parameters);
+  check_distinct(operation, parameters);
+  std::vector<FloatArray> gradients;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    check_value("clip_gradients", i, *parameters[i]);
-    check_gradient("clip_gradients", i, *parameters[i]);
+    check_value(operation, i, *parameters[i]);
+    check_gradient(operation, i, *parameters[i]);
+    Tensor& gradient = parameters[i]->gradient;
+    gradients.push_back({gradient.data(), gradient.dtype(), gradient.num_elements()});
   }
-  const double norm = norm_of(parameters);
+  Backend& backend = backend_of(context);
+  const double norm = norm_of(backend, gradients);
   if (!std::isfinite(norm) || norm <= max_norm) return norm;
-  const double factor = max_norm / norm;
-  for_each_gradient(parameters, [factor]<class Gradient>(Gradient& gradient) {
-    gradient = static_cast<Gradient>(static_cast<double>(gradient) * factor);
-  });
+  for (const FloatArray& gradient : gradients) backend.scale(gradient, max_norm / norm);
   return norm;
 }
 

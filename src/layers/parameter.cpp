@@ -1,14 +1,18 @@
 #include "ladon/parameter.h"
 
-#include <cstddef>
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "core/checks.h"
+#include "core/context_impl.h"
 #include "core/fail.h"
 
 namespace ladon {
+namespace {
+
+DType gradient_dtype(DType value) { return value == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+}  // namespace
 
 Parameter Parameter::zeros_without_gradient(std::string name, DType dtype, const Dims& shape) {
   if (!is_float(dtype)) {
@@ -24,28 +28,25 @@ Parameter Parameter::zeros_without_gradient(std::string name, DType dtype, const
 
 Parameter Parameter::zeros(std::string name, DType dtype, const Dims& shape) {
   Parameter parameter = zeros_without_gradient(std::move(name), dtype, shape);
-  parameter.make_gradient();
+  parameter.gradient = Tensor(gradient_dtype(dtype), shape);
   return parameter;
 }
 
-void Parameter::make_gradient() {
+void Parameter::make_gradient(const Context& context) {
   if (!gradient.view().absent()) return;
-  gradient = Tensor(value.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, value.shape());
+  check_device(Operation("Parameter::make_gradient", context), {"value", value});
+  gradient = Tensor(context, gradient_dtype(value.dtype()), value.shape());
 }
 
-void Parameter::zero_gradient() noexcept {
-  if (gradient.data() == nullptr) return;  // absent, or without elements
-  std::memset(gradient.data(), 0,
-              static_cast<std::size_t>(gradient.num_elements()) * size_of(gradient.dtype()));
+void Parameter::zero_gradient(const Context& context) {
+  check_device(Operation("Parameter::zero_gradient", context), {"gradient", gradient});
+  if (gradient.num_elements() != 0) backend_of(context).zero(gradient);
 }
 
-Parameter Parameter::copy() const {
-  Parameter result;
-  result.name = name;
-  // A tensor that is not there is copied as such.
-  if (!value.view().absent()) result.value = Tensor::copy_of(value);
-  if (!gradient.view().absent()) result.gradient = Tensor::copy_of(gradient);
-  return result;
+Parameter Parameter::copy() const { return {name, value.clone(), gradient.clone()}; }
+
+Parameter Parameter::to(const Context& context) const {
+  return {name, value.to(context), gradient.to(context)};
 }
 
 }  // namespace ladon

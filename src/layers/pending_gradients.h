@@ -1,7 +1,6 @@
 // Gradients of a layer's parameters while a backward pass sums them up.
 #pragma once
 
-#include <string_view>
 #include <vector>
 
 #include "ladon/attention_layer.h"
@@ -12,14 +11,15 @@ namespace ladon {
 /// leaves the layer as it was.
 class PendingGradients {
  public:
-  explicit PendingGradients(AttentionLayer& layer);
+  PendingGradients(const Context& context, AttentionLayer& layer);
 
-  /// The pending gradient of that name; absent where the layer has no such parameter.
-  TensorView of(std::string_view name);
+  /// The pending gradient of parameter number `index`; absent where that is kNoParameter.
+  TensorView of(int index);
 
   void commit() noexcept;
 
  private:
+  const Context& context_;
   AttentionLayer& layer_;
   std::vector<Tensor> pending_;
 };

@@ -2,22 +2,14 @@
 // they call these.
 #pragma once
 
-#include <cstdint>
-
+#include "core/projection_params.h"
 #include "ladon/context.h"
-#include "ladon/tensor.h"
 #include "ladon/tensor_view.h"
 
 namespace ladon {
 
-/// The same map for several heads at once, each with weights of its own: views are those of the
-/// first head, and the next one's start so many elements further on.
-struct HeadSteps {
-  std::int64_t heads = 1;
-  std::int64_t x = 0;  // x or dx
-  std::int64_t w = 0;
-  std::int64_t y = 0;  // y or dy
-};
+/// A matrix or, as one row, a vector; absent where the view is.
+Matrix matrix_of(const ConstTensorView& view);
 
 /// x [rows, in], w [out, in], b [out] or absent, y [rows, out]; last strides 1, any float dtypes. A
 /// row's bits do not depend on the other rows or on threads.

@@ -1,24 +1,23 @@
-// What the files of rope() share: its checks and its frequencies. Not arithmetic: the reference
-// stands apart.
+// What the files of rope() and the layers share: its checks, its frequencies, and the rotation of
+// tensors that have been checked.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
+#include "core/checks.h"
 #include "ladon/rope.h"
 
 namespace ladon::rope_internal {
 
 /// How messages name the call and its tensors.
 struct Names {
-  std::string_view operation;
+  Operation operation;
   std::string_view input;
   std::string_view output;
 };
-
-inline constexpr Names kForwardNames{"rope", "x", "out"};
-inline constexpr Names kBackwardNames{"rope_backward", "dout", "dx"};
 
 /// The sizes of a checked call.
 struct Sizes {
@@ -35,6 +34,10 @@ struct Sizes {
 Sizes check_call(const Names& names, const ConstTensorView& x, const RopeOptions& options,
                  const RopeTable* table, const RopePositions& positions, const TensorView& out);
 
+/// Throws unless the positions fit a call of this size. Messages call them `argument`.
+void check_positions(std::string_view operation, std::string_view argument,
+                     const RopePositions& positions, std::int64_t batch, std::int64_t seq);
+
 /// Throws unless rotary_dim is even and positive.
 void check_rotary_dim(std::string_view operation, std::string_view argument,
                       std::int64_t rotary_dim);
@@ -46,5 +49,20 @@ void check_scaling(std::string_view operation, double base, const RopeScalingOpt
 /// Writes frequency(n) for every pair; rotary_dim is twice the size. check_scaling comes first.
 void fill_frequencies(double base, const RopeScalingOptions& scaling,
                       std::span<double> frequencies) noexcept;
+
+/// A layer's rope, worked out when the layer is made.
+struct RopePlan {
+  RopeLayout layout = RopeLayout::kHalfSplit;
+  std::vector<double> frequencies{};  // of the rotary_dim / 2 pairs
+  double magnitude = 1;
+
+  RopePlan() = default;
+  /// Checked options over heads of head_dim.
+  RopePlan(const RopeOptions& options, std::int64_t head_dim);
+};
+
+/// rope() or rope_backward() of checked x [batch, seq, heads, head_dim], in place.
+void rotate_in_place(const Context& context, const TensorView& x, const RopePlan& plan,
+                     const RopePositions& positions, bool backward = false);
 
 }  // namespace ladon::rope_internal

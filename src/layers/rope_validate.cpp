@@ -69,29 +69,6 @@ void check_options(const Names& names, const RopeOptions& options, bool has_tabl
   }
 }
 
-void check_positions(const Names& names, const RopePositions& positions, const Sizes& sizes) {
-  const std::size_t count = positions.explicit_positions.size();
-  if (count == 0) {
-    if (positions.first > std::numeric_limits<std::int64_t>::max() - sizes.seq) {
-      fail(names.operation, "positions.first",
-           "got " + std::to_string(positions.first) + " with " + std::to_string(sizes.seq) +
-               " tokens, expected positions that fit 64 bits");
-    }
-    return;
-  }
-  if (positions.first != 0) {
-    fail(names.operation, "positions.first",
-         "got " + std::to_string(positions.first) + " beside an explicit list, expected 0");
-  }
-  const auto seq = static_cast<std::size_t>(sizes.seq);
-  const auto tokens = static_cast<std::size_t>(sizes.batch * sizes.seq);
-  if (count != seq && count != tokens) {
-    fail(names.operation, "positions.explicit_positions",
-         "got " + std::to_string(count) + " positions, expected " + std::to_string(seq) +
-             " (seq) or " + std::to_string(tokens) + " (batch * seq)");
-  }
-}
-
 void check_table_shape(const Names& names, const NamedView& argument, const Sizes& sizes) {
   const ConstTensorView& view = argument.view;
   const std::int64_t pairs = sizes.pairs();
@@ -143,6 +120,30 @@ void check_table(const Names& names, const RopeTable& table, const RopePositions
 
 }  // namespace
 
+void check_positions(std::string_view operation, std::string_view argument,
+                     const RopePositions& positions, std::int64_t batch, std::int64_t seq) {
+  const auto refuse = [&](std::string_view field, const std::string& what) {
+    fail(operation, std::string(argument).append(field), what);
+  };
+  const std::size_t count = positions.explicit_positions.size();
+  if (count == 0) {
+    if (positions.first > std::numeric_limits<std::int64_t>::max() - seq) {
+      refuse(".first", "got " + std::to_string(positions.first) + " with " + std::to_string(seq) +
+                           " tokens, expected positions that fit 64 bits");
+    }
+    return;
+  }
+  if (positions.first != 0) {
+    refuse(".first",
+           "got " + std::to_string(positions.first) + " beside an explicit list, expected 0");
+  }
+  if (count != static_cast<std::size_t>(seq) && count != static_cast<std::size_t>(batch * seq)) {
+    refuse(".explicit_positions", "got " + std::to_string(count) + " positions, expected " +
+                                      std::to_string(seq) + " (seq) or " +
+                                      std::to_string(batch * seq) + " (batch * seq)");
+  }
+}
+
 Sizes check_call(const Names& names, const ConstTensorView& x, const RopeOptions& options,
                  const RopeTable* table, const RopePositions& positions, const TensorView& out) {
   const NamedView output{names.output, out};
@@ -153,7 +154,7 @@ Sizes check_call(const Names& names, const ConstTensorView& x, const RopeOptions
                     .heads = x.size(2),
                     .head_dim = x.size(3),
                     .rotary_dim = options.rotary_dim == 0 ? x.size(3) : options.rotary_dim};
-  check_positions(names, positions, sizes);
+  check_positions(names.operation, "positions", positions, sizes.batch, sizes.seq);
   if (table != nullptr) check_table(names, *table, positions, sizes, output);
   return sizes;
 }

@@ -2,9 +2,9 @@
 
 namespace ladon {
 
-InputRows::InputRows(const ConstTensorView& x) : view_(as_rows(x)) {
+InputRows::InputRows(const Context& context, const ConstTensorView& x) : view_(as_rows(x)) {
   if (!view_.absent()) return;
-  copy_ = Tensor::copy_of(x);
+  copy_ = Tensor::copy_of(context, x);
   view_ = as_rows(ConstTensorView(copy_));
 }
 
@@ -24,7 +24,12 @@ ConstTensorView merged(const Tensor& tensor) {
 
 ConstTensorView with_batch(const ConstTensorView& x) {
   if (x.rank() == 3) return x;
-  return {x.data(), x.dtype(), {1, x.size(0), x.size(1)}, {0, x.stride(0), x.stride(1)}};
+  return {
+      x.data(), x.dtype(), {1, x.size(0), x.size(1)}, {0, x.stride(0), x.stride(1)}, x.device()};
+}
+
+Tensor without_batch(const Context& context, const Tensor& tensor) {
+  return Tensor::copy_of(context, tensor.view().select(0, 0));
 }
 
 }  // namespace ladon

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ladon/context.h"
 #include "ladon/tensor.h"
 #include "ladon/tensor_view.h"
 
@@ -15,13 +16,17 @@ View as_rows(const View& x) {
   if (x.rank() == 2) return x;
   const std::int64_t rows = x.size(0) * x.size(1);
   if (x.size(0) > 1 && x.size(1) > 1 && x.stride(0) != x.size(1) * x.stride(1)) return {};
-  return {x.data(), x.dtype(), {rows, x.size(2)}, {x.size(1) > 1 ? x.stride(1) : x.stride(0), 1}};
+  return {x.data(),
+          x.dtype(),
+          {rows, x.size(2)},
+          {x.size(1) > 1 ? x.stride(1) : x.stride(0), 1},
+          x.device()};
 }
 
 /// An input as [rows, width]: in place where its batches follow each other, else copied.
 class InputRows {
  public:
-  explicit InputRows(const ConstTensorView& x);
+  InputRows(const Context& context, const ConstTensorView& x);
   const ConstTensorView& view() const noexcept { return view_; }
 
  private:
@@ -37,5 +42,7 @@ TensorView merged(Tensor& tensor);
 ConstTensorView merged(const Tensor& tensor);
 /// [seq, width] as [1, seq, width]; what has a batch stays as it is.
 ConstTensorView with_batch(const ConstTensorView& x);
+/// [1, seq, width] as a new tensor [seq, width].
+Tensor without_batch(const Context& context, const Tensor& tensor);
 
 }  // namespace ladon

@@ -24,7 +24,7 @@ class SavedForward::Impl {
 
   /// Keeps the attention's options and the call, with copies of what they pointed to: the caller's
   /// may be gone by then. What belongs to the layer (sinks, slopes) is looked up again.
-  void keep_call(const AttentionOptions& attention, const LayerCall& call);
+  void keep_call(const Context& context, const AttentionOptions& attention, const LayerCall& call);
 
   bool batched = true;       // the inputs had a batch
   AttentionOptions options;  // without the layer's own tensors

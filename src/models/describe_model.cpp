@@ -7,7 +7,7 @@
 #include "core/fail.h"
 #include "io/file.h"
 #include "ladon/checkpoint.h"
-#include "layers/latent_pass.h"
+#include "layers/latent_steps.h"
 #include "layers/multi_head.h"
 #include "models/families.h"
 

@@ -5,7 +5,7 @@
 #include "core/fail.h"
 #include "io/file.h"
 #include "ladon/checkpoint.h"
-#include "layers/latent_pass.h"
+#include "layers/latent_steps.h"
 #include "models/stored_tensors.h"
 
 namespace ladon {

@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/host_copy.h"
 #include "io/file.h"
-#include "layers/latent_pass.h"
+#include "layers/latent_steps.h"
 
 namespace ladon::models {
 namespace {
@@ -232,7 +233,7 @@ std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const Lay
     const auto places = places_of(tensor, options, ConstTensorView(stored));
     for (std::size_t i = 0; i < places.size(); ++i) {
       Tensor& value = layer->parameter(tensor.parameters[i]).value;
-      copy(places[i], value.view().reshape(places[i].shape()));
+      copy_on_host(nullptr, places[i], value.view().reshape(places[i].shape()));
     }
   }
   layer->eval();
@@ -248,8 +249,8 @@ std::vector<NamedTensor> save_layer(const MultiHeadAttention& layer, std::string
     named.value = Tensor::uninitialized(layer.dtype(), tensor.shape);
     const auto places = places_of(tensor, layer.options(), named.value.view());
     for (std::size_t i = 0; i < places.size(); ++i) {
-      const Tensor& value = layer.parameter(tensor.parameters[i]).value;
-      copy(value.view().reshape(places[i].shape()), places[i]);
+      const Tensor value = layer.parameter(tensor.parameters[i]).value.to_host();
+      copy_on_host(nullptr, value.view().reshape(places[i].shape()), places[i]);
     }
   }
   return result;
@@ -272,8 +273,8 @@ std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const Lay
   for (const StoredTensor& tensor : tensors) {
     Tensor stored = source.load(names.prefix + tensor.name);
     Tensor& value = layer->parameter(tensor.name).value;
-    value = stored.dtype() == options.dtype ? std::move(stored)
-                                            : Tensor::copy_of(stored, options.dtype);
+    value =
+        stored.dtype() == options.dtype ? std::move(stored) : host_copy_of(stored, options.dtype);
   }
   layer->eval();
   return layer;
@@ -285,7 +286,7 @@ std::vector<NamedTensor> save_layer(const LatentAttention& layer, std::string_vi
   result.reserve(tensors.size());
   for (const StoredTensor& tensor : tensors) {
     result.push_back({.name = std::string(prefix) + tensor.name,
-                      .value = Tensor::copy_of(layer.parameter(tensor.name).value)});
+                      .value = layer.parameter(tensor.name).value.to_host()});
   }
   return result;
 }

@@ -17,7 +17,7 @@ double element(const Operand& operand, std::int64_t offset, std::int64_t token, 
                       offset + token * operand.token_stride + head * operand.head_stride + i);
 }
 
-/// One number of K or V, wherever a cache stores it.
+/// One element of K or V, wherever a cache stores it.
 double kv_element(const AttentionParams& params, const Sequence& sequence, bool of_key,
                   std::int64_t key, std::int64_t head, std::int64_t i) {
   const KvLayout& layout = params.kv_layout;
@@ -141,9 +141,10 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
     row.scaled[j] = score;
     if (rules.softcap != 0) score = rules.softcap * std::tanh(score / rules.softcap);
     row.softcapped[j] = score;
-    if (rules.alibi_slopes != nullptr) {
+    if (rules.alibi_slopes.data != nullptr) {
       const std::int64_t position = token + sequence.position_offset;
-      score -= rules.alibi_slopes[head] * std::abs(static_cast<double>(position - key));
+      score -=
+          head_element(rules.alibi_slopes, head) * std::abs(static_cast<double>(position - key));
     }
     if (rules.bias.data != nullptr) score += element(rules.bias, sequence, head, token, key);
     row.masked[j] = is_visible(rules, sequence, head, token, key) ? score : -kInfinity;
@@ -152,9 +153,10 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
   }
 
   double denominator = 0;
-  if (rules.sinks != nullptr && sees_something) {
-    if (rules.sinks[head] > maximum) maximum = rules.sinks[head];
-    denominator = std::exp(rules.sinks[head] - maximum);
+  if (rules.sinks.data != nullptr && sees_something) {
+    const double sink = head_element(rules.sinks, head);
+    if (sink > maximum) maximum = sink;
+    denominator = std::exp(sink - maximum);
   }
   for (std::size_t j = 0; j < keys; ++j) {
     if (row.masked[j] == -kInfinity) continue;
@@ -255,7 +257,8 @@ double sink_gradient(const AttentionParams& params, std::int64_t head) {
     for (std::int64_t token = 0; token < sequence.query_len; ++token) {
       const double lse = element(params.lse, sequence.lse, token, head);
       if (lse == -kInfinity) continue;
-      sum -= std::exp(params.rules.sinks[head] - lse) * row_delta(params, sequence, head, token);
+      sum -= std::exp(head_element(params.rules.sinks, head) - lse) *
+             row_delta(params, sequence, head, token);
     }
   }
   return sum;

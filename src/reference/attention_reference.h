@@ -37,4 +37,7 @@ std::vector<double> score_gradient_row(const AttentionParams& params, const Sequ
 /// The gradient of one head's sink.
 double sink_gradient(const AttentionParams& params, std::int64_t head);
 
+/// Zeros in dk and dv for the padding of a batch: keys that exist there and were never seen.
+void zero_padding(const AttentionParams& params);
+
 }  // namespace ladon::reference

@@ -9,6 +9,7 @@
 
 #include "attention/error_cases.h"
 #include "ladon/attention.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -137,7 +138,7 @@ TEST_P(AttentionErrors, InputsMayRepeatTheirElements) {
 /// q, k, v and a fourth part (as q) as slices of one [batch, len, heads, head_dim] buffer.
 struct PackedBuffer {
   explicit PackedBuffer(std::uint64_t seed) : memory(DType::kF32, {2, 7, 12, 8}) {
-    fill_normal(memory, 0, 1, seed);
+    fill_normal(host_context(), memory, 0, 1, seed);
   }
   TensorView q() { return memory.view().slice(2, 0, 4); }
   TensorView k() { return memory.view().slice(2, 4, 6); }
@@ -148,7 +149,7 @@ struct PackedBuffer {
 };
 
 void expect_same_bits(const Tensor& expected, const ConstTensorView& view, const char* name) {
-  const Tensor dense = Tensor::copy_of(view);
+  const Tensor dense = Tensor::copy_of(host_context(), view);
   EXPECT_EQ(std::memcmp(expected.data(), dense.data(),
                         static_cast<std::size_t>(dense.num_elements()) * size_of(dense.dtype())),
             0)
@@ -157,9 +158,9 @@ void expect_same_bits(const Tensor& expected, const ConstTensorView& view, const
 
 TEST_P(AttentionErrors, InterleavedViewsOfOneBufferAreNotRefused) {
   PackedBuffer packed(1);
-  const Tensor q = Tensor::copy_of(packed.q());
-  const Tensor k = Tensor::copy_of(packed.k());
-  const Tensor v = Tensor::copy_of(packed.v());
+  const Tensor q = Tensor::copy_of(host_context(), packed.q());
+  const Tensor k = Tensor::copy_of(host_context(), packed.k());
+  const Tensor v = Tensor::copy_of(host_context(), packed.v());
   const Dims lse_shape{2, 4, 7};
   Tensor out(DType::kF32, q.shape());
   Tensor lse(DType::kF32, lse_shape);
@@ -178,7 +179,7 @@ TEST_P(AttentionErrors, InterleavedViewsOfOneBufferAreNotRefused) {
   Tensor dq(DType::kF32, q.shape());
   Tensor dk(DType::kF32, k.shape());
   Tensor dv(DType::kF32, v.shape());
-  const Tensor dout = Tensor::copy_of(gradients.rest());
+  const Tensor dout = Tensor::copy_of(host_context(), gradients.rest());
   attention_backward(context_, q, k, v, options, {out, lse, dout, {}}, {dq, dk, dv, {}, {}});
   attention_backward(context_, packed.q(), packed.k(), packed.v(), options,
                      {packed.rest(), packed_lse, gradients.rest(), {}},
@@ -195,7 +196,7 @@ TEST_P(AttentionErrors, InterleavedViewsThatMeetAreRefused) {
   Tensor out(DType::kF32, {2, 7, 4, 8});
   Tensor lse(DType::kF32, {2, 4, 7});
   attention(context_, packed.q(), packed.k(), packed.v(), {}, out, lse);
-  const Tensor before = Tensor::copy_of(gradients.memory);
+  const Tensor before = Tensor::copy_of(host_context(), gradients.memory);
   const TensorView too_early = gradients.memory.view().slice(2, 3, 5);  // dq has heads 0 to 3
   EXPECT_EQ(error_of([&] {
               attention_backward(context_, packed.q(), packed.k(), packed.v(), {},

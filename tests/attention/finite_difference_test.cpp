@@ -12,6 +12,7 @@
 
 #include "ladon/attention.h"
 #include "support/case_data.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon::test {
@@ -90,19 +91,19 @@ class Problem {
   Problem(const Context& context, const CaseData& data)
       : context_(context),
         options_(data.options()),
-        q(Tensor::copy_of(data.q())),
-        k(Tensor::copy_of(data.k())),
-        v(Tensor::copy_of(data.v())),
-        dout_(Tensor::copy_of(data.dout())),
+        q(Tensor::copy_of(host_context(), data.q())),
+        k(Tensor::copy_of(host_context(), data.k())),
+        v(Tensor::copy_of(host_context(), data.v())),
+        dout_(Tensor::copy_of(host_context(), data.dout())),
         out_(DType::kF64, data.out_shape()),
         lse_(DType::kF64, data.lse_shape()) {
-    if (!data.dlse().absent()) dlse_ = Tensor::copy_of(data.dlse());
+    if (!data.dlse().absent()) dlse_ = Tensor::copy_of(host_context(), data.dlse());
     if (!options_.bias.absent()) {
-      bias = Tensor::copy_of(options_.bias);
+      bias = Tensor::copy_of(host_context(), options_.bias);
       options_.bias = bias;
     }
     if (!options_.sinks.absent()) {
-      sinks = Tensor::copy_of(options_.sinks, DType::kF64);
+      sinks = Tensor::copy_of(host_context(), options_.sinks, DType::kF64);
       options_.sinks = sinks;
     }
   }

@@ -14,6 +14,7 @@
 
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon::test {
@@ -23,7 +24,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor wide = Tensor::copy_of(view, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);
   return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
 }
 
@@ -61,11 +62,11 @@ struct MergeProblem {
     sinks = Tensor(DType::kF32, {4});
     // The mean lifts every score to about `score` (8 products of mean^2, by the default scale).
     const double mean = score == 1 ? 0 : std::sqrt(score / std::sqrt(8.0));
-    fill_normal(q, mean, score == 1 ? 1 : 0.01, seed, 1);
-    fill_normal(k, mean, score == 1 ? 1 : 0.01, seed, 2);
-    fill_normal(v, 0, 1, seed, 3);
-    fill_normal(bias, 0, 1, seed, 4);
-    fill_normal(sinks, score == 1 ? 0 : score, 2, seed, 5);
+    fill_normal(host_context(), q, mean, score == 1 ? 1 : 0.01, seed, 1);
+    fill_normal(host_context(), k, mean, score == 1 ? 1 : 0.01, seed, 2);
+    fill_normal(host_context(), v, 0, 1, seed, 3);
+    fill_normal(host_context(), bias, 0, 1, seed, 4);
+    fill_normal(host_context(), sinks, score == 1 ? 0 : score, 2, seed, 5);
     Random random(seed, 6);
     for (std::int64_t i = 0; i < mask.num_elements(); ++i) {
       const bool row_sees_nothing = i / std::max<std::int64_t>(kv_len, 1) == 4;
@@ -105,8 +106,8 @@ struct MergeProblem {
       outs.push_back(part.out);
       lses.push_back(part.lse);
     }
-    fill_normal(merged.out, 0, 1, 98);  // everything must be overwritten
-    fill_normal(merged.lse, 0, 1, 99);
+    fill_normal(host_context(), merged.out, 0, 1, 98);  // everything must be overwritten
+    fill_normal(host_context(), merged.lse, 0, 1, 99);
     merge_attention(context, outs, lses, merged.out, merged.lse, sinks);
   }
 
@@ -208,7 +209,7 @@ TEST_P(Merge, ALargeSink) {
   for (const double sink : {1e3, -1e3}) {
     for (const DType dtype : {DType::kF64, DType::kF32}) {
       MergeProblem problem(dtype, 20, 8);
-      fill_uniform(problem.sinks, sink, sink, 1);
+      fill_uniform(host_context(), problem.sinks, sink, sink, 1);
       const Result merged = problem.run_in_parts(context_, {0, 7, 20}, true);
       const Result whole = problem.run(context_, 0, 20, true);
       const double tolerance = dtype == DType::kF64 ? 1e-12 : 2e-6;
@@ -299,7 +300,7 @@ TEST(MergeByHand, DtypesMayDiffer) {
   for (const DType lse_dtype : {DType::kF32, DType::kF64}) {
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
       HandMerge merge(0, std::log(3.0), lse_dtype, dtype);
-      merge.out0 = Tensor::copy_of(merge.out0, dtype);
+      merge.out0 = Tensor::copy_of(host_context(), merge.out0, dtype);
       merge.lse1 = Tensor::from_values(DType::kF64, kOneLse, {std::log(3.0)});
       merge.run();
       expect_near_all(values_of(merge.out), {7, -4}, 8 * std::max(epsilon_of(dtype), 1e-15),

@@ -8,6 +8,7 @@
 
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/on_every_isa.h"
 
@@ -56,7 +57,7 @@ TEST_P(Promise, P5_LongSumsOfEqualTermsDoNotDrift) {
   constexpr float kValue = 0.7F;
   const auto filled = [](const Dims& shape, double value) {
     Tensor tensor(DType::kF32, shape);
-    fill_uniform(tensor, value, value, 0);
+    fill_uniform(host_context(), tensor, value, value, 0);
     return tensor;
   };
   for (const std::int64_t query_len : {1, 70}) {
@@ -82,7 +83,7 @@ TEST_P(Promise, P5_LongSumsOfEqualTermsDoNotDrift) {
   const Tensor long_q = filled({1, 20, 1, 4096}, 0.7);
   Tensor long_k = filled({1, 2, 1, 4096}, 0.1);
   const Tensor pair = Tensor::from_values(DType::kF32, {1, 2, 1, 1}, {0, 1});
-  fill_uniform(long_k.view().slice(1, 1, 2), 0.1001, 0.1001, 0);
+  fill_uniform(host_context(), long_k.view().slice(1, 1, 2), 0.1001, 0.1001, 0);
   const Tensor weights = attention(context_, long_q, long_k, pair);
   const double gap =
       static_cast<double>(0.7F) * 64 * (static_cast<double>(0.1001F) - static_cast<double>(0.1F));
@@ -112,7 +113,7 @@ TEST_P(Promise, P5_ScoresOfTenThousandAreFine) {
     Tensor q(DType::kF32, {1, query_len, 1, 4});
     Tensor k(DType::kF32, {1, kv_len, 1, 4});
     Tensor v(DType::kF32, {1, kv_len, 1, 3});
-    fill_normal(v, 0, 1, 5);
+    fill_normal(host_context(), v, 0, 1, 5);
     for (std::int64_t i = 0; i < q.num_elements(); ++i) {
       q.data_as<float>()[i] = static_cast<float>(50 + i % 3);
     }
@@ -122,9 +123,9 @@ TEST_P(Promise, P5_ScoresOfTenThousandAreFine) {
     const AttentionOptions options{.scale = 1};
     const Tensor out = attention(context_, q, k, v, options);
     const Context reference(ContextOptions{.isa = Isa::kReference});
-    const Tensor truth =
-        attention(reference, Tensor::copy_of(q, DType::kF64), Tensor::copy_of(k, DType::kF64),
-                  Tensor::copy_of(v, DType::kF64), options);
+    const Tensor truth = attention(reference, Tensor::copy_of(host_context(), q, DType::kF64),
+                                   Tensor::copy_of(host_context(), k, DType::kF64),
+                                   Tensor::copy_of(host_context(), v, DType::kF64), options);
     for (std::int64_t i = 0; i < out.num_elements(); ++i) {
       EXPECT_NEAR(static_cast<double>(out.data_as<float>()[i]), truth.data_as<double>()[i], 1e-6);
     }
@@ -135,7 +136,7 @@ TEST_P(Promise, P5_HugeValuesInBfloat16AreFine) {
   // 133120 is a bf16 number whose square times head_dim is 1.1e12: q = k = v gives it back.
   for (const std::int64_t query_len : {1, 20}) {
     Tensor tensor(DType::kBF16, {1, query_len, 1, 64});
-    fill_uniform(tensor, 133120, 133120, 1);
+    fill_uniform(host_context(), tensor, 133120, 133120, 1);
     const Tensor out = attention(context_, tensor, tensor, tensor);
     for (std::int64_t i = 0; i < out.num_elements(); ++i) {
       ASSERT_EQ(static_cast<float>(out.data_as<bfloat16>()[i]), 133120.0F);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ladon/attention.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/run_case.h"
 
@@ -127,13 +128,14 @@ TEST_P(Promise, P6_ARowDoesNotDependOnTheRowsBesideIt) {
                      .value_dim = 32,
                      .causal = true};
   const CaseData data(problem);
-  Tensor q = Tensor::copy_of(data.q());
-  Tensor k = Tensor::copy_of(data.k());
-  Tensor v = Tensor::copy_of(data.v());
+  Tensor q = Tensor::copy_of(host_context(), data.q());
+  Tensor k = Tensor::copy_of(host_context(), data.k());
+  Tensor v = Tensor::copy_of(host_context(), data.v());
   const Tensor before = attention(context_, q, k, v, {.causal = true});
   const std::int64_t kept = 41;
   for (Tensor* tensor : {&q, &k, &v}) {
-    fill_normal(tensor->view().slice(1, kept, 100), 0, 30, 99);  // large: every maximum moves
+    fill_normal(host_context(), tensor->view().slice(1, kept, 100), 0, 30,
+                99);  // large: every maximum moves
   }
   const Tensor after = attention(context_, q, k, v, {.causal = true});
   EXPECT_TRUE(same_bits(ConstTensorView(before.view().slice(1, 0, kept)),
@@ -148,9 +150,9 @@ TEST_P(Promise, P6_ATileDoesNotDependOnTheStripItIsIn) {
     Tensor q(dtype, {1, 1500, 2, 24});
     Tensor k(dtype, {1, 1500, 1, 24});
     Tensor v(dtype, {1, 1500, 1, 24});
-    fill_normal(q.view(), 0, 1, 1);
-    fill_normal(k.view(), 0, 1, 2);
-    fill_normal(v.view(), 0, 1, 3);
+    fill_normal(host_context(), q.view(), 0, 1, 1);
+    fill_normal(host_context(), k.view(), 0, 1, 2);
+    fill_normal(host_context(), v.view(), 0, 1, 3);
     const AttentionOptions options{.causal = true, .window_left = 900};
     const Tensor before = attention(context, q, k, v, options);
     const std::int64_t kept = 1111;
@@ -193,11 +195,11 @@ double extra_mib(const Context& context, std::int64_t length, std::int64_t dim,
   Tensor tensors[8];
   for (Tensor& tensor : tensors) {
     tensor = Tensor(DType::kF32, shape);
-    fill_uniform(tensor, -1, 1, 11);  // written, so resident
+    fill_uniform(host_context(), tensor, -1, 1, 11);  // written, so resident
   }
   auto& [q, k, v, out, dout, dq, dk, dv] = tensors;
   Tensor lse(DType::kF32, {1, 1, length});
-  fill_uniform(lse, 0, 1, 12);
+  fill_uniform(host_context(), lse, 0, 1, 12);
   if (!reset_peak()) return -1;
   const double before = peak_mib();
   attention(context, q, k, v, options, out, lse);

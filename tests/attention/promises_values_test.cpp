@@ -11,6 +11,7 @@
 
 #include "core/element.h"
 #include "ladon/attention.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/on_every_isa.h"
 #include "support/run_case.h"
@@ -97,13 +98,13 @@ TEST_P(Promise, P1_AMaskOfAllFalseGivesZeroGradients) {
   AttentionOptions options = data.options();
   const Tensor mask(DType::kBool, {1, 1, 1, 1});
   options.mask = mask;
-  Tensor out = Tensor::copy_of(data.dout());
+  Tensor out = Tensor::copy_of(host_context(), data.dout());
   Tensor lse(DType::kF32, data.lse_shape());
   attention(context_, data.q(), data.k(), data.v(), options, out, lse);
   Tensor dq(DType::kF32, data.q().shape());
   Tensor dk(DType::kF32, data.k().shape());
   Tensor dv(DType::kF32, data.v().shape());
-  for (Tensor* tensor : {&dq, &dk, &dv}) fill_normal(*tensor, 0, 1, 3);
+  for (Tensor* tensor : {&dq, &dk, &dv}) fill_normal(host_context(), *tensor, 0, 1, 3);
   attention_backward(context_, data.q(), data.k(), data.v(), options,
                      {.out = out, .lse = lse, .dout = data.dout()}, {.dq = dq, .dk = dk, .dv = dv});
   for (const Tensor* tensor : {&out, &dq, &dk, &dv}) {
@@ -123,8 +124,8 @@ class Spoiled {
   Spoiled(const Context& context, const CaseData& data, std::int64_t key, double k_value,
           double v_value)
       : options_(data.options()),
-        k_(Tensor::copy_of(data.k())),
-        v_(Tensor::copy_of(data.v())),
+        k_(Tensor::copy_of(host_context(), data.k())),
+        v_(Tensor::copy_of(host_context(), data.v())),
         out(data.problem().dtype, data.out_shape()),
         lse(data.lse_dtype(), data.lse_shape()),
         dq(data.problem().dtype, data.q().shape()),
@@ -192,8 +193,8 @@ TEST_P(Promise, P2_P3_WhatIsNotFiniteReachesTheRowsThatSeeItAndNoOther) {
 void expect_rows_apart(const Context& context_, bool spoil_query, bool spoil_dout) {
   for (const Case& problem : masked_cases()) {
     const CaseData data(problem);
-    Tensor q = Tensor::copy_of(data.q());
-    Tensor dout = Tensor::copy_of(data.dout());
+    Tensor q = Tensor::copy_of(host_context(), data.q());
+    Tensor dout = Tensor::copy_of(host_context(), data.dout());
     const std::int64_t row = problem.query_len / 2;
     const auto run_once = [&](Tensor& dq, Tensor& dk, Tensor& dv, Tensor& out) {
       Tensor lse(data.lse_dtype(), data.lse_shape());

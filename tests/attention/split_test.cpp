@@ -12,6 +12,7 @@
 
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon::test {
@@ -28,10 +29,10 @@ struct SplitProblem {
         k(dtype, {2, kv_len, kKvHeads, kHeadDim}),
         v(dtype, {2, kv_len, kKvHeads, kValueDim}),
         sinks(DType::kF32, {kHeads}) {
-    fill_normal(q, mean, 1, 1);
-    fill_normal(k, mean, mean == 0 ? 1 : 0.01, 2);
-    fill_normal(v, 0, 1, 3);
-    fill_normal(sinks, 5, 1, 4);
+    fill_normal(host_context(), q, mean, 1, 1);
+    fill_normal(host_context(), k, mean, mean == 0 ? 1 : 0.01, 2);
+    fill_normal(host_context(), v, 0, 1, 3);
+    fill_normal(host_context(), sinks, 5, 1, 4);
     lengths = {kv_len, kv_len / 2};
   }
 
@@ -54,7 +55,7 @@ struct SplitResult {
 };
 
 std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor wide = Tensor::copy_of(view, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);
   return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
 }
 
@@ -147,27 +148,27 @@ TEST(MergeStrided, GivesTheSameBits) {
   const Dims shape{2, 3, 4, 5};
   Tensor outs_memory(DType::kF32, {2, 2, 3, 4, 5});
   Tensor lses_memory(DType::kF32, {2, 2, 4, 3});
-  fill_normal(outs_memory, 0, 1, 1);
-  fill_normal(lses_memory, 0, 1, 2);
+  fill_normal(host_context(), outs_memory, 0, 1, 1);
+  fill_normal(host_context(), lses_memory, 0, 1, 2);
   const ConstTensorView outs[] = {outs_memory.view().select(0, 0), outs_memory.view().select(0, 1)};
   const ConstTensorView lses[] = {lses_memory.view().select(0, 0), lses_memory.view().select(0, 1)};
   Tensor sinks(DType::kF32, {4});
-  fill_normal(sinks, 0, 1, 3);
+  fill_normal(host_context(), sinks, 0, 1, 3);
   Tensor out(DType::kF32, shape);
   Tensor lse(DType::kF32, {2, 4, 3});
   merge_attention(Context(ContextOptions{.num_threads = 1}), outs, lses, out, lse, sinks);
 
   // Parts as heads-first arrays, lse as [query_len, batch, heads], sinks as every second number.
-  const Tensor heads_first[] = {Tensor::copy_of(outs[0].transpose(1, 2)),
-                                Tensor::copy_of(outs[1].transpose(1, 2))};
+  const Tensor heads_first[] = {Tensor::copy_of(host_context(), outs[0].transpose(1, 2)),
+                                Tensor::copy_of(host_context(), outs[1].transpose(1, 2))};
   const ConstTensorView strided_outs[] = {ConstTensorView(heads_first[0]).transpose(1, 2),
                                           ConstTensorView(heads_first[1]).transpose(1, 2)};
-  const Tensor tokens_first[] = {Tensor::copy_of(lses[0].transpose(0, 2)),
-                                 Tensor::copy_of(lses[1].transpose(0, 2))};
+  const Tensor tokens_first[] = {Tensor::copy_of(host_context(), lses[0].transpose(0, 2)),
+                                 Tensor::copy_of(host_context(), lses[1].transpose(0, 2))};
   const ConstTensorView strided_lses[] = {ConstTensorView(tokens_first[0]).transpose(0, 2),
                                           ConstTensorView(tokens_first[1]).transpose(0, 2)};
   Tensor sinks_memory(DType::kF32, {4, 2});
-  copy(sinks, sinks_memory.view().select(1, 1));
+  copy(host_context(), sinks, sinks_memory.view().select(1, 1));
   Tensor out_memory(DType::kF32, {4, 2, 3, 7});
   const TensorView strided_out =
       out_memory.view().slice(3, 1, 6).transpose(0, 1).transpose(1, 2);  // [2, 3, 4, 5]
@@ -175,8 +176,8 @@ TEST(MergeStrided, GivesTheSameBits) {
   const TensorView strided_lse = lse_memory.view().transpose(0, 2);
   merge_attention(Context(ContextOptions{.num_threads = 3}), strided_outs, strided_lses,
                   strided_out, strided_lse, sinks_memory.view().select(1, 1));
-  EXPECT_TRUE(same_bits(out, Tensor::copy_of(strided_out)));
-  EXPECT_TRUE(same_bits(lse, Tensor::copy_of(strided_lse)));
+  EXPECT_TRUE(same_bits(out, Tensor::copy_of(host_context(), strided_out)));
+  EXPECT_TRUE(same_bits(lse, Tensor::copy_of(host_context(), strided_lse)));
   // The gaps were zero and still are.
   for (const std::int64_t gap : {0, 6}) {
     for (const double value : values_of(out_memory.view().select(3, gap))) EXPECT_EQ(value, 0);

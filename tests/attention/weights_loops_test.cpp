@@ -14,6 +14,7 @@
 #include "ladon/attention.h"
 #include "ladon/isa.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -29,8 +30,8 @@ struct RandomProblem {
   explicit RandomProblem(std::int64_t kv_heads) : num_kv_heads(kv_heads) {
     q = Tensor(DType::kF32, {kBatch, kQueries, kHeads, kDim});
     k = Tensor(DType::kF32, {kBatch, kKeys, kv_heads, kDim});
-    fill_normal(q, 0, 1, 1);
-    fill_normal(k, 0, 1, 2);
+    fill_normal(host_context(), q, 0, 1, 1);
+    fill_normal(host_context(), k, 0, 1, 2);
   }
 
   std::int64_t num_kv_heads;
@@ -126,7 +127,7 @@ void choose_options(RandomProblem& problem, unsigned choice) {
   }
   if ((choice & 16U) != 0) {
     problem.bias = Tensor(DType::kBF16, {1, kHeads, 1, kKeys});
-    fill_normal(problem.bias, 0, 1, 3);
+    fill_normal(host_context(), problem.bias, 0, 1, 3);
     options.bias = problem.bias;
     problem.mask = Tensor(DType::kBool, {kBatch, 1, kQueries, kKeys});
     Random random(4);
@@ -141,12 +142,12 @@ void choose_options(RandomProblem& problem, unsigned choice) {
   }
   if ((choice & 64U) != 0) {
     problem.slopes = Tensor(DType::kF32, {kHeads});
-    fill_uniform(problem.slopes, 0.1, 1, 5);
+    fill_uniform(host_context(), problem.slopes, 0.1, 1, 5);
     options.alibi_slopes = problem.slopes;
   }
   if ((choice & 128U) != 0) {
     problem.sinks = Tensor(DType::kF16, {kHeads});
-    fill_normal(problem.sinks, 0, 1, 6);
+    fill_normal(host_context(), problem.sinks, 0, 1, 6);
     options.sinks = problem.sinks;
   }
 }
@@ -180,11 +181,11 @@ TEST(WeightsByLoops, EveryOutputDtype) {
 TEST(WeightsByLoops, EveryInputDtype) {
   RandomProblem problem(3);
   choose_options(problem, 1 + 16 + 128);
-  const Tensor narrow_k = Tensor::copy_of(problem.k, DType::kBF16);
-  problem.k = Tensor::copy_of(narrow_k, DType::kF32);
-  const Tensor narrow_q = Tensor::copy_of(problem.q, DType::kF16);
-  problem.q = Tensor::copy_of(narrow_q, DType::kF32);
-  const Tensor wide_q = Tensor::copy_of(problem.q, DType::kF64);
+  const Tensor narrow_k = Tensor::copy_of(host_context(), problem.k, DType::kBF16);
+  problem.k = Tensor::copy_of(host_context(), narrow_k, DType::kF32);
+  const Tensor narrow_q = Tensor::copy_of(host_context(), problem.q, DType::kF16);
+  problem.q = Tensor::copy_of(host_context(), narrow_q, DType::kF32);
+  const Tensor wide_q = Tensor::copy_of(host_context(), problem.q, DType::kF64);
   const std::vector<double> expected = expected_weights(problem, ScoreStage::kProbability);
   for (const Tensor* q : {&std::as_const(problem.q), &wide_q}) {
     expect_near_all(weights_of(*q, narrow_k, problem.options, ScoreStage::kProbability), expected,
@@ -196,11 +197,11 @@ TEST(WeightsByLoops, StridedInputsAndOutput) {
   RandomProblem problem(2);
   choose_options(problem, 1 + 64);
   // [batch, heads, len, dim] seen as [batch, len, heads, dim].
-  const Tensor q = Tensor::copy_of(ConstTensorView(problem.q).transpose(1, 2));
-  const Tensor k = Tensor::copy_of(ConstTensorView(problem.k).transpose(1, 2));
+  const Tensor q = Tensor::copy_of(host_context(), ConstTensorView(problem.q).transpose(1, 2));
+  const Tensor k = Tensor::copy_of(host_context(), ConstTensorView(problem.k).transpose(1, 2));
   const double sentinel = 77;
   Tensor memory(DType::kF32, {kKeys + 2, kQueries, kHeads + 1, 2 * kBatch});
-  fill_uniform(memory, sentinel, sentinel, 1);
+  fill_uniform(host_context(), memory, sentinel, sentinel, 1);
   // Every dimension strided, the last one too, and gaps in three of them.
   const TensorView weights(
       memory.data_as<float>() + 1, DType::kF32, {kBatch, kHeads, kQueries, kKeys},
@@ -219,7 +220,7 @@ TEST(Weights, TimesValuesAreTheOutputOnEveryIsa) {
   choose_options(problem, 1 + 16 + 32 + 64 + 128);
   problem.options.dropout = {.probability = 0.3, .seed = 5};
   Tensor v(DType::kF32, {kBatch, kKeys, 2, 4});
-  fill_normal(v, 0, 1, 8);
+  fill_normal(host_context(), v, 0, 1, 8);
   const std::vector<double> weights =
       weights_of(problem.q, problem.k, problem.options, ScoreStage::kDropped);
   const std::vector<double> values = values_of(v);

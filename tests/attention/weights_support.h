@@ -11,6 +11,7 @@
 
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 
@@ -21,7 +22,7 @@ inline constexpr ScoreStage kStages[] = {ScoreStage::kScaled, ScoreStage::kSoftc
                                          ScoreStage::kDropped};
 
 inline std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor wide = Tensor::copy_of(view, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);
   return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
 }
 
@@ -43,7 +44,7 @@ inline std::vector<double> weights_of(const ConstTensorView& q, const ConstTenso
                                       const AttentionOptions& options, ScoreStage stage,
                                       DType dtype = DType::kF64) {
   Tensor weights(dtype, {q.size(0), q.size(2), q.size(1), k.size(1)});
-  fill_normal(weights, 0, 1, 99);  // everything must be overwritten
+  fill_normal(host_context(), weights, 0, 1, 99);  // everything must be overwritten
   attention_weights(Context(), q, k, options, weights, stage);
   return values_of(weights);
 }

@@ -11,6 +11,7 @@
 #include "attention/weights_support.h"
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -128,8 +129,8 @@ TEST(WeightsByHand, GarbageWhereNothingLooks) {
 
 struct DropoutProblem {
   DropoutProblem() {
-    fill_normal(q, 0, 1, 1);
-    fill_normal(k, 0, 1, 2);
+    fill_normal(host_context(), q, 0, 1, 1);
+    fill_normal(host_context(), k, 0, 1, 2);
   }
   std::vector<double> weights(const DropoutOptions& dropout, ScoreStage stage) const {
     return weights_of(q, k, {.dropout = dropout}, stage);

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "ladon/tensor.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -38,7 +39,7 @@ constexpr BitFamily kFamilies[] = {
 
 void BitHashes::add(std::string_view name, const ConstTensorView& view) {
   if (view.absent()) return;
-  const Tensor dense = Tensor::copy_of(view);
+  const Tensor dense = Tensor::copy_of(host_context(), view);
   Fnv hash;
   hash.add(dense.data(), static_cast<std::size_t>(dense.num_elements()) * size_of(dense.dtype()));
   entries_.push_back({std::string(name), hash.value()});

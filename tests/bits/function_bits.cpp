@@ -9,6 +9,7 @@
 #include "ladon/head_ops.h"
 #include "ladon/optim.h"
 #include "ladon/rope.h"
+#include "support/host_context.h"
 #include "support/run_case.h"
 
 namespace ladon::test {
@@ -26,7 +27,7 @@ void add_results(const CaseResults& results, BitHashes& hashes) {
 
 Tensor random_like(Random& random, DType dtype, const Dims& shape, double deviation = 1) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, deviation, random.next_u64());
+  fill_normal(host_context(), tensor, 0, deviation, random.next_u64());
   return tensor;
 }
 
@@ -101,18 +102,19 @@ void run_weights(const Context& context, Random& random, BitHashes& hashes) {
   hashes.add("weights", weights.view());
 }
 
-void run_heads_and_copies(Random& random, BitHashes& hashes) {
+void run_heads_and_copies(const Context& context, Random& random, BitHashes& hashes) {
   const Tensor x = random_like(random, pick_float(random), {2, 1 + random.below(9), 3, 10}, 1e3);
-  const Tensor repeated = repeat_kv(x, 1 + random.below(4));
+  const Tensor repeated = repeat_kv(context, x, 1 + random.below(4));
   hashes.add("repeated", repeated.view());
-  const Tensor merged = merge_heads(x.view().transpose(1, 2));
+  const Tensor merged = merge_heads(context, x.view().transpose(1, 2));
   hashes.add("merged_heads", merged.view());
-  const Tensor converted = Tensor::copy_of(
-      x.view().transpose(0, 3), pick(random, {DType::kF32, DType::kBF16, DType::kF16, DType::kF64,
-                                              DType::kI8, DType::kU8, DType::kI32, DType::kBool}));
+  const Tensor converted =
+      Tensor::copy_of(context, x.view().transpose(0, 3),
+                      pick(random, {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI8,
+                                    DType::kU8, DType::kI32, DType::kBool}));
   hashes.add("converted", converted.view());
   Tensor uniform(pick_float(random), {1 + random.below(300)});
-  fill_uniform(uniform, -2, 3, random.next_u64(), 5);
+  fill_uniform(context, uniform, -2, 3, random.next_u64(), 5);
   hashes.add("uniform", uniform.view());
 }
 
@@ -159,18 +161,19 @@ void run_caches(const Context& context, Random& random, BitHashes& hashes) {
   const std::vector<CacheKind> kinds = {
       {"contiguous"}, {"paged", 1}, {"paged", 7}, {"paged", 16}, {"window", 0, 20}};
   const CacheKind& kind = kinds[static_cast<std::size_t>(random.below(5))];
-  KvCache cache = make_cache(kind, {.batch = 2,
-                                    .num_kv_heads = heads,
-                                    .head_dim = dim,
-                                    .value_dim = value_dim,
-                                    .dtype = stored});
+  KvCache cache = make_cache(context, kind,
+                             {.batch = 2,
+                              .num_kv_heads = heads,
+                              .head_dim = dim,
+                              .value_dim = value_dim,
+                              .format = stored});
   for (int step = 0; step < 3; ++step) {
     const std::int64_t count = step == 1 ? 1 : 1 + random.below(60);
     const std::vector<std::int64_t> lengths = {count, random.below(count + 1)};
-    cache.append(random_like(random, query, {2, count, heads, dim}),
+    cache.append(context, random_like(random, query, {2, count, heads, dim}),
                  random_like(random, query, {2, count, heads, value_dim}), lengths);
-    if (step == 1 && chance(random, 0.5)) cache = cache.fork();
-    if (step == 1 && chance(random, 0.3)) cache.reorder(std::vector<std::int64_t>{1, 0});
+    if (step == 1 && chance(random, 0.5)) cache = cache.fork(context);
+    if (step == 1 && chance(random, 0.3)) cache.reorder(context, std::vector<std::int64_t>{1, 0});
     const std::int64_t queries = pick(random, {1, 2, 5});
     const Tensor q = random_like(random, query, {2, queries, heads * group, dim});
     Tensor out(query, {2, queries, heads * group, value_dim});
@@ -190,27 +193,27 @@ void run_small_operations(const Context& context, Random& random, BitHashes& has
   run_rope(context, random, hashes);
   run_merge(context, random, hashes);
   run_weights(context, random, hashes);
-  run_heads_and_copies(random, hashes);
+  run_heads_and_copies(context, random, hashes);
 }
 
-void run_optimisers(const Context&, Random& random, BitHashes& hashes) {
+void run_optimisers(const Context& context, Random& random, BitHashes& hashes) {
   std::vector<Parameter> parameters;
   for (int i = 0; i < 2; ++i) {
     const DType dtype = pick_float(random);
     Parameter parameter = Parameter::zeros("w", dtype, {1 + random.below(90), 17});
-    fill_normal(parameter.value, 0, 1, random.next_u64());
-    fill_normal(parameter.gradient, 0, 0.3, random.next_u64());
+    fill_normal(context, parameter.value, 0, 1, random.next_u64());
+    fill_normal(context, parameter.gradient, 0, 0.3, random.next_u64());
     parameters.push_back(std::move(parameter));
   }
   const std::vector<Parameter*> pointers = {&parameters[0], &parameters[1]};
-  hashes.add("norm", clip_gradients(pointers, 0.5));
-  Sgd plain(pointers, {.learning_rate = 0.1, .weight_decay = 0.1});
-  Sgd heavy(pointers, {.learning_rate = 0.05, .momentum = 0.9});
-  AdamW adam(pointers, {.learning_rate = 0.02});
+  hashes.add("norm", clip_gradients(context, pointers, 0.5));
+  Sgd plain(context, pointers, {.learning_rate = 0.1, .weight_decay = 0.1});
+  Sgd heavy(context, pointers, {.learning_rate = 0.05, .momentum = 0.9});
+  AdamW adam(context, pointers, {.learning_rate = 0.02});
   for (int step = 0; step < 3; ++step) {
-    plain.step();
-    heavy.step();
-    adam.step();
+    plain.step(context);
+    heavy.step(context);
+    adam.step(context);
   }
   for (const Parameter& parameter : parameters) {
     hashes.add("value", parameter.value.view());

@@ -7,13 +7,14 @@
 #include "cache/cache_support.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
 
 Tensor random_input(Random& random, DType dtype, const Dims& shape) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, 1, random.next_u64());
+  fill_normal(host_context(), tensor, 0, 1, random.next_u64());
   return tensor;
 }
 
@@ -108,7 +109,7 @@ void run_cached(const Context& context, Random& random, AttentionLayer& layer,
   DType stored = chance(random, 0.4)
                      ? layer.dtype()
                      : pick(random, {DType::kF32, DType::kBF16, DType::kF16, DType::kI8});
-  KvCache cache = make_cache(kind, layer.cache_options(batch, stored));
+  KvCache cache = make_cache(context, kind, layer.cache_options(batch, stored));
   for (const std::int64_t seq : {std::int64_t{12}, std::int64_t{1}, std::int64_t{1},
                                  1 + random.below(40), std::int64_t{1}}) {
     CachedCall call;

@@ -10,6 +10,7 @@
 
 #include "cache/cache_support.h"
 #include "ladon/multi_head_attention.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/run_case.h"
 #include "support/temp_folder.h"
@@ -86,7 +87,8 @@ void step(const Context& context, const MultiHeadAttention& layer, const Sequenc
   for (std::int64_t b = 0; b < batch; ++b) {
     const auto i = static_cast<std::size_t>(b);
     starts.push_back(cache.length(b));
-    copy(all.x[i].view().slice(0, starts[i], starts[i] + counts[i]), rows_of(x, b, row));
+    copy(host_context(), all.x[i].view().slice(0, starts[i], starts[i] + counts[i]),
+         rows_of(x, b, row));
     row += counts[i];
   }
   Tensor out = layer.forward(context, x, cache, {.new_lengths = counts});
@@ -94,7 +96,8 @@ void step(const Context& context, const MultiHeadAttention& layer, const Sequenc
   for (std::int64_t b = 0; b < batch; ++b) {
     const auto i = static_cast<std::size_t>(b);
     EXPECT_EQ(cache.length(b), starts[i] + counts[i]);
-    copy(rows_of(out, b, row), outs[i].view().slice(0, starts[i], starts[i] + counts[i]));
+    copy(host_context(), rows_of(out, b, row),
+         outs[i].view().slice(0, starts[i], starts[i] + counts[i]));
     row += counts[i];
   }
 }
@@ -160,7 +163,7 @@ TEST_P(CacheChunks, AnySplitGivesTheWholeSequencesAnswer) {
         Random random(3);
         std::vector<Tensor> at_once;
         for (const std::int64_t most : {1000, 1, 3, 12}) {
-          KvCache cache = make_cache(kind, options);
+          KvCache cache = make_cache(host_context(), kind, options);
           std::vector<Tensor> outs = empty_outs(all);
           if (most == 1000) {
             step(context_, layer, all, cache, kLengths, false, outs);
@@ -168,7 +171,7 @@ TEST_P(CacheChunks, AnySplitGivesTheWholeSequencesAnswer) {
             run_chunks(context_, layer, all, cache, most, random, outs,
                        [&] { poison_dead_slots({&cache}); });
           }
-          expect_near(outs, all.truth, storage_bound(options.dtype),
+          expect_near(outs, all.truth, storage_bound(options.format.dtype),
                       "chunks of " + std::to_string(most));
           // Whatever the storage rounds, it rounds alike for every split.
           if (most == 1000)
@@ -184,9 +187,9 @@ TEST_P(CacheChunks, TruncateForkReorderSaveAndLoadChangeNothing) {
   for_every_cache(
       [&](const MultiHeadAttention& layer, const CacheKind& kind, const KvCacheOptions& options) {
         const Sequences all = sequences_of(context_, layer);
-        const double bound = storage_bound(options.dtype);
+        const double bound = storage_bound(options.format.dtype);
         Random random(4);
-        KvCache cache = make_cache(kind, options);
+        KvCache cache = make_cache(host_context(), kind, options);
         std::vector<Tensor> outs = empty_outs(all);
         const auto drafts = [&] {  // tokens that are taken back
           const Tensor x = random_tensor(DType::kF32, {cache.batch(), 3, kEmbed}, 50);
@@ -197,22 +200,22 @@ TEST_P(CacheChunks, TruncateForkReorderSaveAndLoadChangeNothing) {
         drafts();
         step(context_, layer, all, cache, {4, 0, 0}, true, outs);
         // Two forks go on from here, one of them with other tokens.
-        KvCache other = cache.fork();
+        KvCache other = cache.fork(host_context());
         const Tensor noise = random_tensor(DType::kF32, {3, 5, kEmbed}, 51);
         layer.forward(context_, noise, other);
         step(context_, layer, all, cache, {3, 0, 0}, false, outs);
-        cache.save(folder / "cache");
+        cache.save(host_context(), folder / "cache");
         cache.reset();
         drafts();
-        cache.load(folder / "cache");
+        cache.load(host_context(), folder / "cache");
         // There and back again.
-        cache.reorder(std::vector<std::int64_t>{2, 0, 1, 0});
+        cache.reorder(host_context(), std::vector<std::int64_t>{2, 0, 1, 0});
         EXPECT_EQ(cache.batch(), 4);
-        cache.reorder(std::vector<std::int64_t>{1, 2, 0});
+        cache.reorder(host_context(), std::vector<std::int64_t>{1, 2, 0});
         run_chunks(context_, layer, all, cache, 5, random, outs);
         expect_near(outs, all.truth, bound, "after operations");
         // The fork had its own tokens all along.
-        KvCache again = make_cache(kind, options);
+        KvCache again = make_cache(host_context(), kind, options);
         std::vector<Tensor> unused = empty_outs(all);
         step(context_, layer, all, again, {15, 20, 1}, false, unused);
         layer.forward(context_, noise, again);
@@ -230,7 +233,7 @@ TEST_P(CacheChunks, ContiguousAndPagedGiveTheSameBits) {
     std::vector<Tensor> first;
     for (const CacheKind& kind : unlimited_kinds()) {
       Random random(9);  // the same chunks for each
-      KvCache cache = make_cache(kind, layer.cache_options(3));
+      KvCache cache = make_cache(host_context(), kind, layer.cache_options(3));
       std::vector<Tensor> outs = empty_outs(all);
       run_chunks(context_, layer, all, cache, 6, random, outs);
       if (first.empty()) {
@@ -254,7 +257,7 @@ TEST_P(CacheChunks, EveryStorageServesEveryQueryDType) {
     if (dtype == DType::kF64) storages.push_back(dtype);
     for (const DType storage : storages) {
       for (const CacheKind& kind : unlimited_kinds()) {
-        KvCache cache = make_cache(kind, layer.cache_options(3, storage));
+        KvCache cache = make_cache(host_context(), kind, layer.cache_options(3, storage));
         std::vector<Tensor> outs = empty_outs(all);
         Random random(2);
         run_chunks(context_, layer, all, cache, 8, random, outs);
@@ -268,7 +271,7 @@ TEST_P(CacheChunks, EveryStorageServesEveryQueryDType) {
 
 TEST_P(CacheChunks, WindowCacheHoldsTheWindowAndNoMore) {
   const MultiHeadAttention layer = make_layer(2, true);
-  KvCache cache = KvCache::window(layer.cache_options(), kWindow);
+  KvCache cache = KvCache::window(host_context(), layer.cache_options(), kWindow);
   const std::int64_t reserved = cache.bytes_reserved();
   EXPECT_EQ(reserved, (kWindow + 1) * 2 * 2 * 10 * 4);
   const Tensor x = random_tensor(DType::kF32, {300, kEmbed}, 8);
@@ -288,15 +291,17 @@ TEST_P(CacheChunks, TheFunctionalFormLeavesThePastAlone) {
     const MultiHeadAttention layer = make_layer(2, false);
     const Tensor x = random_tensor(DType::kF32, {12, kEmbed}, 8);
     const Tensor truth = layer.forward(context_, x);
-    KvCache empty = make_cache(kind, layer.cache_options());
-    empty.reserve(64);
+    KvCache empty = make_cache(host_context(), kind, layer.cache_options());
+    empty.reserve(host_context(), 64);
     CachedForward first = layer.forward_from(context_, x.view().slice(0, 0, 5), empty);
     EXPECT_EQ(empty.length(), 0);
     const CacheState before = state_of(first.cache);
     const CachedForward second =
         layer.forward_from(context_, x.view().slice(0, 5, 12), first.cache);
     EXPECT_EQ(state_of(first.cache), before);
-    EXPECT_LE(relative_difference(second.out, Tensor::copy_of(truth.view().slice(0, 5, 12))), 1e-5);
+    EXPECT_LE(relative_difference(second.out,
+                                  Tensor::copy_of(host_context(), truth.view().slice(0, 5, 12))),
+              1e-5);
     // What both hold lies in the same slots of the same memory.
     const KvCacheView a = first.cache.view();
     const KvCacheView b = second.cache.view();

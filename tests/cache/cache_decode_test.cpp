@@ -8,6 +8,7 @@
 #include "cache/cache_support.h"
 #include "ladon/multi_head_attention.h"
 #include "support/counted_new.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/run_case.h"
 
@@ -47,8 +48,8 @@ TEST_P(CacheDecode, OneTokenAllocatesNothing) {
     const MultiHeadAttention layer = make_layer(dtype);
     for (const CacheKind& kind : all_kinds()) {
       for (const DType storage : kStorages) {
-        KvCache cache = make_cache(kind, layer.cache_options(3, storage));
-        cache.reserve(700);
+        KvCache cache = make_cache(host_context(), kind, layer.cache_options(3, storage));
+        cache.reserve(host_context(), 700);
         const Tensor x = random_tensor(dtype, {3, 1, kEmbed}, 1);
         const Tensor prompt = random_tensor(dtype, {3, 500, kEmbed}, 2);
         Tensor out(dtype, {3, 1, kEmbed});
@@ -80,16 +81,16 @@ TEST_P(CacheDecode, AppendingTouchesOnlyItsOwnSlots) {
   const Tensor k = random_tensor(DType::kF32, {1, past, 2, 8}, 3);
   const Tensor one = random_tensor(DType::kF32, {1, 1, 2, 8}, 4);
   for (const CacheKind& kind : unlimited_kinds()) {
-    KvCache cache = make_cache(kind, options, 2 * past);
-    cache.reserve(past + 1000);
-    cache.append(k, k);
+    KvCache cache = make_cache(host_context(), kind, options, 2 * past);
+    cache.reserve(host_context(), past + 1000);
+    cache.append(host_context(), k, k);
     const void* const memory = cache.view().k;
     std::vector<std::int64_t> slots;
     for (std::int64_t j = 0; j < past; ++j) {
       slots.push_back(slot_in(cache.view(), cache.view().sequences[0], j));
     }
     const std::int64_t before = allocations;
-    for (int i = 0; i < 500; ++i) cache.append(one, one);
+    for (int i = 0; i < 500; ++i) cache.append(host_context(), one, one);
     EXPECT_EQ(allocations - before, 0) << kind.name;
     EXPECT_EQ(cache.view().k, memory) << kind.name;
     for (std::int64_t j = 0; j < past; ++j) {
@@ -101,12 +102,12 @@ TEST_P(CacheDecode, AppendingTouchesOnlyItsOwnSlots) {
 
 TEST_P(CacheDecode, GrowingCopiesAConstantNumberOfTimes) {
   // Doubling: over n appends the memory moves log2(n) times at most.
-  KvCache cache = KvCache::contiguous({.num_kv_heads = 1, .head_dim = 4});
+  KvCache cache = KvCache::contiguous(host_context(), {.num_kv_heads = 1, .head_dim = 4});
   const Tensor one = random_tensor(DType::kF32, {1, 1, 1, 4}, 4);
   std::int64_t moves = 0;
   const void* memory = nullptr;
   for (int i = 0; i < 5000; ++i) {
-    cache.append(one, one);
+    cache.append(host_context(), one, one);
     if (cache.view().k != memory) ++moves;
     memory = cache.view().k;
   }
@@ -121,7 +122,7 @@ TEST_P(CacheDecode, TwoThreadsOnTwoForksAgreeWithOne) {
       const Tensor prompt = random_tensor(DType::kF32, {30, kEmbed}, 2);
       const Tensor futures[] = {random_tensor(DType::kF32, {40, kEmbed}, 10),
                                 random_tensor(DType::kF32, {40, kEmbed}, 11)};
-      KvCache prefix = make_cache(kind, layer.cache_options(1, storage));
+      KvCache prefix = make_cache(host_context(), kind, layer.cache_options(1, storage));
       layer.forward(context_, prompt, prefix);
       const auto decode = [&](KvCache& cache, const Tensor& future) {
         Tensor out(DType::kF32, {40, kEmbed});
@@ -133,7 +134,7 @@ TEST_P(CacheDecode, TwoThreadsOnTwoForksAgreeWithOne) {
       };
       std::vector<Tensor> alone;
       for (const Tensor& future : futures) {
-        KvCache fork = prefix.fork();
+        KvCache fork = prefix.fork(host_context());
         alone.push_back(decode(fork, future));
       }
       std::vector<Tensor> together(2);
@@ -141,7 +142,7 @@ TEST_P(CacheDecode, TwoThreadsOnTwoForksAgreeWithOne) {
         std::vector<std::thread> threads;
         for (std::size_t i = 0; i < 2; ++i) {
           threads.emplace_back([&, i] {
-            KvCache fork = prefix.fork();
+            KvCache fork = prefix.fork(host_context());
             together[i] = decode(fork, futures[i]);
           });
         }

@@ -12,6 +12,7 @@
 #include "cache/cache_support.h"
 #include "ladon/multi_head_attention.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -20,7 +21,7 @@ const KvCacheOptions kOptions{.batch = 2, .num_kv_heads = 2, .head_dim = 4};
 
 TEST(CacheErrors, Options) {
   const auto message = [](KvCacheOptions options) {
-    return error_of([&] { KvCache::contiguous(options); });
+    return error_of([&] { KvCache::contiguous(host_context(), options); });
   };
   EXPECT_EQ(message({.num_kv_heads = 0, .head_dim = 4}),
             "KvCache::contiguous: num_kv_heads: got 0, expected 1 to 16777216");
@@ -37,33 +38,34 @@ TEST(CacheErrors, Options) {
             "KvCache::contiguous: mha_dim: got -1, expected 1 to 33554432");
   EXPECT_EQ(message({.batch = -1, .num_kv_heads = 2, .head_dim = 4}),
             "KvCache::contiguous: batch: got -1, expected 0 to 2147483648");
-  EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .dtype = DType::kI32}),
-            "KvCache::contiguous: dtype: got i32, expected f64, f32, f16, bf16 or i8");
-  EXPECT_EQ(error_of([] { KvCache::contiguous(kOptions, -1); }),
+  EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .format = DType::kI32}),
+            "KvCache::contiguous: format: got i32, expected f64, f32, f16, bf16 or i8");
+  EXPECT_EQ(error_of([] { KvCache::contiguous(host_context(), kOptions, -1); }),
             "KvCache::contiguous: capacity: got -1, expected 0 (grow) or more");
-  EXPECT_EQ(error_of([] { KvCache::window(kOptions, -1); }),
+  EXPECT_EQ(error_of([] { KvCache::window(host_context(), kOptions, -1); }),
             "KvCache::window: window_left: got -1, expected 0 to 1099511627776");
-  EXPECT_EQ(error_of([] { KvCache::window(kOptions, 3, -1); }),
+  EXPECT_EQ(error_of([] { KvCache::window(host_context(), kOptions, 3, -1); }),
             "KvCache::window: spare: got -1, expected 0 to 1099511627776");
   EXPECT_EQ(error_of([] { KvCache::paged(nullptr); }),
             "KvCache::paged: pool: got none, expected a PagePool");
-  EXPECT_EQ(error_of([] { PagePool(kOptions, 0, 4); }),
+  EXPECT_EQ(error_of([] { PagePool(host_context(), kOptions, 0, 4); }),
             "PagePool: page_size: got 0, expected 1 to 2147483647");
-  EXPECT_EQ(error_of([] { PagePool(kOptions, 4, -1); }),
+  EXPECT_EQ(error_of([] { PagePool(host_context(), kOptions, 4, -1); }),
             "PagePool: num_pages: got -1, expected 0 to 2147483647");
-  error_of([] { KvCache::contiguous(kOptions, std::int64_t{1} << 62); }, ErrorCode::kOutOfMemory);
-  error_of([] { PagePool(kOptions, 1 << 30, 1 << 30); }, ErrorCode::kOutOfMemory);
+  error_of([] { KvCache::contiguous(host_context(), kOptions, std::int64_t{1} << 62); },
+           ErrorCode::kOutOfMemory);
+  error_of([] { PagePool(host_context(), kOptions, 1 << 30, 1 << 30); }, ErrorCode::kOutOfMemory);
 }
 
 /// Every kind, with a few tokens in it, and no room for many more.
 std::vector<KvCache> filled_caches() {
   std::vector<KvCache> caches;
-  caches.push_back(KvCache::contiguous(kOptions, 8));
-  caches.push_back(KvCache::window(kOptions, 3, 2));
-  caches.push_back(KvCache::paged(std::make_shared<PagePool>(kOptions, 2, 6), 2));
+  caches.push_back(KvCache::contiguous(host_context(), kOptions, 8));
+  caches.push_back(KvCache::window(host_context(), kOptions, 3, 2));
+  caches.push_back(KvCache::paged(std::make_shared<PagePool>(host_context(), kOptions, 2, 6), 2));
   for (KvCache& cache : caches) {
     const Tensor k = random_tensor(DType::kF32, {2, 5, 2, 4}, 1);
-    cache.append(k, k, std::vector<std::int64_t>{5, 3});
+    cache.append(host_context(), k, k, std::vector<std::int64_t>{5, 3});
   }
   return caches;
 }
@@ -89,7 +91,7 @@ void expect_message(Call&& call, const std::string& expected,
 TEST(CacheErrors, Append) {
   const auto append = [](const Tensor& k, const Tensor& v,
                          const std::vector<std::int64_t>& lengths = {}) {
-    return [&k, &v, lengths](KvCache& cache) { cache.append(k, v, lengths); };
+    return [&k, &v, lengths](KvCache& cache) { cache.append(host_context(), k, v, lengths); };
   };
   const Tensor good(DType::kF32, {2, 1, 2, 4});
   const Tensor heads(DType::kF32, {2, 1, 3, 4});
@@ -131,19 +133,19 @@ TEST(CacheErrors, NoRoom) {
   const Tensor k = random_tensor(DType::kF32, {2, 4, 2, 4}, 1);
   const CacheState contiguous = state_of(caches[0]);
   EXPECT_EQ(
-      error_of([&] { caches[0].append(k, k); }),
+      error_of([&] { caches[0].append(host_context(), k, k); }),
       "KvCache::append: length: got a sequence of 9 tokens, expected at most the cache's capacity "
       "of 8");
   EXPECT_EQ(state_of(caches[0]), contiguous);
-  EXPECT_EQ(error_of([&] { caches[0].reserve(9); }),
+  EXPECT_EQ(error_of([&] { caches[0].reserve(host_context(), 9); }),
             "KvCache::reserve: length: got a sequence of 9 tokens, expected at most the cache's "
             "capacity of 8");
   // The pool has a page left: the first sequence would fit, the second would not.
   const CacheState paged = state_of(caches[2]);
-  EXPECT_EQ(error_of([&] { caches[2].append(k, k); }, ErrorCode::kOutOfMemory),
+  EXPECT_EQ(error_of([&] { caches[2].append(host_context(), k, k); }, ErrorCode::kOutOfMemory),
             "KvCache::append: pool: got 1 free pages of 6, expected 4");
   EXPECT_EQ(state_of(caches[2]), paged);
-  caches[2].append(k, k, std::vector<std::int64_t>{1, 3});  // what fits goes in
+  caches[2].append(host_context(), k, k, std::vector<std::int64_t>{1, 3});  // what fits goes in
   EXPECT_EQ(caches[2].length(1), 6);
 }
 
@@ -160,20 +162,20 @@ TEST(CacheErrors, Operations) {
                  "KvCache::length: sequence: got 7, expected 0 to 1: the cache has 2 sequences");
   expect_message(
       [](KvCache& cache) {
-        cache.reorder(std::vector<std::int64_t>{0, 2});
+        cache.reorder(host_context(), std::vector<std::int64_t>{0, 2});
       },
       "KvCache::reorder: from: got 2 at index 1, expected 0 to 1");
-  expect_message([](KvCache& cache) { cache.reserve(-1); },
+  expect_message([](KvCache& cache) { cache.reserve(host_context(), -1); },
                  "KvCache::reserve: length: got -1, expected 0 to 1099511627776");
   expect_message(
       [](KvCache& cache) {
         const Tensor k(DType::kF32, {2, 1, 2, 4});
-        const KvAppend pending(cache, k, k);
+        const KvAppend pending(host_context(), cache, k, k);
         cache.truncate(0, 0);
       },
       "KvCache::truncate: cache: got one with a KvAppend that has not ended, expected commit() or "
       "its end first");
-  KvCache contiguous = KvCache::contiguous(kOptions);
+  KvCache contiguous = KvCache::contiguous(host_context(), kOptions);
   EXPECT_EQ(error_of([&] { contiguous.adopt_prefix(0, {}); }, ErrorCode::kUnsupported),
             "KvCache::adopt_prefix: cache: got a contiguous cache, expected a paged one");
   EXPECT_EQ(error_of([&] { contiguous.publish_prefix(0, {}); }, ErrorCode::kUnsupported),
@@ -188,9 +190,9 @@ TEST(CacheErrors, Operations) {
 }
 
 TEST(CacheErrors, AWindowCannotGoBackPastWhatItDropped) {
-  KvCache cache = KvCache::window({.num_kv_heads = 1, .head_dim = 2}, 3, 2);
+  KvCache cache = KvCache::window(host_context(), {.num_kv_heads = 1, .head_dim = 2}, 3, 2);
   const Tensor k = random_tensor(DType::kF32, {1, 20, 1, 2}, 1);
-  cache.append(k, k);
+  cache.append(host_context(), k, k);
   EXPECT_EQ(cache.held(), 5);
   EXPECT_EQ(error_of([&] { cache.truncate(0, 17); }),
             "KvCache::truncate: length: got 17, expected 18 to 20: the window has dropped what an "
@@ -216,17 +218,19 @@ TEST(CacheErrors, LayerAndCacheMustFit) {
     EXPECT_EQ(state_of(cache), before);
     return message;
   };
-  EXPECT_EQ(refused(KvCache::contiguous({.batch = 2, .num_kv_heads = 4, .head_dim = 4}), layer, x),
-            "MultiHeadAttention::forward: cache: got one of 4 KV heads of 4 and 4, expected the "
-            "layer's 2 KV heads of 4 and 4");
   EXPECT_EQ(
-      refused(KvCache::contiguous(layer.cache_options(2, DType::kF64)), layer, x),
+      refused(KvCache::contiguous(host_context(), {.batch = 2, .num_kv_heads = 4, .head_dim = 4}),
+              layer, x),
+      "MultiHeadAttention::forward: cache: got one of 4 KV heads of 4 and 4, expected the "
+      "layer's 2 KV heads of 4 and 4");
+  EXPECT_EQ(
+      refused(KvCache::contiguous(host_context(), layer.cache_options(2, DType::kF64)), layer, x),
       "MultiHeadAttention::forward: cache: got dtype f64, expected a narrower one for a layer "
       "of f32");
   EXPECT_EQ(
-      refused(KvCache::contiguous(layer.cache_options(3)), layer, x),
+      refused(KvCache::contiguous(host_context(), layer.cache_options(3)), layer, x),
       "MultiHeadAttention::forward: x: got [2, 3, 8], expected a batch of 3 as the cache has");
-  EXPECT_EQ(refused(KvCache::window(layer.cache_options(2), 5), layer, x),
+  EXPECT_EQ(refused(KvCache::window(host_context(), layer.cache_options(2), 5), layer, x),
             "MultiHeadAttention::forward: cache: got a window of 5, expected one that keeps every "
             "token, because the layer has no window_left");
   MultiHeadAttentionOptions options = layer.options();
@@ -234,31 +238,33 @@ TEST(CacheErrors, LayerAndCacheMustFit) {
   options.dropout = 0.5;
   MultiHeadAttention windowed(options);
   EXPECT_EQ(
-      refused(KvCache::window(layer.cache_options(2), 5), windowed, x),
+      refused(KvCache::window(host_context(), layer.cache_options(2), 5), windowed, x),
       "MultiHeadAttention::forward: cache: got a window of 5, expected at least the layer's 9");
-  EXPECT_EQ(refused(KvCache::window(layer.cache_options(2), 9), windowed, x),
+  EXPECT_EQ(refused(KvCache::window(host_context(), layer.cache_options(2), 9), windowed, x),
             "MultiHeadAttention::forward: cache: got one while the layer trains with dropout, "
             "expected eval() first");
   const std::vector<std::int64_t> lengths = {3, 4};
   EXPECT_EQ(
-      refused(KvCache::contiguous(layer.cache_options(2)), layer, x, {.new_lengths = lengths}),
+      refused(KvCache::contiguous(host_context(), layer.cache_options(2)), layer, x,
+              {.new_lengths = lengths}),
       "MultiHeadAttention::forward: new_lengths: got 4 at index 1, expected 0 to x's 3 tokens");
   const Tensor packed = random_tensor(DType::kF32, {6, 8}, 1);
-  EXPECT_EQ(
-      refused(KvCache::contiguous(layer.cache_options(2)), layer, packed, {.new_lengths = lengths}),
-      "MultiHeadAttention::forward: new_lengths: got a sum other than x's 6 tokens, expected "
-      "the packed tokens of all sequences");
+  EXPECT_EQ(refused(KvCache::contiguous(host_context(), layer.cache_options(2)), layer, packed,
+                    {.new_lengths = lengths}),
+            "MultiHeadAttention::forward: new_lengths: got a sum other than x's 6 tokens, expected "
+            "the packed tokens of all sequences");
   const Tensor wide = random_tensor(DType::kF32, {2, 3, 9}, 1);
-  EXPECT_EQ(refused(KvCache::contiguous(layer.cache_options(2)), layer, wide),
+  EXPECT_EQ(refused(KvCache::contiguous(host_context(), layer.cache_options(2)), layer, wide),
             "MultiHeadAttention::forward: x: got [2, 3, 9], expected a width of 8");
   // A pool that runs out in the middle of the batch.
-  KvCache paged = KvCache::paged(std::make_shared<PagePool>(layer.cache_options(), 2, 3), 2);
+  KvCache paged =
+      KvCache::paged(std::make_shared<PagePool>(host_context(), layer.cache_options(), 2, 3), 2);
   const CacheState before = state_of(paged);
   EXPECT_EQ(error_of([&] { layer.forward(context, x, paged); }, ErrorCode::kOutOfMemory),
             "KvCache::append: pool: got 3 free pages of 3, expected 4");
   EXPECT_EQ(state_of(paged), before);
   // A mask that does not fit is found after the tokens were written.
-  KvCache cache = KvCache::contiguous(layer.cache_options(2));
+  KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(2));
   const CacheState empty = state_of(cache);
   const Tensor mask(DType::kBool, {1, 1, 3, 9});
   error_of([&] { layer.forward(context, x, cache, {.mask = mask}); });
@@ -268,10 +274,10 @@ TEST(CacheErrors, LayerAndCacheMustFit) {
 TEST(CacheErrors, EmptyCachesOfEveryStorageCanBeAttendedTo) {
   const Context context;
   for (const DType storage : kStorages) {
-    const KvCacheOptions options{.num_kv_heads = 2, .head_dim = 4, .dtype = storage};
+    const KvCacheOptions options{.num_kv_heads = 2, .head_dim = 4, .format = storage};
     for (KvCache* cache :
-         {new KvCache(KvCache::contiguous(options)),
-          new KvCache(KvCache::paged(std::make_shared<PagePool>(options, 4, 0)))}) {
+         {new KvCache(KvCache::contiguous(host_context(), options)),
+          new KvCache(KvCache::paged(std::make_shared<PagePool>(host_context(), options, 4, 0)))}) {
       const std::unique_ptr<KvCache> owner(cache);
       const Tensor q = random_tensor(DType::kF32, {1, 1, 4, 4}, 1);
       Tensor out = random_tensor(DType::kF32, {1, 1, 4, 4}, 2);
@@ -285,11 +291,11 @@ TEST(CacheErrors, ABadMaskCostsAPoolNothing) {
   const Context context;
   const MultiHeadAttention layer(
       {.embed_dim = 8, .num_heads = 4, .num_kv_heads = 2, .head_dim = 4, .causal = true});
-  const auto pool = std::make_shared<PagePool>(layer.cache_options(), 2, 3);
+  const auto pool = std::make_shared<PagePool>(host_context(), layer.cache_options(), 2, 3);
   {
     KvCache gone = KvCache::paged(pool);
     const Tensor k(DType::kF32, {1, 4, 2, 4});
-    gone.append(k, k);
+    gone.append(host_context(), k, k);
     gone.publish_prefix(0, std::vector<std::int64_t>{1, 2, 3, 4});
   }
   EXPECT_EQ(pool->statistics().kept_pages, 2);

@@ -19,6 +19,7 @@
 #include "support/error_of.h"
 #include "support/failing_allocator.h"
 #include "support/full_disk.h"
+#include "support/host_context.h"
 #include "support/temp_folder.h"
 
 namespace ladon::test {
@@ -76,20 +77,20 @@ class Faults : public testing::TestWithParam<std::string> {
     const std::string kind = GetParam();
     const KvCacheOptions options = make_layer(false).cache_options(2);
     if (kind == "paged") {
-      world.pool = std::make_shared<PagePool>(options, 3, 100);
+      world.pool = std::make_shared<PagePool>(host_context(), options, 3, 100);
       KvCache cache = KvCache::paged(world.pool);
       const Tensor x = random_tensor(DType::kF32, {1, 9, 2, 6}, 4);
-      cache.append(x, x);
+      cache.append(host_context(), x, x);
       cache.publish_prefix(0, kPrompt);
     }
     const auto make = [&] {
       if (kind == "paged") return KvCache::paged(world.pool, 2);
-      if (kind == "window") return KvCache::window(options, 10, 2);
-      return KvCache::contiguous(options);
+      if (kind == "window") return KvCache::window(host_context(), options, 10, 2);
+      return KvCache::contiguous(host_context(), options);
     };
     world.caches.push_back(make());
     append(world.caches[0], {20, 17}, 1);
-    world.caches.push_back(world.caches[0].fork());
+    world.caches.push_back(world.caches[0].fork(host_context()));
     append(world.caches[1], {3, 2}, 2);
     world.caches.push_back(make());
     return world;
@@ -98,7 +99,7 @@ class Faults : public testing::TestWithParam<std::string> {
   /// Without an allocation of the test's own: the faults are the library's.
   void append(KvCache& cache, const std::vector<std::int64_t>& counts, std::size_t source) const {
     const Tensor& x = sources_[source];
-    cache.append(x, x, counts);
+    cache.append(host_context(), x, x, counts);
   }
 
   /// Runs an operation with the first, the second, ... allocation failing, until none is left to
@@ -170,11 +171,11 @@ TEST_P(Faults, Construction) {
       "construct",
       [&](World& world) {
         if (is("paged")) {
-          const PagePool other(options, 3, 20);
+          const PagePool other(host_context(), options, 3, 20);
           world.caches.push_back(KvCache::paged(world.pool, 2));
         } else {
-          world.caches.push_back(is("window") ? KvCache::window(options, 10, 2)
-                                              : KvCache::contiguous(options, 30));
+          world.caches.push_back(is("window") ? KvCache::window(host_context(), options, 10, 2)
+                                              : KvCache::contiguous(host_context(), options, 30));
         }
       },
       5);
@@ -197,8 +198,8 @@ TEST_P(Faults, Appends) {
       "two steps",
       [&](World& world) {
         const Tensor& x = sources_[0];
-        { const KvAppend abandoned(world.caches[0], x, x, one); }
-        KvAppend append(world.caches[0], x, x, many);
+        { const KvAppend abandoned(host_context(), world.caches[0], x, x, one); }
+        KvAppend append(host_context(), world.caches[0], x, x, many);
         append.commit();
       },
       1);
@@ -206,12 +207,14 @@ TEST_P(Faults, Appends) {
 
 TEST_P(Faults, ForkReorderReserve) {
   expect_all_or_nothing(
-      "fork", [](World& world) { world.caches.push_back(world.caches[0].fork()); }, 3);
+      "fork", [](World& world) { world.caches.push_back(world.caches[0].fork(host_context())); },
+      3);
   const std::vector<std::int64_t> from = {1, 0, 1};
   expect_all_or_nothing(
-      "reorder", [&](World& world) { world.caches[0].reorder(from); }, 3);
+      "reorder", [&](World& world) { world.caches[0].reorder(host_context(), from); }, 3);
   expect_all_or_nothing(
-      "reserve", [](World& world) { world.caches[0].reserve(170); }, is("window") ? 0 : 2);
+      "reserve", [](World& world) { world.caches[0].reserve(host_context(), 170); },
+      is("window") ? 0 : 2);
   expect_all_or_nothing(
       "truncate and reset",
       [](World& world) {
@@ -224,17 +227,17 @@ TEST_P(Faults, ForkReorderReserve) {
 
 TEST_P(Faults, SaveAndLoad) {
   const std::filesystem::path path = folder_ / "cache";
-  make_world().caches[1].save(path);
+  make_world().caches[1].save(host_context(), path);
   const std::string old = read_bytes(path);
   World world = make_world();
-  world.caches[0].save(path);
+  world.caches[0].save(host_context(), path);
   const std::string wanted = read_bytes(path);
   expect_all_or_nothing(
       "save",
       [&](World& saved) {
         write_bytes(path, old);
         try {
-          saved.caches[0].save(path);
+          saved.caches[0].save(host_context(), path);
         } catch (...) {
           stop_failing();
           // Whole in any case, and nothing beside it. (The new one may be there already, when the
@@ -248,9 +251,9 @@ TEST_P(Faults, SaveAndLoad) {
       3);
   EXPECT_EQ(read_bytes(path), wanted);
   expect_all_or_nothing(
-      "load into another", [&](World& loaded) { loaded.caches[2].load(path); }, 5);
+      "load into another", [&](World& loaded) { loaded.caches[2].load(host_context(), path); }, 5);
   expect_all_or_nothing(
-      "load over one", [&](World& loaded) { loaded.caches[1].load(path); }, 5);
+      "load over one", [&](World& loaded) { loaded.caches[1].load(host_context(), path); }, 5);
 }
 
 TEST_P(Faults, Prefixes) {
@@ -297,11 +300,11 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Faults, testing::Values("contiguous", "window", 
 TEST(CacheFaults, AForwardThatFailsAfterItEvicted) {
   const MultiHeadAttention layer = make_layer(false);
   World world;
-  world.pool = std::make_shared<PagePool>(layer.cache_options(), 3, 4);
+  world.pool = std::make_shared<PagePool>(host_context(), layer.cache_options(), 3, 4);
   const Tensor x = random_tensor(DType::kF32, {1, 9, 2, 6}, 4);
   {
     KvCache cache = KvCache::paged(world.pool);
-    cache.append(x, x);
+    cache.append(host_context(), x, x);
     cache.publish_prefix(0, kPrompt);
   }
   world.caches.push_back(KvCache::paged(world.pool));
@@ -331,12 +334,12 @@ TEST(CacheFaults, ADiskThatFillsUpLeavesTheOldFile) {
   // Larger than what is gathered before it is written, with pieces that are larger and smaller.
   const KvCacheOptions options{.batch = 2, .num_kv_heads = 4, .head_dim = 64};
   const Tensor x = random_tensor(DType::kF32, {2, 600, 4, 64}, 1);
-  const auto pool = std::make_shared<PagePool>(options, 16, 200);
-  KvCache caches[] = {KvCache::contiguous(options), KvCache::window(options, 400),
-                      KvCache::paged(pool, 2)};
+  const auto pool = std::make_shared<PagePool>(host_context(), options, 16, 200);
+  KvCache caches[] = {KvCache::contiguous(host_context(), options),
+                      KvCache::window(host_context(), options, 400), KvCache::paged(pool, 2)};
   for (KvCache& cache : caches) {
-    cache.append(x, x);
-    cache.save(path);
+    cache.append(host_context(), x, x);
+    cache.save(host_context(), path);
     const auto size = std::filesystem::file_size(path);
     EXPECT_GT(size, std::uintmax_t{1} << 20U);
     write_bytes(path, "old");
@@ -347,7 +350,7 @@ TEST(CacheFaults, ADiskThatFillsUpLeavesTheOldFile) {
       std::string message;
       {
         const FullDisk full(limit);
-        message = error_of([&] { cache.save(path); }, ErrorCode::kIo);
+        message = error_of([&] { cache.save(host_context(), path); }, ErrorCode::kIo);
       }
       EXPECT_TRUE(message.starts_with("KvCache::save: " + path.string() +
                                       ": got \"File too large\", expected to write "))
@@ -357,7 +360,7 @@ TEST(CacheFaults, ADiskThatFillsUpLeavesTheOldFile) {
       EXPECT_EQ(state_of(cache), before);
     }
     const FullDisk just_enough(size);
-    EXPECT_NO_THROW(cache.save(path));
+    EXPECT_NO_THROW(cache.save(host_context(), path));
     EXPECT_EQ(std::filesystem::file_size(path), size);
   }
 }

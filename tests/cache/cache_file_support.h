@@ -13,6 +13,7 @@
 #include "cache/cache_support.h"
 #include "io/checksum.h"
 #include "ladon/kv_cache.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 
@@ -57,12 +58,13 @@ inline std::string with_right_checksum(std::string_view bytes) {
 }
 
 inline KvCacheOptions options_of(DType dtype, std::int64_t batch = 2) {
-  return {.batch = batch, .num_kv_heads = 2, .head_dim = 3, .value_dim = 2, .dtype = dtype};
+  return {.batch = batch, .num_kv_heads = 2, .head_dim = 3, .value_dim = 2, .format = dtype};
 }
 
 inline KvCache paged(const KvCacheOptions& options, std::int64_t page_size,
                      std::int64_t pages = 100) {
-  return KvCache::paged(std::make_shared<PagePool>(options, page_size, pages), options.batch);
+  return KvCache::paged(std::make_shared<PagePool>(host_context(), options, page_size, pages),
+                        options.batch);
 }
 
 /// So many random tokens to each sequence.
@@ -72,7 +74,7 @@ inline void append_random(KvCache& cache, const std::vector<std::int64_t>& count
   const std::int64_t most = *std::max_element(counts.begin(), counts.end());
   const Dims k_shape = {options.batch, most, options.num_kv_heads, options.head_dim};
   const Dims v_shape = {options.batch, most, options.num_kv_heads, options.value_dim};
-  cache.append(random_tensor(DType::kF32, k_shape, stream),
+  cache.append(host_context(), random_tensor(DType::kF32, k_shape, stream),
                random_tensor(DType::kF32, v_shape, stream + 100), counts);
 }
 

@@ -13,6 +13,7 @@
 #include "io/io_support.h"
 #include "io/memory_file.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -21,11 +22,11 @@ class CacheFiles : public testing::TestWithParam<DType> {
  protected:
   std::filesystem::path path() const { return folder_ / "cache"; }
   std::string saved(const KvCache& cache) const {
-    cache.save(path());
+    cache.save(host_context(), path());
     return read_bytes(path());
   }
   std::string load_error(KvCache& cache, ErrorCode code = ErrorCode::kIo) const {
-    return error_of([&] { cache.load(path()); }, code);
+    return error_of([&] { cache.load(host_context(), path()); }, code);
   }
 
   TempFolder folder_;
@@ -33,21 +34,22 @@ class CacheFiles : public testing::TestWithParam<DType> {
 
 TEST_P(CacheFiles, ThereAndBackBetweenKinds) {
   const KvCacheOptions options = options_of(GetParam());
-  KvCache first = KvCache::contiguous(options);
+  KvCache first = KvCache::contiguous(host_context(), options);
   append_random(first, {23, 5}, 1);
   const std::string bytes = saved(first);
   KvCache kinds[] = {paged(options, 1), paged(options, 7), paged(options, 64),
-                     KvCache::contiguous(options, 23), KvCache::window(options, 40)};
+                     KvCache::contiguous(host_context(), options, 23),
+                     KvCache::window(host_context(), options, 40)};
   for (KvCache& cache : kinds) {
     append_random(cache, {3, 4}, 2);  // is forgotten
-    cache.load(path());
+    cache.load(host_context(), path());
     EXPECT_EQ(cache.length(0), 23);
     EXPECT_EQ(cache.length(1), 5);
     EXPECT_EQ(saved(cache), bytes);
     for (std::int64_t b = 0; b < 2; ++b) EXPECT_EQ(content_of(cache, b), content_of(first, b));
   }
-  KvCache back = KvCache::contiguous(options);
-  back.load(path());
+  KvCache back = KvCache::contiguous(host_context(), options);
+  back.load(host_context(), path());
   EXPECT_EQ(saved(back), bytes);
   // And it goes on from there.
   for (KvCache* cache : {&back, &first, &kinds[1]}) append_random(*cache, {70, 2}, 3);
@@ -57,13 +59,13 @@ TEST_P(CacheFiles, ThereAndBackBetweenKinds) {
 
 TEST_P(CacheFiles, Windows) {
   const KvCacheOptions options = options_of(GetParam());
-  KvCache window = KvCache::window(options, 6, 3);
+  KvCache window = KvCache::window(host_context(), options, 6, 3);
   append_random(window, {20, 4}, 1);
   ASSERT_EQ(window.held(0), 9);
   const std::string bytes = saved(window);
   for (const std::int64_t spare : {0, 1, 3, 30}) {
-    KvCache other = KvCache::window(options, 6, spare);
-    other.load(path());
+    KvCache other = KvCache::window(host_context(), options, 6, spare);
+    other.load(host_context(), path());
     EXPECT_EQ(other.length(0), 20);
     EXPECT_EQ(other.held(0), std::min<std::int64_t>(6 + spare, 9));
     const std::vector<double> all = content_of(window, 0);
@@ -73,13 +75,14 @@ TEST_P(CacheFiles, Windows) {
     other.truncate(0, 20 - std::min<std::int64_t>(spare, 3));
     append_random(other, {9, 0}, 5);
   }
-  KvCache narrower = KvCache::window(options, 5);
-  narrower.load(path());
+  KvCache narrower = KvCache::window(host_context(), options, 5);
+  narrower.load(host_context(), path());
   EXPECT_EQ(narrower.held(0), 5);
   // It holds positions 11 to 19: enough for windows of up to 9.
-  KvCache widest = KvCache::window(options, 9);
-  EXPECT_NO_THROW(widest.load(path()));
-  KvCache wider[] = {KvCache::window(options, 10), KvCache::contiguous(options), paged(options, 3)};
+  KvCache widest = KvCache::window(host_context(), options, 9);
+  EXPECT_NO_THROW(widest.load(host_context(), path()));
+  KvCache wider[] = {KvCache::window(host_context(), options, 10),
+                     KvCache::contiguous(host_context(), options), paged(options, 3)};
   for (KvCache& cache : wider) {
     append_random(cache, {2, 1}, 7);
     const CacheState before = state_of(cache);
@@ -92,16 +95,16 @@ TEST_P(CacheFiles, Windows) {
   // A window of a sequence that is not longer than it: nothing was dropped.
   window.reset(0);
   saved(window);
-  EXPECT_NO_THROW(wider[1].load(path()));
+  EXPECT_NO_THROW(wider[1].load(host_context(), path()));
 }
 
 TEST_P(CacheFiles, AContiguousCacheInAWindow) {
   const KvCacheOptions options = options_of(GetParam());
-  KvCache whole = KvCache::contiguous(options);
+  KvCache whole = KvCache::contiguous(host_context(), options);
   append_random(whole, {30, 3}, 1);
   saved(whole);
-  KvCache window = KvCache::window(options, 8, 2);
-  window.load(path());
+  KvCache window = KvCache::window(host_context(), options, 8, 2);
+  window.load(host_context(), path());
   EXPECT_EQ(window.length(0), 30);
   EXPECT_EQ(window.held(0), 10);
   EXPECT_EQ(window.held(1), 3);
@@ -112,26 +115,27 @@ TEST_P(CacheFiles, AContiguousCacheInAWindow) {
 
 TEST_P(CacheFiles, EmptyOnes) {
   const KvCacheOptions options = options_of(GetParam(), 0);
-  KvCache none = KvCache::contiguous(options);
+  KvCache none = KvCache::contiguous(host_context(), options);
   EXPECT_EQ(saved(none).size(), 56U);
-  KvCache other = KvCache::window(options, 3);
-  EXPECT_NO_THROW(other.load(path()));
-  KvCache full = KvCache::contiguous(options_of(GetParam()));
+  KvCache other = KvCache::window(host_context(), options, 3);
+  EXPECT_NO_THROW(other.load(host_context(), path()));
+  KvCache full = KvCache::contiguous(host_context(), options_of(GetParam()));
   append_random(full, {2, 3}, 1);
-  saved(KvCache::contiguous(options_of(GetParam())));
-  full.load(path());
+  saved(KvCache::contiguous(host_context(), options_of(GetParam())));
+  full.load(host_context(), path());
   EXPECT_EQ(full.length(0) + full.length(1), 0);
 }
 
 /// Every byte matters, at every length.
 TEST_P(CacheFiles, DamagedFilesAreRefusedAndLoseNothing) {
   const KvCacheOptions options = options_of(GetParam());
-  KvCache source = KvCache::window(options, 4);
+  KvCache source = KvCache::window(host_context(), options, 4);
   append_random(source, {7, 3}, 1);
   const std::string bytes = saved(source);
-  const auto pool = std::make_shared<PagePool>(options, 3, 10);
-  KvCache kinds[] = {KvCache::window(options, 4), KvCache::window(options, 2, 1),
-                     KvCache::paged(pool, 2), KvCache::contiguous(options)};
+  const auto pool = std::make_shared<PagePool>(host_context(), options, 3, 10);
+  KvCache kinds[] = {KvCache::window(host_context(), options, 4),
+                     KvCache::window(host_context(), options, 2, 1), KvCache::paged(pool, 2),
+                     KvCache::contiguous(host_context(), options)};
   MemoryFile file;
   for (KvCache& cache : kinds) {
     append_random(cache, {5, 2}, 2);
@@ -139,7 +143,7 @@ TEST_P(CacheFiles, DamagedFilesAreRefusedAndLoseNothing) {
     const auto expect_refused = [&](const std::string& damaged, const std::string& what) {
       file.set(damaged);
       try {
-        cache.load(file.path());
+        cache.load(host_context(), file.path());
         ADD_FAILURE() << what << " was loaded";
       } catch (const Error& error) {
         EXPECT_TRUE(error.code() == ErrorCode::kIo || error.code() == ErrorCode::kUnsupported);
@@ -170,25 +174,25 @@ INSTANTIATE_TEST_SUITE_P(Storages, CacheFiles,
 TEST(CacheFile, TooFewPagesLoseNothing) {
   const TempFolder folder;
   const KvCacheOptions options = options_of(DType::kF32);
-  KvCache large = KvCache::contiguous(options);
+  KvCache large = KvCache::contiguous(host_context(), options);
   append_random(large, {20, 9}, 1);
-  large.save(folder / "cache");
-  const auto pool = std::make_shared<PagePool>(options, 4, 10);
+  large.save(host_context(), folder / "cache");
+  const auto pool = std::make_shared<PagePool>(host_context(), options, 4, 10);
   KvCache cache = KvCache::paged(pool, 2);
   append_random(cache, {6, 5}, 2);
   const CacheState before = state_of(cache);
   const std::string message =
-      error_of([&] { cache.load(folder / "cache"); }, ErrorCode::kOutOfMemory);
+      error_of([&] { cache.load(host_context(), folder / "cache"); }, ErrorCode::kOutOfMemory);
   EXPECT_NE(message.find("got 6 free pages of 10, expected 8"), std::string::npos) << message;
   EXPECT_EQ(state_of(cache), before);
   EXPECT_EQ(pool->statistics().free_pages, 6);
   // The old content counts until the new one is there; without it there is room.
   cache.reset();
-  cache.load(folder / "cache");
+  cache.load(host_context(), folder / "cache");
   EXPECT_EQ(content_of(cache, 0), content_of(large, 0));
   EXPECT_EQ(pool->statistics().free_pages, 2);
-  KvCache small = KvCache::contiguous(options, 19);
-  const std::string full = error_of([&] { small.load(folder / "cache"); });
+  KvCache small = KvCache::contiguous(host_context(), options, 19);
+  const std::string full = error_of([&] { small.load(host_context(), folder / "cache"); });
   EXPECT_NE(full.find("got a sequence of 20 tokens, expected at most the cache's capacity of 19"),
             std::string::npos)
       << full;
@@ -198,24 +202,24 @@ TEST(CacheFile, TooFewPagesLoseNothing) {
 TEST(CacheFile, ADamagedFileCostsNoPrefix) {
   const TempFolder folder;
   const KvCacheOptions options = options_of(DType::kF32, 1);
-  const auto pool = std::make_shared<PagePool>(options, 2, 4);
+  const auto pool = std::make_shared<PagePool>(host_context(), options, 2, 4);
   const std::vector<std::int64_t> ids = {1, 2, 3, 4};
   KvCache cache = KvCache::paged(pool);
   append_random(cache, {4}, 1);
   cache.publish_prefix(0, ids);
   cache.reset();
-  KvCache source = KvCache::contiguous(options);
+  KvCache source = KvCache::contiguous(host_context(), options);
   append_random(source, {8}, 2);
-  source.save(folder / "sound");
+  source.save(host_context(), folder / "sound");
   std::string bytes = read_bytes(folder / "sound");
   bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
   write_bytes(folder / "damaged", bytes);
-  error_of([&] { cache.load(folder / "damaged"); }, ErrorCode::kIo);
+  error_of([&] { cache.load(host_context(), folder / "damaged"); }, ErrorCode::kIo);
   EXPECT_EQ(pool->statistics().kept_pages, 2);
   EXPECT_EQ(pool->statistics().evictions, 0);
   EXPECT_EQ(cache.adopt_prefix(0, ids), 4);
   cache.reset();
-  cache.load(folder / "sound");
+  cache.load(host_context(), folder / "sound");
   EXPECT_EQ(pool->statistics().evictions, 2);
 }
 

@@ -1,4 +1,5 @@
 #include "cache/cache_fleet.h"
+#include "support/host_context.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +24,8 @@ std::int64_t longest_of(const std::vector<Tokens>& sequences) {
 
 Fleet::Fleet(const FleetOptions& options) : options_(options) {
   if (options.kind != "paged") return;
-  pool_ = std::make_shared<PagePool>(cache_options(0), options.page_size, options.num_pages);
+  pool_ = std::make_shared<PagePool>(host_context(), cache_options(0), options.page_size,
+                                     options.num_pages);
   model_.emplace(options.num_pages, options.page_size);
 }
 
@@ -33,7 +35,7 @@ KvCacheOptions Fleet::cache_options(std::int64_t batch) const {
           .head_dim = 3,
           .value_dim = 2,
           .num_heads = 4,
-          .dtype = options_.dtype};
+          .format = options_.dtype};
 }
 
 std::size_t Fleet::pages_for(std::int64_t tokens) const {
@@ -66,10 +68,11 @@ void Fleet::release_all(const std::vector<Table>& tables) {
 
 void Fleet::add(std::int64_t batch) {
   const KvCacheOptions wanted = cache_options(batch);
-  KvCache cache = paged() ? KvCache::paged(pool_, batch)
-                  : options_.kind == "window"
-                      ? KvCache::window(wanted, options_.window_left, options_.spare)
-                      : KvCache::contiguous(wanted, options_.capacity);
+  KvCache cache =
+      paged() ? KvCache::paged(pool_, batch)
+      : options_.kind == "window"
+          ? KvCache::window(host_context(), wanted, options_.window_left, options_.spare)
+          : KvCache::contiguous(host_context(), wanted, options_.capacity);
   const auto count = static_cast<std::size_t>(batch);
   members_.push_back({std::move(cache), std::vector<Tokens>(count),
                       std::vector<std::int64_t>(count, 0), options_.capacity,
@@ -83,13 +86,13 @@ void Fleet::remove(std::size_t at) {
 
 void Fleet::fork(std::size_t at) {
   const Member& old = members_[at];
-  Member made{old.cache.fork(), old.tokens, old.first, old.capacity, old.tables};
+  Member made{old.cache.fork(host_context()), old.tokens, old.first, old.capacity, old.tables};
   own_all(made.tables);
   members_.push_back(std::move(made));
 }
 
 void Fleet::reorder(Member& member, const std::vector<std::int64_t>& from) {
-  member.cache.reorder(from);
+  member.cache.reorder(host_context(), from);
   const auto picked = [&](const auto& of_each) {
     std::decay_t<decltype(of_each)> result;
     for (const std::int64_t b : from) result.push_back(of_each[static_cast<std::size_t>(b)]);
@@ -103,8 +106,9 @@ void Fleet::reorder(Member& member, const std::vector<std::int64_t>& from) {
 }
 
 bool Fleet::append(Member& member, const Chunk& chunk) {
-  const bool ran = expect_room(
-      member, chunk, [&] { member.cache.append(chunk.k_view, chunk.v_view, chunk.lengths()); });
+  const bool ran = expect_room(member, chunk, [&] {
+    member.cache.append(host_context(), chunk.k_view, chunk.v_view, chunk.lengths());
+  });
   if (!ran) return false;
   const std::vector<Table> old = std::exchange(member.tables, tables_in(member.cache.view()));
   take_all(old, member.tables, chunk);
@@ -123,7 +127,8 @@ bool Fleet::append(Member& member, const Chunk& chunk) {
 bool Fleet::abandon(Member& member, const Chunk& chunk, const std::function<void()>& during) {
   std::vector<Table> tables;
   const bool ran = expect_room(member, chunk, [&] {
-    const KvAppend append(member.cache, chunk.k_view, chunk.v_view, chunk.lengths());
+    const KvAppend append(host_context(), member.cache, chunk.k_view, chunk.v_view,
+                          chunk.lengths());
     const KvCacheView view = append.view();
     tables = tables_in(view);
     for (std::size_t b = 0; b < chunk.after.size(); ++b) {
@@ -162,22 +167,22 @@ void Fleet::reset(Member& member) {
 
 void Fleet::reserve(Member& member, std::int64_t length) {
   if (options_.capacity != 0 && length > options_.capacity) {
-    expect_refused([&] { member.cache.reserve(length); });
+    expect_refused([&] { member.cache.reserve(host_context(), length); });
     return;
   }
-  member.cache.reserve(length);
+  member.cache.reserve(host_context(), length);
   if (options_.kind == "contiguous") member.capacity = std::max(member.capacity, length);
 }
 
 bool Fleet::copy_by_file(Member& from, Member& to, const std::filesystem::path& path) {
-  from.cache.save(path);
+  from.cache.save(host_context(), path);
   std::size_t wanted = 0;
   for (const Table& table : from.tables) wanted += table.size();
   if (paged() && static_cast<std::int64_t>(wanted) > model_->available()) {
-    expect_refused([&] { to.cache.load(path); }, ErrorCode::kOutOfMemory);
+    expect_refused([&] { to.cache.load(host_context(), path); }, ErrorCode::kOutOfMemory);
     return false;
   }
-  to.cache.load(path);
+  to.cache.load(host_context(), path);
   const std::vector<Table> old = std::exchange(to.tables, tables_in(to.cache.view()));
   for (const Table& table : to.tables) {
     for (const std::int32_t page : table) model_->take(page);
@@ -336,8 +341,9 @@ void Fleet::check_member(const Member& member) const {
     held += member.length(b) - member.first[b];
   }
   EXPECT_EQ(tables_in(view), member.tables);
-  const bool scaled = options.dtype == DType::kI8;
-  const std::int64_t row = 5 * static_cast<std::int64_t>(size_of(options.dtype)) + (scaled ? 8 : 0);
+  const bool scaled = options.format.scaled;
+  const std::int64_t row =
+      5 * static_cast<std::int64_t>(size_of(options.format.dtype)) + (scaled ? 8 : 0);
   EXPECT_EQ(cache.bytes_used(), held * 2 * row);
   EXPECT_EQ(cache.mha_bytes(), seen * 4 * row);
   EXPECT_DOUBLE_EQ(

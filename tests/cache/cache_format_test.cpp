@@ -13,6 +13,7 @@
 #include "io/io_support.h"
 #include "io/memory_file.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -42,7 +43,7 @@ class CacheHeaders : public testing::Test {
   std::string refusal(const std::string& bytes, ErrorCode code = ErrorCode::kIo) {
     file_.set(bytes);
     const CacheState before = state_of(cache_);
-    const std::string message = error_of([&] { cache_.load(file_.path()); }, code);
+    const std::string message = error_of([&] { cache_.load(host_context(), file_.path()); }, code);
     EXPECT_EQ(state_of(cache_), before);
     const std::string beginning = "KvCache::load: " + file_.path() + ": ";
     EXPECT_TRUE(message.starts_with(beginning)) << message;
@@ -52,7 +53,8 @@ class CacheHeaders : public testing::Test {
   MemoryFile file_;
   KvCache cache_ = [] {
     KvCache cache = KvCache::contiguous(
-        {.batch = 2, .num_kv_heads = 1, .head_dim = 2, .value_dim = 1, .dtype = DType::kF32});
+        host_context(),
+        {.batch = 2, .num_kv_heads = 1, .head_dim = 2, .value_dim = 1, .format = DType::kF32});
     append_random(cache, {3, 1}, 1);
     return cache;
   }();
@@ -63,7 +65,7 @@ class CacheHeaders : public testing::Test {
 
 TEST_F(CacheHeaders, SayWhatIsWrong) {
   file_.set(sound_.bytes());
-  EXPECT_NO_THROW(cache_.load(file_.path()));
+  EXPECT_NO_THROW(cache_.load(host_context(), file_.path()));
   CacheFile other = sound_;
   other.magic = "LADONKVD";
   EXPECT_EQ(refusal(other.bytes()), "got another beginning, expected a cache's, \"LADONKVC\"");
@@ -134,12 +136,12 @@ TEST_F(CacheHeaders, HostileLengths) {
             "got sequences whose first tokens were dropped, expected all that a contiguous cache "
             "with its window can see");
   // A window can: it has come far, and goes on to the last token there may be.
-  KvCache window = KvCache::window(cache_.options(), 1);
-  EXPECT_NO_THROW(window.load(file_.path()));
+  KvCache window = KvCache::window(host_context(), cache_.options(), 1);
+  EXPECT_NO_THROW(window.load(host_context(), file_.path()));
   EXPECT_EQ(window.length(0), kMost);
   const Tensor k(DType::kF32, {2, 1, 1, 2});
   const Tensor v(DType::kF32, {2, 1, 1, 1});
-  error_of([&] { window.append(k, v); });
+  error_of([&] { window.append(host_context(), k, v); });
 }
 
 /// A file byte by byte. What this test holds fast, other versions of the library can read.
@@ -162,16 +164,16 @@ TEST(CacheFile, GoldenBytes) {
       119 + 8);
   write_bytes(folder / "golden", bytes);
   const KvCacheOptions options{
-      .batch = 2, .num_kv_heads = 1, .head_dim = 2, .value_dim = 3, .dtype = DType::kI8};
-  KvCache cache = KvCache::window(options, 2);
-  cache.load(folder / "golden");
+      .batch = 2, .num_kv_heads = 1, .head_dim = 2, .value_dim = 3, .format = DType::kI8};
+  KvCache cache = KvCache::window(host_context(), options, 2);
+  cache.load(host_context(), folder / "golden");
   EXPECT_EQ(cache.length(0), 6);
   EXPECT_EQ(cache.held(0), 2);
   EXPECT_EQ(cache.length(1), 1);
   EXPECT_EQ(content_of(cache, 0),
             (std::vector<double>{127, 2, 0.5, 1, 63.5, 254, -4, 1, 1.25, -31.75}));
   EXPECT_EQ(content_of(cache, 1), (std::vector<double>{127, -127, 508, 0, 4}));
-  cache.save(folder / "again");
+  cache.save(host_context(), folder / "again");
   EXPECT_EQ(read_bytes(folder / "again"), bytes);
 }
 

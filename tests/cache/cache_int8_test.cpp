@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/cache_support.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon::test {
@@ -45,8 +46,8 @@ TEST(CacheInt8Storage, EveryNumberIsWithinHalfAStep) {
     Tensor v = random_tensor(DType::kF32, {1, 50, 2, 20}, 2);
     add_outliers(k, factor);
     KvCache cache = KvCache::contiguous(
-        {.num_kv_heads = 2, .head_dim = 33, .value_dim = 20, .dtype = DType::kI8});
-    cache.append(k, v);
+        host_context(), {.num_kv_heads = 2, .head_dim = 33, .value_dim = 20, .format = DType::kI8});
+    cache.append(host_context(), k, v);
     const std::vector<double> content = content_of(cache, 0);
     std::size_t next = 0;
     for (std::int64_t row = 0; row < 100; ++row) {
@@ -66,16 +67,18 @@ TEST(CacheInt8Storage, WhatIsNotFiniteIsNotLost) {
   for (const double bad : {std::nan(""), infinity, -infinity, 1e300}) {
     Tensor k = random_tensor(DType::kF64, {1, 2, 1, 4}, 1);
     store_element(k.data(), DType::kF64, 2, bad);
-    KvCache cache = KvCache::contiguous({.num_kv_heads = 1, .head_dim = 4, .dtype = DType::kI8});
-    cache.append(k, k);
+    KvCache cache = KvCache::contiguous(host_context(),
+                                        {.num_kv_heads = 1, .head_dim = 4, .format = DType::kI8});
+    cache.append(host_context(), k, k);
     const std::vector<double> content = content_of(cache, 0);
     for (std::size_t i = 0; i < 8; ++i) EXPECT_TRUE(std::isnan(content[i]));
     for (std::size_t i = 8; i < 16; ++i) EXPECT_TRUE(std::isfinite(content[i]));
   }
   // Nothing but zeros stays that.
-  KvCache cache = KvCache::contiguous({.num_kv_heads = 1, .head_dim = 4, .dtype = DType::kI8});
+  KvCache cache =
+      KvCache::contiguous(host_context(), {.num_kv_heads = 1, .head_dim = 4, .format = DType::kI8});
   const Tensor zeros(DType::kF32, {1, 1, 1, 4});
-  cache.append(zeros, zeros);
+  cache.append(host_context(), zeros, zeros);
   for (const double number : content_of(cache, 0)) EXPECT_EQ(number, 0);
 }
 
@@ -88,9 +91,9 @@ TEST_P(CacheInt8, ErrorAgainstF32StorageStaysWithinItsBound) {
     const Tensor q = random_tensor(DType::kF32, {1, 1, kHeads, kDim}, 3);
     Tensor outs[2];
     for (const DType storage : {DType::kF32, DType::kI8}) {
-      KvCache cache =
-          KvCache::contiguous({.num_kv_heads = kKvHeads, .head_dim = kDim, .dtype = storage});
-      cache.append(k, v);
+      KvCache cache = KvCache::contiguous(
+          host_context(), {.num_kv_heads = kKvHeads, .head_dim = kDim, .format = storage});
+      cache.append(host_context(), k, v);
       Tensor& out = outs[storage == DType::kI8 ? 1 : 0];
       out = Tensor(DType::kF32, {1, 1, kHeads, kDim});
       attention(context_, q, cache.view(), {}, out);

@@ -10,6 +10,7 @@
 
 #include "cache/cache_support.h"
 #include "ladon/error.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 
@@ -23,10 +24,10 @@ class CacheLoader {
   CacheLoader() {
     for (const DType dtype : {DType::kF32, DType::kI8}) {
       const KvCacheOptions options{
-          .batch = 2, .num_kv_heads = 1, .head_dim = 2, .value_dim = 1, .dtype = dtype};
-      pools_.push_back(std::make_shared<PagePool>(options, 3, 12));
-      caches_.push_back(KvCache::contiguous(options));
-      caches_.push_back(KvCache::window(options, 3, 1));
+          .batch = 2, .num_kv_heads = 1, .head_dim = 2, .value_dim = 1, .format = dtype};
+      pools_.push_back(std::make_shared<PagePool>(host_context(), options, 3, 12));
+      caches_.push_back(KvCache::contiguous(host_context(), options));
+      caches_.push_back(KvCache::window(host_context(), options, 3, 1));
       caches_.push_back(KvCache::paged(pools_.back(), 2));
     }
   }
@@ -40,7 +41,7 @@ class CacheLoader {
     for (KvCache& cache : caches_) {
       const CacheState before = state_of(cache);
       try {
-        cache.load(path);
+        cache.load(host_context(), path);
         ++outcome.read;
         if (state_of(cache).bytes_used > static_cast<std::int64_t>(size)) std::abort();
       } catch (const Error& error) {

@@ -9,6 +9,7 @@
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -21,10 +22,10 @@ TEST(CacheMemory, LatentCacheOfASmallLayer) {
                                .rope_dim = 4,
                                .causal = true});
   const Context context;
-  const auto pool = std::make_shared<PagePool>(layer.cache_options(), 4, 8);
+  const auto pool = std::make_shared<PagePool>(host_context(), layer.cache_options(), 4, 8);
   for (KvCache& cache : std::vector<KvCache>([&] {
          std::vector<KvCache> caches;
-         caches.push_back(KvCache::contiguous(layer.cache_options()));
+         caches.push_back(KvCache::contiguous(host_context(), layer.cache_options()));
          caches.push_back(KvCache::paged(pool));
          return caches;
        }())) {
@@ -41,9 +42,9 @@ TEST(CacheMemory, LatentCacheOfASmallLayer) {
 TEST(CacheMemory, LatentCacheOf2048) {
   const LatentAttention layer(
       {.embed_dim = 2048, .num_heads = 16, .kv_rank = 256, .nope_dim = 128, .causal = true});
-  KvCache cache = KvCache::contiguous(layer.cache_options());
+  KvCache cache = KvCache::contiguous(host_context(), layer.cache_options());
   const Tensor latents(DType::kF32, {1, 1024, 1, 256});
-  cache.append(latents, {});
+  cache.append(host_context(), latents, {});
   EXPECT_EQ(cache.elements_used(), 262144);
   EXPECT_EQ(cache.mha_elements(), 4194304);
   EXPECT_EQ(cache.reduction(), 0.9375);
@@ -53,7 +54,7 @@ TEST(CacheMemory, DeepSeekV3) {
   const std::vector<CacheMemory> rows = compare_cache_memory({.length = 4096,
                                                               .batch = 2,
                                                               .num_layers = 61,
-                                                              .dtype = DType::kBF16,
+                                                              .format = DType::kBF16,
                                                               .num_heads = 128,
                                                               .head_dim = 128,
                                                               .num_kv_heads = 8,
@@ -76,16 +77,16 @@ TEST(CacheMemory, DeepSeekV3) {
 TEST(CacheMemory, MultiHeadCachesAndScales) {
   const MultiHeadAttention layer(
       {.embed_dim = 64, .num_heads = 8, .num_kv_heads = 2, .head_dim = 8, .causal = true});
-  KvCache cache = KvCache::contiguous(layer.cache_options(1, DType::kI8), 16);
+  KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(1, DType::kI8), 16);
   const Tensor k = random_tensor(DType::kF32, {1, 5, 2, 8}, 1);
-  cache.append(k, k);
+  cache.append(host_context(), k, k);
   EXPECT_EQ(cache.elements_used(), 5 * 2 * 16);
   EXPECT_EQ(cache.bytes_used(), 5 * 2 * (16 + 8));  // a scale for each key and value
   EXPECT_EQ(cache.bytes_reserved(), 16 * 2 * (16 + 8));
   EXPECT_EQ(cache.mha_bytes(), 5 * 8 * (16 + 8));
   EXPECT_EQ(cache.reduction(), 0.75);
   const std::vector<CacheMemory> rows = compare_cache_memory(
-      {.length = 5, .dtype = DType::kI8, .num_heads = 8, .head_dim = 8, .num_kv_heads = 2});
+      {.length = 5, .format = DType::kI8, .num_heads = 8, .head_dim = 8, .num_kv_heads = 2});
   ASSERT_EQ(rows.size(), 3U);
   EXPECT_EQ(rows[1].bytes, cache.bytes_used());
   EXPECT_EQ(rows[0].bytes, cache.mha_bytes());

@@ -70,7 +70,8 @@ inline std::string difference(const KvCacheView& view, std::size_t b, const Toke
                 : static_cast<double>(
                       scales[slot * view.scale_slot_stride + head * view.scale_head_stride]);
         for (std::int64_t i = 0; i < (value ? view.value_dim : view.head_dim); ++i) {
-          const double got = load_element(value ? view.v : view.k, view.dtype, start + i) * scale;
+          const double got =
+              load_element(value ? view.v : view.k, view.format.dtype, start + i) * scale;
           if (got == number_of(token, value, head, i)) continue;
           return "sequence " + std::to_string(b) + ", token " + std::to_string(first + j) +
                  ", slot " + std::to_string(slot) + ": got " + std::to_string(got);
@@ -95,8 +96,8 @@ inline void poison_slots(const KvCacheView& memory, const std::vector<bool>& liv
       poison(memory.k_scales, DType::kF32, memory.scale_slot_stride);
       poison(memory.v_scales, DType::kF32, memory.scale_slot_stride);
     } else {
-      poison(memory.k, memory.dtype, memory.k_slot_stride);
-      poison(memory.v, memory.dtype, memory.v_slot_stride);
+      poison(memory.k, memory.format.dtype, memory.k_slot_stride);
+      poison(memory.v, memory.format.dtype, memory.v_slot_stride);
     }
   }
 }

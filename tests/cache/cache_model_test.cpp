@@ -13,6 +13,7 @@
 
 #include "cache/cache_fleet.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 #include "support/temp_folder.h"
 
 namespace ladon::test {
@@ -186,17 +187,18 @@ class RandomRun {
     count("refused");
     expect_refused([&] { cache.truncate(batch, 0); });
     expect_refused([&] { cache.reset(-1); });
-    expect_refused([&] { cache.reserve(-1); });
-    expect_refused([&] { cache.reorder(std::vector<std::int64_t>{batch}); });
-    expect_refused([&] { cache.load(folder_ / "none"); }, ErrorCode::kIo);
-    expect_refused([&] { cache.append(chunk.v_view, chunk.v_view, chunk.lengths()); });
+    expect_refused([&] { cache.reserve(host_context(), -1); });
+    expect_refused([&] { cache.reorder(host_context(), std::vector<std::int64_t>{batch}); });
+    expect_refused([&] { cache.load(host_context(), folder_ / "none"); }, ErrorCode::kIo);
+    expect_refused(
+        [&] { cache.append(host_context(), chunk.v_view, chunk.v_view, chunk.lengths()); });
     std::vector<std::int64_t> lengths = chunk.counts;
     lengths.push_back(0);
-    expect_refused([&] { cache.append(chunk.k_view, chunk.v_view, lengths); });
+    expect_refused([&] { cache.append(host_context(), chunk.k_view, chunk.v_view, lengths); });
     if (batch == 0) return;
     lengths.pop_back();
     lengths.back() = -1;
-    expect_refused([&] { cache.append(chunk.k_view, chunk.v_view, lengths); });
+    expect_refused([&] { cache.append(host_context(), chunk.k_view, chunk.v_view, lengths); });
     const std::size_t b = index_below(member.tokens.size());
     const auto sequence = static_cast<std::int64_t>(b);
     expect_refused([&] { cache.truncate(sequence, member.length(b) + 1); });
@@ -213,18 +215,20 @@ class RandomRun {
   void refuse_while_busy(Member& member) {
     KvCache& cache = member.cache;
     const Chunk chunk = random_chunk(member);
-    expect_refused([&] { cache.append(chunk.k_view, chunk.v_view, chunk.lengths()); });
     expect_refused(
-        [&] { const KvAppend more(cache, chunk.k_view, chunk.v_view, chunk.lengths()); });
+        [&] { cache.append(host_context(), chunk.k_view, chunk.v_view, chunk.lengths()); });
+    expect_refused([&] {
+      const KvAppend more(host_context(), cache, chunk.k_view, chunk.v_view, chunk.lengths());
+    });
     expect_refused([&] { cache.truncate(0, 0); });
     expect_refused([&] { cache.reset(); });
     expect_refused([&] { cache.reset(0); });
-    expect_refused([&] { cache.reserve(9); });
-    expect_refused([&] { cache.reorder({}); });
-    expect_refused([&] { static_cast<void>(cache.fork()); });
+    expect_refused([&] { cache.reserve(host_context(), 9); });
+    expect_refused([&] { cache.reorder(host_context(), {}); });
+    expect_refused([&] { static_cast<void>(cache.fork(host_context())); });
     expect_refused([&] { static_cast<void>(cache.view()); });
-    expect_refused([&] { cache.save(folder_ / "busy"); });
-    expect_refused([&] { cache.load(folder_ / "busy"); });
+    expect_refused([&] { cache.save(host_context(), folder_ / "busy"); });
+    expect_refused([&] { cache.load(host_context(), folder_ / "busy"); });
     if (!fleet_.paged()) return;
     expect_refused([&] { cache.publish_prefix(0, {}); });
     expect_refused([&] { static_cast<void>(cache.adopt_prefix(0, {})); });

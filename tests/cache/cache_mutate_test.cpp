@@ -14,6 +14,7 @@
 #include "io/io_support.h"
 #include "io/memory_file.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -28,9 +29,9 @@ std::vector<std::string> corpus() {
   for (const KvCache& like : loader.caches()) {
     for (const std::vector<std::int64_t>& counts :
          {std::vector<std::int64_t>{0, 0}, {1, 0}, {0, 3}, {4, 9}, {12, 12}}) {
-      KvCache cache = like.fork();
+      KvCache cache = like.fork(host_context());
       append_random(cache, counts, 1);
-      cache.save(folder / "cache");
+      cache.save(host_context(), folder / "cache");
       files.push_back(read_bytes(folder / "cache"));
       if (named == nullptr) continue;
       write_bytes(std::filesystem::path(named) / ("cache-" + std::to_string(files.size())),

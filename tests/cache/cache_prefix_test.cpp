@@ -6,9 +6,10 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/forward_plan.h"
 #include "cache/cache_support.h"
+#include "cpu/drivers/forward_plan.h"
 #include "ladon/multi_head_attention.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/run_case.h"
 
@@ -39,8 +40,12 @@ std::vector<std::pair<std::int64_t, std::int64_t>> groups_of(const KvCache& cach
   kernels.tile_rows = 64;
   kernels.few_rows = 16;
   std::vector<std::pair<std::int64_t, std::int64_t>> groups;
+  std::vector<cpu::SequencePlan> plans;
+  for (const Sequence& sequence : sequences) {
+    plans.push_back(cpu::plan_sequence(params, sequence, kernels));
+  }
   for (std::int64_t s = 0; s < params.num_sequences;) {
-    const PrefixGroup group = prefix_group(params, s, kernels);
+    const cpu::PrefixGroup group = cpu::prefix_group(params, plans.data(), s);
     groups.emplace_back(group.sequences, group.splits);
     s += group.sequences;
   }
@@ -49,53 +54,53 @@ std::vector<std::pair<std::int64_t, std::int64_t>> groups_of(const KvCache& cach
 
 TEST(CachePrefixGroups, NeighboursWithTheSamePagesFormAGroup) {
   const KvCacheOptions options{.num_kv_heads = 1, .head_dim = 4};
-  const auto pool = std::make_shared<PagePool>(options, 16, 4096);
+  const auto pool = std::make_shared<PagePool>(host_context(), options, 16, 4096);
   const auto append = [](KvCache& cache, std::int64_t count) {
     const Tensor k(DType::kF32, {cache.batch(), count, 1, 4});
-    cache.append(k, k);
+    cache.append(host_context(), k, k);
   };
   KvCache cache = KvCache::paged(pool, 2);
-  append(cache, 4 * kSplitKeys + 5);
+  append(cache, 4 * cpu::kSplitKeys + 5);
   // Two prompts, three continuations of the first and one of the second.
-  cache.reorder(std::vector<std::int64_t>{0, 0, 0, 1});
+  cache.reorder(host_context(), std::vector<std::int64_t>{0, 0, 0, 1});
   append(cache, 10);
   using Groups = std::vector<std::pair<std::int64_t, std::int64_t>>;
   EXPECT_EQ(groups_of(cache), (Groups{{3, 4}, {1, 0}}));
   // Many rows are tiles, which share nothing this way.
   EXPECT_EQ(groups_of(cache, 100), (Groups{{1, 0}, {1, 0}, {1, 0}, {1, 0}}));
   // A group has an end.
-  cache.reorder(std::vector<std::int64_t>(40, 0));
+  cache.reorder(host_context(), std::vector<std::int64_t>(40, 0));
   EXPECT_EQ(groups_of(cache), (Groups{{16, 4}, {16, 4}, {8, 4}}));
   // A short prefix is left to itself.
   cache.reset();
   append(cache, 40);
-  cache.reorder(std::vector<std::int64_t>{0, 0});
+  cache.reorder(host_context(), std::vector<std::int64_t>{0, 0});
   EXPECT_EQ(groups_of(cache), (Groups{{1, 0}, {1, 0}}));
 }
 
 TEST_P(CachePrefix, SharedPagesGiveTheBitsOfOwnPages) {
-  const std::int64_t prefix = 2 * kSplitKeys + 37;
+  const std::int64_t prefix = 2 * cpu::kSplitKeys + 37;
   for (const std::int64_t kv_heads : {1, 2, 4}) {
     for (const DType storage : kStorages) {
-      const KvCacheOptions options{.num_kv_heads = kv_heads, .head_dim = 12, .dtype = storage};
-      const auto pool = std::make_shared<PagePool>(options, 16, 2000);
+      const KvCacheOptions options{.num_kv_heads = kv_heads, .head_dim = 12, .format = storage};
+      const auto pool = std::make_shared<PagePool>(host_context(), options, 16, 2000);
       KvCache shared = KvCache::paged(pool, 1);
       const Tensor k = random_tensor(DType::kF32, {1, prefix, kv_heads, 12}, 1);
       const Tensor v = random_tensor(DType::kF32, {1, prefix, kv_heads, 12}, 2);
-      shared.append(k, v);
-      shared.reorder(std::vector<std::int64_t>(5, 0));
+      shared.append(host_context(), k, v);
+      shared.reorder(host_context(), std::vector<std::int64_t>(5, 0));
       KvCache own = KvCache::paged(pool, 5);
       Tensor wide_k(DType::kF32, {5, prefix, kv_heads, 12});
       Tensor wide_v(DType::kF32, {5, prefix, kv_heads, 12});
       for (std::int64_t b = 0; b < 5; ++b) {
-        copy(k.view().select(0, 0), wide_k.view().select(0, b));
-        copy(v.view().select(0, 0), wide_v.view().select(0, b));
+        copy(host_context(), k.view().select(0, 0), wide_k.view().select(0, b));
+        copy(host_context(), v.view().select(0, 0), wide_v.view().select(0, b));
       }
-      own.append(wide_k, wide_v);
+      own.append(host_context(), wide_k, wide_v);
       // Suffixes of their own, of different lengths.
       const std::vector<std::int64_t> lengths = {3, 600, 1, 0, 20};
       const Tensor suffix = random_tensor(DType::kF32, {5, 600, kv_heads, 12}, 3);
-      for (KvCache* cache : {&shared, &own}) cache->append(suffix, suffix, lengths);
+      for (KvCache* cache : {&shared, &own}) cache->append(host_context(), suffix, suffix, lengths);
       EXPECT_LT(pool->statistics().used_pages, 5 * 70 + 80 + 70);
       const Tensor q = random_tensor(DType::kF32, {5, 1, 4, 12}, 4);
       const Tensor sinks = random_tensor(DType::kF32, {4}, 5);
@@ -114,7 +119,7 @@ TEST_P(CachePrefix, UnrelatedRequestsFindEachOthersPages) {
   const MultiHeadAttention layer(
       {.embed_dim = 24, .num_heads = 4, .num_kv_heads = 2, .causal = true, .rope = RopeOptions{}},
       3);
-  const auto pool = std::make_shared<PagePool>(layer.cache_options(), 8, 32);
+  const auto pool = std::make_shared<PagePool>(host_context(), layer.cache_options(), 8, 32);
   const Tensor x = random_tensor(DType::kF32, {50, 24}, 1);
   std::vector<std::int64_t> tokens(50);
   std::iota(tokens.begin(), tokens.end(), 1000);
@@ -130,7 +135,9 @@ TEST_P(CachePrefix, UnrelatedRequestsFindEachOthersPages) {
   EXPECT_EQ(found, 40);
   EXPECT_EQ(second.length(), 40);
   const Tensor out = layer.forward(context_, x.view().slice(0, found, 50), second);
-  EXPECT_LE(relative_difference(out, Tensor::copy_of(truth.view().slice(0, found, 50))), 1e-5);
+  EXPECT_LE(
+      relative_difference(out, Tensor::copy_of(host_context(), truth.view().slice(0, found, 50))),
+      1e-5);
   const PagePool::Statistics statistics = pool->statistics();
   EXPECT_EQ(statistics.prefix_lookups, 1);
   EXPECT_EQ(statistics.prefix_tokens_found, 40);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache/cache_model.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -33,13 +34,15 @@ void extend(KvCache& cache, const Tokens& tokens) {
     store_element(k.data(), DType::kF32, i, number_of(token, false, i / 3 % 2, i % 3));
     store_element(v.data(), DType::kF32, i, number_of(token, true, i / 3 % 2, i % 3));
   }
-  cache.append(k, v);
+  cache.append(host_context(), k, v);
 }
 
 /// A pool of pages of two tokens.
 class Prefixes : public testing::Test {
  protected:
-  void make_pool(std::int64_t pages) { pool_ = std::make_shared<PagePool>(kOptions, 2, pages); }
+  void make_pool(std::int64_t pages) {
+    pool_ = std::make_shared<PagePool>(host_context(), kOptions, 2, pages);
+  }
 
   KvCache request(const Ids& ids, bool publish = true) {
     KvCache cache = KvCache::paged(pool_);
@@ -191,16 +194,17 @@ TEST_F(Prefixes, APoolOfKeptPagesIsAsGoodAsAFreeOne) {
 /// had never been. (It is how drafts are tried, and what forward_from() does.)
 TEST(Forks, AForkThatIsGoneLeavesNoTrace) {
   for (const std::int64_t page_size : {0, 1, 7, 64}) {
-    KvCache past = page_size == 0
-                       ? KvCache::contiguous(kOptions, 100)
-                       : KvCache::paged(std::make_shared<PagePool>(kOptions, page_size, 40));
+    KvCache past =
+        page_size == 0
+            ? KvCache::contiguous(host_context(), kOptions, 100)
+            : KvCache::paged(std::make_shared<PagePool>(host_context(), kOptions, page_size, 40));
     Tokens tokens = tokens_of({1, 2, 3, 4, 5});
     extend(past, tokens);
     std::vector<std::int64_t> first;  // the slots of the first fork
     for (std::int64_t draft = 0; draft < 4; ++draft) {
       Tokens longer = tokens;
       for (std::int64_t i = 0; i < 3; ++i) push_token(longer, 10 * draft + i);
-      KvCache fork = past.fork();
+      KvCache fork = past.fork(host_context());
       extend(fork, longer);
       const KvCacheView view = fork.view();
       EXPECT_EQ(view.k, past.view().k);

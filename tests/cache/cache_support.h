@@ -16,6 +16,7 @@
 #include "ladon/paged_kv_cache.h"
 #include "ladon/random.h"
 #include "ladon/tensor.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 
@@ -32,19 +33,21 @@ inline std::vector<CacheKind> unlimited_kinds() {
   return {{"contiguous"}, {"paged", 1}, {"paged", 7}, {"paged", 16}, {"paged", 64}};
 }
 
-inline KvCache make_cache(const CacheKind& kind, const KvCacheOptions& options,
-                          std::int64_t pool_tokens = 2048, std::int64_t spare = 4) {
-  if (kind.name == "contiguous") return KvCache::contiguous(options);
-  if (kind.name == "window") return KvCache::window(options, kind.window_left, spare);
+inline KvCache make_cache(const Context& context, const CacheKind& kind,
+                          const KvCacheOptions& options, std::int64_t pool_tokens = 2048,
+                          std::int64_t spare = 4) {
+  if (kind.name == "contiguous") return KvCache::contiguous(context, options);
+  if (kind.name == "window") return KvCache::window(context, options, kind.window_left, spare);
   // Every sequence may leave its last page part empty.
   const std::int64_t pages = pool_tokens / kind.page_size + 4 * options.batch;
-  return KvCache::paged(std::make_shared<PagePool>(options, kind.page_size, pages), options.batch);
+  return KvCache::paged(std::make_shared<PagePool>(context, options, kind.page_size, pages),
+                        options.batch);
 }
 
 inline Tensor random_tensor(DType dtype, const Dims& shape, std::uint64_t stream,
                             double deviation = 1) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, deviation, 77, stream);
+  fill_normal(host_context(), tensor, 0, deviation, 77, stream);
   return tensor;
 }
 
@@ -94,7 +97,7 @@ inline std::vector<double> content_of(const KvCache& cache, std::int64_t b) {
                 : static_cast<double>(
                       scales[slot * view.scale_slot_stride + head * view.scale_head_stride]);
         for (std::int64_t i = 0; i < dim; ++i) {
-          numbers.push_back(load_element(data, view.dtype, start + i) * scale);
+          numbers.push_back(load_element(data, view.format.dtype, start + i) * scale);
         }
       };
       add(view.k, slot * view.k_slot_stride + head * view.k_head_stride, view.head_dim,
@@ -152,8 +155,8 @@ inline void poison_dead_slots(const std::vector<const KvCache*>& caches) {
       poison(memory.k_scales, DType::kF32, memory.scale_slot_stride);
       poison(memory.v_scales, DType::kF32, memory.scale_slot_stride);
     } else {
-      poison(memory.k, memory.dtype, memory.k_slot_stride);
-      poison(memory.v, memory.dtype, memory.v_slot_stride);
+      poison(memory.k, memory.format.dtype, memory.k_slot_stride);
+      poison(memory.v, memory.format.dtype, memory.v_slot_stride);
     }
   }
 }

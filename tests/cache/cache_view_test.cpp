@@ -7,6 +7,7 @@
 
 #include "cache/cache_support.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -50,11 +51,13 @@ TEST_F(CacheViewErrors, HandMadePagesAreRead) {
     Tensor v(DType::kF32, {1, length, 2, 4});
     for (std::int64_t j = 0; j < length; ++j) {
       const std::int64_t slot = slot_in(view_, sequences_[static_cast<std::size_t>(b)], j);
-      copy(k_.view().select(0, slot), k.view().select(0, 0).select(0, j));
-      copy(v_.view().select(0, slot), v.view().select(0, 0).select(0, j));
+      copy(host_context(), k_.view().select(0, slot), k.view().select(0, 0).select(0, j));
+      copy(host_context(), v_.view().select(0, slot), v.view().select(0, 0).select(0, j));
     }
     const Tensor truth = attention(context_, q_.view().slice(0, b, b + 1), k, v);
-    EXPECT_LE(relative_difference(Tensor::copy_of(out_.view().slice(0, b, b + 1)), truth), 1e-6);
+    EXPECT_LE(
+        relative_difference(Tensor::copy_of(host_context(), out_.view().slice(0, b, b + 1)), truth),
+        1e-6);
   }
 }
 
@@ -73,16 +76,16 @@ TEST_F(CacheViewErrors, Sizes) {
 }
 
 TEST_F(CacheViewErrors, Storage) {
-  view_.dtype = DType::kI32;
+  view_.format = DType::kI32;
   EXPECT_EQ(message(), "attention: cache: got dtype i32, expected a float dtype or i8");
-  view_.dtype = DType::kF64;
+  view_.format = DType::kF64;
   EXPECT_EQ(message(),
             "attention: cache: got dtype f64, expected a narrower one for queries of f32");
-  view_.dtype = DType::kI8;
+  view_.format = DType::kI8;
   EXPECT_EQ(message(),
             "attention: cache: got dtype i8 without scales, expected scales beside i8 and nowhere "
             "else");
-  view_.dtype = DType::kF32;
+  view_.format = DType::kF32;
   const float scale = 1;
   view_.k_scales = &scale;
   EXPECT_EQ(message(),

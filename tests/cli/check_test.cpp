@@ -21,7 +21,8 @@ TEST(CliCheck, EveryKernelOfThisMachinePasses) {
     EXPECT_GT(result["checks"], 0);
     EXPECT_TRUE(result["faults"].empty());
   }
-  const std::set<std::string> expected{"forward", "decode", "backward", "caches", "rope", "layers"};
+  const std::set<std::string> expected{"forward", "decode", "backward",  "caches",
+                                       "rope",    "layers", "optimisers"};
   EXPECT_EQ(areas, expected);
   for (const Isa isa : runnable_isas()) {
     EXPECT_TRUE(isa == Isa::kReference || isas.contains(name_of(isa))) << name_of(isa);

@@ -10,6 +10,7 @@
 #include "ladon/npy.h"
 #include "ladon/random.h"
 #include "models/model_folder.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -37,7 +38,7 @@ class CliDocs : public testing::Test {
     std::filesystem::create_directory("model");
     write_model("model", family_case("llama3"), DType::kF32);
     Tensor x(DType::kF32, {9, 20});
-    fill_normal(x, 0, 1, 1);
+    fill_normal(host_context(), x, 0, 1, 1);
     write_npy("x.npy", x);
   }
   void TearDown() override { std::filesystem::current_path(before_); }

@@ -46,9 +46,9 @@ TEST(CliGeneral, MistakesAreStatusTwo) {
             "The following argument was not expected: --nosuch; see ladon --help");
   EXPECT_TRUE(holds(complaint_of({"info", "extra"}, 2), "not expected: extra"));
   EXPECT_EQ(complaint_of({"check", "--threads", "0"}, 2),
-            "check: --threads: '0' is no whole number from 1 to 4096");
+            "check: --threads: '0' is no whole number from 1 to 1024");
   EXPECT_EQ(complaint_of({"check", "--threads", "two"}, 2),
-            "check: --threads: 'two' is no whole number from 1 to 4096");
+            "check: --threads: 'two' is no whole number from 1 to 1024");
   EXPECT_EQ(complaint_of({"check", "--isa", "mmx"}, 2),
             "check: --isa: no kernels 'mmx'; there are reference, baseline, avx2, avx512, "
             "avx512_bf16, amx");

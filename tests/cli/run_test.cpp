@@ -8,6 +8,7 @@
 #include "ladon/npy.h"
 #include "ladon/random.h"
 #include "models/model_folder.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -31,7 +32,7 @@ class CliRun : public testing::Test {
 
   void save_input(const Dims& shape, DType dtype) {
     input_ = Tensor(dtype, shape);
-    if (is_float(dtype)) fill_normal(input_, 0, 1, 1);
+    if (is_float(dtype)) fill_normal(host_context(), input_, 0, 1, 1);
     write_npy(file("x.npy"), input_);
   }
 
@@ -61,8 +62,8 @@ class CliRun : public testing::Test {
 
   static double difference(const Tensor& a, const Tensor& b) {
     EXPECT_EQ(a.shape(), b.shape());
-    const Tensor x = Tensor::copy_of(a, DType::kF64);
-    const Tensor y = Tensor::copy_of(b, DType::kF64);
+    const Tensor x = Tensor::copy_of(host_context(), a, DType::kF64);
+    const Tensor y = Tensor::copy_of(host_context(), b, DType::kF64);
     double most = 0;
     for (std::int64_t i = 0; i < x.num_elements(); ++i) {
       most = std::max(most, std::abs(x.data_as<double>()[i] - y.data_as<double>()[i]));

@@ -8,6 +8,7 @@
 
 #include "ladon/attention.h"
 #include "ladon/rope.h"
+#include "support/host_context.h"
 
 namespace ladon::conformance {
 namespace {
@@ -38,8 +39,8 @@ Tensor concatenate(const ConstTensorView& past, const ConstTensorView& current) 
   const std::int64_t total_len = past_len + current.size(1);
   Tensor present =
       filled(current.dtype(), {current.size(0), current.size(2), total_len, current.size(3)}, kNan);
-  if (!past.absent()) copy(past, present.view().slice(2, 0, past_len));
-  copy(current.transpose(1, 2), present.view().slice(2, past_len, total_len));
+  if (!past.absent()) copy(test::host_context(), past, present.view().slice(2, 0, past_len));
+  copy(test::host_context(), current.transpose(1, 2), present.view().slice(2, past_len, total_len));
   return present;
 }
 
@@ -62,7 +63,7 @@ Tensor pad_keys(const ConstTensorView& mask, std::int64_t kv_len) {
   Dims shape = mask.shape();
   shape[3] = kv_len;
   Tensor padded = filled(mask.dtype(), shape, mask.dtype() == DType::kBool ? 0 : -kInfinity);
-  copy(mask, padded.view().slice(3, 0, mask.size(3)));
+  copy(test::host_context(), mask, padded.view().slice(3, 0, mask.size(3)));
   return padded;
 }
 
@@ -190,7 +191,7 @@ Tensor filled(DType dtype, const Dims& shape, double value) {
   Dims strides = shape;
   for (int dim = 0; dim < shape.rank(); ++dim) strides[dim] = 0;
   Tensor result = Tensor::uninitialized(dtype, shape);
-  copy(ConstTensorView(one.data(), dtype, shape, strides), result);
+  copy(test::host_context(), ConstTensorView(one.data(), dtype, shape, strides), result);
   return result;
 }
 

@@ -29,6 +29,7 @@
 #include "ladon/dtype.h"
 #include "ladon/isa.h"
 #include "ladon/tensor.h"
+#include "support/host_context.h"
 #include "support/runnable_isas.h"
 
 namespace ladon::conformance {
@@ -86,8 +87,8 @@ std::string compare(const ConstTensorView& actual, const ConstTensorView& expect
             << name_of(expected.dtype()) << expected.shape().to_string() << " was expected";
     return problem.str();
   }
-  const Tensor actual_values = Tensor::copy_of(actual, DType::kF64);
-  const Tensor expected_values = Tensor::copy_of(expected, DType::kF64);
+  const Tensor actual_values = Tensor::copy_of(test::host_context(), actual, DType::kF64);
+  const Tensor expected_values = Tensor::copy_of(test::host_context(), expected, DType::kF64);
   const double* a = actual_values.data_as<double>();
   const double* b = expected_values.data_as<double>();
   std::int64_t num_wrong = 0;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "ladon/tensor.h"
+#include "support/host_context.h"
 #include "support/temp_folder.h"
 
 namespace ladon::test {
@@ -50,7 +51,7 @@ inline std::string safetensors_bytes(std::string_view header, std::string_view d
 
 /// The bytes of the elements.
 inline std::string bytes_of(const ConstTensorView& view) {
-  const Tensor dense = Tensor::copy_of(view);
+  const Tensor dense = Tensor::copy_of(host_context(), view);
   const auto count = static_cast<std::size_t>(dense.num_elements()) * size_of(dense.dtype());
   return count == 0 ? std::string() : std::string(static_cast<const char*>(dense.data()), count);
 }

@@ -9,9 +9,12 @@
 #include "io/io_support.h"
 #include "ladon/safetensors.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 using namespace test;
 
@@ -63,7 +66,8 @@ TEST_F(Sharded, TensorsComeFromTheirShards) {
   EXPECT_EQ(model.entry("b").dtype, DType::kF16);
   EXPECT_EQ(bytes_of(model.tensor("a")), bytes_of(a_));
   EXPECT_EQ(bytes_of(model.load("b")), bytes_of(b_));
-  EXPECT_EQ(bytes_of(model.load("c", DType::kF64)), bytes_of(Tensor::copy_of(c_, DType::kF64)));
+  EXPECT_EQ(bytes_of(model.load("c", DType::kF64)),
+            bytes_of(Tensor::copy_of(host_context(), c_, DType::kF64)));
   EXPECT_EQ(&model.file_of("a"), &model.file_of("b"));
   EXPECT_EQ(model.file_of("c").path(), temp_ / kSecond);
   EXPECT_EQ(model.tensor("a").data(), model.tensor("a").data());

@@ -12,9 +12,12 @@
 
 #include "io/io_support.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 using namespace test;
 
@@ -123,7 +126,8 @@ TEST(Safetensors, EveryDTypeAndShapeComesBack) {
     EXPECT_EQ(loaded.shape(), item.view.shape());
     EXPECT_EQ(bytes_of(loaded), bytes_of(item.view));
     for (const DType dtype : kAllDTypes) {
-      EXPECT_EQ(bytes_of(file.load(item.name, dtype)), bytes_of(Tensor::copy_of(item.view, dtype)));
+      EXPECT_EQ(bytes_of(file.load(item.name, dtype)),
+                bytes_of(Tensor::copy_of(host_context(), item.view, dtype)));
     }
   }
   EXPECT_FALSE(file.has("absent"));
@@ -254,7 +258,8 @@ TEST(Safetensors, LargeTensorsAreConvertedByPieces) {
   for (int i = 0; i < values.num_elements(); ++i) numbers[i] = i * 7919;
   write_safetensors(temp / "x", std::vector<SafetensorsItem>{{"a", values}});
   const SafetensorsFile file = SafetensorsFile::open(temp / "x");
-  EXPECT_EQ(bytes_of(file.load("a", DType::kF64)), bytes_of(Tensor::copy_of(values, DType::kF64)));
+  EXPECT_EQ(bytes_of(file.load("a", DType::kF64)),
+            bytes_of(Tensor::copy_of(host_context(), values, DType::kF64)));
 }
 
 TEST(Safetensors, ConstUseFromManyThreads) {

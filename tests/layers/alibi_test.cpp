@@ -9,9 +9,12 @@
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 using Slopes = std::vector<double>;
 
@@ -55,7 +58,7 @@ TEST(AlibiLayer, IsTheBiasThatItStandsFor) {
   const MultiHeadAttention layer(options, 3);
   EXPECT_EQ(layer.options().alibi_slopes, alibi_slopes(6));
   Tensor x(DType::kF64, {2, 9, 12});
-  fill_normal(x, 0, 1, 1);
+  fill_normal(host_context(), x, 0, 1, 1);
   Tensor bias(DType::kF64, {1, 6, 9, 9});
   for (std::int64_t i = 0; i < bias.num_elements(); ++i) {
     const double distance = static_cast<double>(i / 9 % 9 - i % 9);
@@ -82,7 +85,7 @@ TEST(AlibiLayer, CopiesAndMovesCarryTheSlopes) {
   const Context context(ContextOptions{.num_threads = 1});
   MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .alibi_slopes = {0.5, 2}}, 3);
   Tensor x(DType::kF32, {1, 5, 8});
-  fill_normal(x, 0, 1, 1);
+  fill_normal(host_context(), x, 0, 1, 1);
   const Tensor out = layer.forward(context, x.view());
   const MultiHeadAttention copied(layer);
   EXPECT_TRUE(same_bits(out, copied.forward(context, x.view())));

@@ -1,4 +1,5 @@
-// repeat_kv(), split_heads() and merge_heads() against index arithmetic.
+// repeat_kv(host_context()), split_heads() and merge_heads(host_context()) against index
+// arithmetic.
 #include "ladon/head_ops.h"
 
 #include <gtest/gtest.h>
@@ -16,12 +17,14 @@
 #include "ladon/attention.h"
 #include "ladon/random.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon {
 namespace {
 
 using test::error_of;
+using test::host_context;
 
 constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
 constexpr DType kDtypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kBool};
@@ -46,7 +49,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 void expect_repeated(const ConstTensorView& x, std::int64_t times) {
-  const Tensor result = repeat_kv(x, times);
+  const Tensor result = repeat_kv(host_context(), x, times);
   ASSERT_EQ(result.dtype(), x.dtype());
   ASSERT_EQ(result.shape(), (Dims{x.size(0), x.size(1), x.size(2) * times, x.size(3)}));
   for (std::int64_t b = 0; b < result.size(0); ++b) {
@@ -63,7 +66,7 @@ void expect_repeated(const ConstTensorView& x, std::int64_t times) {
 }
 
 void expect_merged(const ConstTensorView& x) {
-  const Tensor result = merge_heads(x);
+  const Tensor result = merge_heads(host_context(), x);
   ASSERT_EQ(result.dtype(), x.dtype());
   ASSERT_EQ(result.shape(), (Dims{x.size(0), x.size(1), x.size(2) * x.size(3)}));
   for (std::int64_t b = 0; b < result.size(0); ++b) {
@@ -94,33 +97,36 @@ TEST(RepeatKv, ReadsThroughStrides) {
 }
 
 TEST(RepeatKv, EmptyIsLegal) {
-  EXPECT_EQ(repeat_kv(Tensor(DType::kF32, {2, 0, 3, 4}), 5).shape(), (Dims{2, 0, 15, 4}));
-  EXPECT_EQ(repeat_kv(Tensor(DType::kF32, {0, 2, 0, 4}), 5).shape(), (Dims{0, 2, 0, 4}));
+  EXPECT_EQ(repeat_kv(host_context(), Tensor(DType::kF32, {2, 0, 3, 4}), 5).shape(),
+            (Dims{2, 0, 15, 4}));
+  EXPECT_EQ(repeat_kv(host_context(), Tensor(DType::kF32, {0, 2, 0, 4}), 5).shape(),
+            (Dims{0, 2, 0, 4}));
 }
 
 TEST(RepeatKv, Refuses) {
   const Tensor x(DType::kF32, {1, 2, 3, 4});
-  EXPECT_EQ(error_of([] { repeat_kv({}, 2); }), "repeat_kv: x: got none, expected a tensor");
-  EXPECT_EQ(error_of([&] { repeat_kv(x.view().select(0, 0), 2); }),
+  EXPECT_EQ(error_of([] { repeat_kv(host_context(), {}, 2); }),
+            "repeat_kv: x: got none, expected a tensor");
+  EXPECT_EQ(error_of([&] { repeat_kv(host_context(), x.view().select(0, 0), 2); }),
             "repeat_kv: x: got [2, 3, 4], expected 4 dimensions");
-  EXPECT_EQ(error_of([&] { repeat_kv(x, 0); }),
+  EXPECT_EQ(error_of([&] { repeat_kv(host_context(), x, 0); }),
             "repeat_kv: times: got 0 for 3 heads, expected 1 or more, and a product that fits 64 "
             "bits");
-  EXPECT_EQ(error_of([&] { repeat_kv(x, -2); }),
+  EXPECT_EQ(error_of([&] { repeat_kv(host_context(), x, -2); }),
             "repeat_kv: times: got -2 for 3 heads, expected 1 or more, and a product that fits 64 "
             "bits");
-  EXPECT_EQ(error_of([&] { repeat_kv(x, kMax / 2); }),
+  EXPECT_EQ(error_of([&] { repeat_kv(host_context(), x, kMax / 2); }),
             "repeat_kv: times: got 4611686018427387903 for 3 heads, expected 1 or more, and a "
             "product that fits 64 bits");
-  EXPECT_EQ(error_of([&] { repeat_kv(x, kMax / 4); }, ErrorCode::kOutOfMemory),
+  EXPECT_EQ(error_of([&] { repeat_kv(host_context(), x, kMax / 4); }, ErrorCode::kOutOfMemory),
             "Tensor: shape: got [1, 2, 6917529027641081853, 4] of f32, expected a size that fits "
             "the address space");
   const ConstTensorView null(nullptr, DType::kF32, {1, 2, 3, 4});
-  EXPECT_EQ(error_of([&] { repeat_kv(null, 2); }),
+  EXPECT_EQ(error_of([&] { repeat_kv(host_context(), null, 2); }),
             "repeat_kv: x: got a null pointer, expected data");
   const ConstTensorView elsewhere(x.data(), DType::kF32, {1, 2, 3, 4}, Device::kCuda);
-  EXPECT_EQ(error_of([&] { repeat_kv(elsewhere, 2); }, ErrorCode::kUnsupported),
-            "repeat_kv: x: got a CUDA tensor, expected CPU memory");
+  EXPECT_EQ(error_of([&] { repeat_kv(host_context(), elsewhere, 2); }),
+            "repeat_kv: x: got memory of cuda:0, expected memory of cpu, where the call runs");
 }
 
 TEST(SplitHeads, SharesMemory) {
@@ -188,13 +194,15 @@ TEST(MergeHeads, ReadsThroughStrides) {
   expect_merged(x.view().transpose(1, 3));
   expect_merged(x.view().slice(2, 1, 3).slice(3, 1, 4));
   expect_merged(ConstTensorView(x.data(), DType::kF32, {2, 3, 4, 5}, {60, 20, 0, 1}));
-  EXPECT_EQ(merge_heads(Tensor(DType::kF32, {2, 0, 3, 4})).shape(), (Dims{2, 0, 12}));
+  EXPECT_EQ(merge_heads(host_context(), Tensor(DType::kF32, {2, 0, 3, 4})).shape(),
+            (Dims{2, 0, 12}));
 }
 
 TEST(MergeHeads, Refuses) {
-  EXPECT_EQ(error_of([] { merge_heads({}); }), "merge_heads: x: got none, expected a tensor");
+  EXPECT_EQ(error_of([] { merge_heads(host_context(), {}); }),
+            "merge_heads: x: got none, expected a tensor");
   EXPECT_EQ(error_of([] {
-              merge_heads(Tensor(DType::kF32, {2, 3, 4}));
+              merge_heads(host_context(), Tensor(DType::kF32, {2, 3, 4}));
             }),
             "merge_heads: x: got [2, 3, 4], expected 4 dimensions");
 }
@@ -203,12 +211,12 @@ TEST(HeadOps, RoundTrips) {
   for (const DType dtype : kDtypes) {
     const Tensor x = counting(dtype, {2, 5, 24});
     for (const std::int64_t heads : {1, 3, 24}) {
-      EXPECT_TRUE(same_bits(merge_heads(split_heads(x, heads)), x));
+      EXPECT_TRUE(same_bits(merge_heads(host_context(), split_heads(x, heads)), x));
     }
     const Tensor split = counting(dtype, {2, 5, 3, 8});
-    const Tensor merged = merge_heads(split);
-    EXPECT_TRUE(same_bits(Tensor::copy_of(split_heads(merged, 3)), split));
-    EXPECT_TRUE(same_bits(repeat_kv(split, 1), split));
+    const Tensor merged = merge_heads(host_context(), split);
+    EXPECT_TRUE(same_bits(Tensor::copy_of(host_context(), split_heads(merged, 3)), split));
+    EXPECT_TRUE(same_bits(repeat_kv(host_context(), split, 1), split));
   }
 }
 
@@ -220,12 +228,13 @@ double difference(const Context& context, DType dtype, std::int64_t query_len) {
   Tensor q(dtype, {2, query_len, 6, 24});
   Tensor k(dtype, {2, 83, 2, 24});
   Tensor v(dtype, {2, 83, 2, 16});
-  fill_normal(q, 0, 1, 1);
-  fill_normal(k, 0, 1, 2);
-  fill_normal(v, 0, 1, 3);
+  fill_normal(host_context(), q, 0, 1, 1);
+  fill_normal(host_context(), k, 0, 1, 2);
+  fill_normal(host_context(), v, 0, 1, 3);
   const AttentionOptions options{.causal = true};
   const Tensor grouped = attention(context, q, k, v, options);
-  const Tensor repeated = attention(context, q, repeat_kv(k, 3), repeat_kv(v, 3), options);
+  const Tensor repeated = attention(context, q, repeat_kv(host_context(), k, 3),
+                                    repeat_kv(host_context(), v, 3), options);
   if (same_bits(grouped, repeated)) return -1;
   double largest = 0;
   for (std::int64_t i = 0; i < grouped.num_elements(); ++i) {

@@ -9,6 +9,7 @@
 #include "cache/cache_support.h"
 #include "ladon/latent_attention.h"
 #include "support/counted_new.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/run_case.h"
 
@@ -35,8 +36,8 @@ TEST(LatentDecode, MemoryDoesNotGrowWithTheCache) {
   Tensor out(DType::kF32, {1, 1, 64});
   std::vector<std::int64_t> bytes;
   for (const std::int64_t tokens : {1024, 8192}) {
-    KvCache cache = KvCache::contiguous(layer.cache_options(1), tokens + 8);
-    cache.append(random_tensor(DType::kF32, {1, tokens, 1, 576}, 2, 0.1), {});
+    KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(1), tokens + 8);
+    cache.append(host_context(), random_tensor(DType::kF32, {1, tokens, 1, 576}, 2, 0.1), {});
     EXPECT_EQ(layer.form_for(1, tokens + 1), LatentForm::kAbsorbed);
     // A new Context has no memory yet: what it allocates is all that the call needs.
     const Context context(ContextOptions{.num_threads = 2});
@@ -87,10 +88,12 @@ TEST_P(LatentBits, ARowDoesNotDependOnItsNeighboursOrOnThreads) {
     EXPECT_TRUE(same_bits(alone.view(), all.view().slice(0, 17, 18)));
     // Later positions do not touch earlier ones.
     const Tensor shorter = one.forward(context_, x.view().slice(0, 17, 18).slice(1, 0, 4));
-    EXPECT_LE(relative_difference(shorter, Tensor::copy_of(alone.view().slice(1, 0, 4))), 1e-6);
+    EXPECT_LE(
+        relative_difference(shorter, Tensor::copy_of(host_context(), alone.view().slice(1, 0, 4))),
+        1e-6);
     // The same through a cache, token by token, among others and alone.
-    KvCache many = KvCache::contiguous(one.cache_options(64));
-    KvCache single = KvCache::contiguous(one.cache_options(1));
+    KvCache many = KvCache::contiguous(host_context(), one.cache_options(64));
+    KvCache single = KvCache::contiguous(host_context(), one.cache_options(1));
     for (std::int64_t t = 0; t < 9; ++t) {
       const Tensor among = one.forward(seven, x.view().slice(1, t, t + 1), many);
       const Tensor own =

@@ -13,6 +13,7 @@
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -57,7 +58,7 @@ TEST(LatentErrors, Options) {
             "LatentAttention: rope_dim: got 3, expected an even number, or 0 for no rope");
   EXPECT_EQ(
       message_of([](O& o) { o.kv_rank = 33; }),
-      "LatentAttention: kv_rank: got 33, expected a latent smaller than the 33 numbers of the "
+      "LatentAttention: kv_rank: got 33, expected a latent smaller than the 33 elements of the "
       "keys and values that it stands for");
   EXPECT_EQ(message_of([](O& o) { o.norm_epsilon = 0; }),
             "LatentAttention: norm_epsilon: got 0, expected a positive number");
@@ -164,23 +165,25 @@ TEST(LatentErrors, Caches) {
     EXPECT_EQ(state_of(cache), before);
     return message;
   };
-  EXPECT_EQ(refused(KvCache::contiguous({.batch = 2, .num_kv_heads = 3, .head_dim = 10})),
-            "LatentAttention::forward: cache: got one of 3 KV heads of 10 and 10, expected the "
-            "layer's 1 KV heads of 13 and 9 within them");
-  EXPECT_EQ(refused(KvCache::window(layer.cache_options(2), 4)),
+  EXPECT_EQ(
+      refused(KvCache::contiguous(host_context(), {.batch = 2, .num_kv_heads = 3, .head_dim = 10})),
+      "LatentAttention::forward: cache: got one of 3 KV heads of 10 and 10, expected the "
+      "layer's 1 KV heads of 13 and 9 within them");
+  EXPECT_EQ(refused(KvCache::window(host_context(), layer.cache_options(2), 4)),
             "LatentAttention::forward: cache: got a window of 4, expected one that keeps every "
             "token, because the layer has no window");
   layer.train();
-  EXPECT_EQ(refused(KvCache::contiguous(layer.cache_options(2))),
+  EXPECT_EQ(refused(KvCache::contiguous(host_context(), layer.cache_options(2))),
             "LatentAttention::forward: cache: got one while the layer trains with dropout, "
             "expected eval() first");
-  KvCache cache = KvCache::contiguous(layer.cache_options(1));
+  KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(1));
   const Tensor latents(DType::kF32, {1, 2, 1, 13});
-  EXPECT_EQ(error_of([&] { cache.append(latents, latents); }),
+  EXPECT_EQ(error_of([&] { cache.append(host_context(), latents, latents); }),
             "KvCache::append: v: got [1, 2, 1, 13], expected none because the values are in the "
             "keys");
   EXPECT_EQ(error_of([] {
               KvCache::contiguous(
+                  host_context(),
                   {.num_kv_heads = 1, .head_dim = 4, .value_dim = 5, .values_in_keys = true});
             }),
             "KvCache::contiguous: value_dim: got 5, expected at most head_dim = 4 because the "
@@ -192,7 +195,7 @@ TEST(LatentErrors, MasksOfCachedCalls) {
   const LatentAttention layer(good_options());
   const Tensor x = random_tensor(DType::kF32, {2, 3, 20}, 1);
   for (const Dims& shape : {Dims{2, 1, 4, 9}, Dims{5, 1, 3, 3}, Dims{2, 77, 3, 3}}) {
-    KvCache cache = KvCache::contiguous(layer.cache_options(2));
+    KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(2));
     const Tensor mask(DType::kBool, shape);
     EXPECT_EQ(error_of([&] { layer.forward(context, x, cache, {.mask = mask}); }),
               "LatentAttention::forward: mask: got " + shape.to_string() +

@@ -11,6 +11,7 @@
 #include "cache/cache_support.h"
 #include "ladon/latent_attention.h"
 #include "layers/latent_truth.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/run_case.h"
 
@@ -75,7 +76,8 @@ LatentAttention make_layer(const LatentAttentionOptions& options) {
   LatentAttention layer(options, 3);
   std::uint64_t stream = 100;
   for (Parameter& parameter : layer.named_parameters()) {
-    if (parameter.value.rank() == 1) fill_uniform(parameter.value, 0.5, 1.5, 9, stream);
+    if (parameter.value.rank() == 1)
+      fill_uniform(host_context(), parameter.value, 0.5, 1.5, 9, stream);
     ++stream;
   }
   return layer;
@@ -144,7 +146,7 @@ TEST_P(LatentForward, MasksAndLengthsAreHonouredInBothForms) {
     EXPECT_EQ(number_at(expanded_weights, ((1 * 3 + 0) * 8 + q) * 8 + 6), 0);
   }
   // Padding is not read.
-  Tensor poisoned = Tensor::copy_of(x);
+  Tensor poisoned = Tensor::copy_of(host_context(), x);
   for (std::int64_t i = 5 * 20; i < 8 * 20; ++i) {
     poisoned.data_as<double>()[8 * 20 + i] = std::nan("");
   }
@@ -166,13 +168,13 @@ TEST_P(LatentForward, AnyChunkingThroughAnyCacheGivesTheWholeSequence) {
              {LatentForm::kExpanded, LatentForm::kAbsorbed, LatentForm::kAuto}) {
           SCOPED_TRACE(variant.name + " " + kind.name + " " + std::to_string(kind.page_size));
           layer.set_form(form);
-          KvCache cache = make_cache(kind, layer.cache_options(3));
+          KvCache cache = make_cache(host_context(), kind, layer.cache_options(3));
           Tensor out(dtype, {3, 23, 20});
           std::int64_t done = 0;
           for (const std::int64_t count : {5, 1, 1, 9, 0, 2, 5}) {
             Tensor part(dtype, {3, count, 20});
             layer.forward(context_, x.view().slice(1, done, done + count), cache, {}, part);
-            copy(part, out.view().slice(1, done, done + count));
+            copy(host_context(), part, out.view().slice(1, done, done + count));
             done += count;
             poison_dead_slots({&cache});
           }
@@ -195,18 +197,18 @@ TEST_P(LatentForward, RaggedBatchesMixForms) {
   const Tensor fresh = random_tensor(DType::kF32, {60, 20}, 2);
   const Tensor token = random_tensor(DType::kF32, {1, 20}, 3);
   const KvCacheOptions one = layer.cache_options(1);
-  KvCache first = KvCache::contiguous(one);
+  KvCache first = KvCache::contiguous(host_context(), one);
   layer.forward(context_, past, first);
   const Tensor alone_token = layer.forward(context_, token, first);
-  KvCache second = KvCache::contiguous(one);
+  KvCache second = KvCache::contiguous(host_context(), one);
   const Tensor alone_fresh = layer.forward(context_, fresh, second);
 
-  KvCache both = KvCache::contiguous(layer.cache_options(3));
+  KvCache both = KvCache::contiguous(host_context(), layer.cache_options(3));
   layer.forward(context_, past, both, {.new_lengths = std::vector<std::int64_t>{200, 0, 0}});
   Tensor packed(DType::kF32, {62, 20});
-  copy(token, packed.view().slice(0, 0, 1));
-  copy(fresh, packed.view().slice(0, 1, 61));
-  copy(token, packed.view().slice(0, 61, 62));
+  copy(host_context(), token, packed.view().slice(0, 0, 1));
+  copy(host_context(), fresh, packed.view().slice(0, 1, 61));
+  copy(host_context(), token, packed.view().slice(0, 61, 62));
   const std::vector<std::int64_t> counts = {1, 60, 1};
   const Tensor together = layer.forward(context_, packed, both, {.new_lengths = counts});
   EXPECT_TRUE(same_bits(together.view().slice(0, 0, 1), alone_token.view()));
@@ -220,10 +222,10 @@ TEST_P(LatentForward, EveryStorageServes) {
     const Tensor truth = layer.forward(context_, x);
     for (const DType storage : kStorages) {
       for (const CacheKind& kind : unlimited_kinds()) {
-        KvCache cache = make_cache(kind, layer.cache_options(2, storage));
+        KvCache cache = make_cache(host_context(), kind, layer.cache_options(2, storage));
         layer.forward(context_, x.view().slice(1, 0, 12), cache);
         const Tensor rest = layer.forward(context_, x.view().slice(1, 12, 20), cache);
-        const Tensor expected = Tensor::copy_of(truth.view().slice(1, 12, 20));
+        const Tensor expected = Tensor::copy_of(host_context(), truth.view().slice(1, 12, 20));
         const double bound = dtype == DType::kF32 && storage == DType::kF32 ? 1e-5 : 0.06;
         EXPECT_LE(relative_difference(rest, expected), bound)
             << name_of(dtype) << " " << name_of(storage);
@@ -242,7 +244,7 @@ TEST_P(LatentForward, StepsFitTogether) {
   EXPECT_EQ(keys.shape(), (Dims{2, 5, 3, 10}));
   EXPECT_EQ(values.shape(), (Dims{2, 5, 3, 5}));
   // The rope part of every head's key is the latent's own; a cache holds just the latents.
-  KvCache cache = KvCache::contiguous(layer.cache_options(2));
+  KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(2));
   layer.forward(context_, x, cache);
   const std::vector<double> held = content_of(cache, 1);
   for (std::int64_t t = 0; t < 5; ++t) {

@@ -10,6 +10,7 @@
 
 #include "ladon/latent_attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon::test {
@@ -68,7 +69,7 @@ std::vector<LatentCase> every_case() {
 
 Tensor random_f64(const Dims& shape, std::uint64_t stream) {
   Tensor tensor(DType::kF64, shape);
-  fill_normal(tensor, 0, 1, 5, stream);
+  fill_normal(host_context(), tensor, 0, 1, 5, stream);
   return tensor;
 }
 
@@ -83,7 +84,8 @@ class Experiment {
         bias_(random_f64({1, 1, 5, 5}, 3)) {
     std::uint64_t stream = 10;
     for (Parameter& parameter : layer_.named_parameters()) {
-      if (parameter.value.rank() == 1) fill_uniform(parameter.value, 0.3, 1.4, 3, stream++);
+      if (parameter.value.rank() == 1)
+        fill_uniform(host_context(), parameter.value, 0.3, 1.4, 3, stream++);
     }
     call_.dropout_seed = 77;
     call_.query_positions.first = call_.key_positions.first = 3;
@@ -98,7 +100,7 @@ class Experiment {
 
   /// Every number that can be moved, with the gradient that backward gave for it.
   void check() {
-    layer_.zero_grad();
+    layer_.zero_grad(host_context());
     const TrainingForward forward = layer_.forward_training(context_, {.query = x_}, call_);
     const InputGradients gradients = layer_.backward(context_, grad_out_, forward.saved);
     EXPECT_EQ(gradients.query.shape(), x_.shape());
@@ -160,11 +162,11 @@ TEST_P(LatentGradient, SixteenBitLayersTrackF32) {
   LatentAttention rounded(options, 5);
   for (std::size_t i = 0; i < exact.named_parameters().size(); ++i) {
     exact.named_parameters()[i].value =
-        Tensor::copy_of(rounded.named_parameters()[i].value, DType::kF32);
+        Tensor::copy_of(host_context(), rounded.named_parameters()[i].value, DType::kF32);
   }
   Tensor x(DType::kBF16, {2, 5, 6});
-  fill_normal(x, 0, 1, 5, 1);
-  const Tensor wide = Tensor::copy_of(x, DType::kF32);
+  fill_normal(host_context(), x, 0, 1, 5, 1);
+  const Tensor wide = Tensor::copy_of(host_context(), x, DType::kF32);
   const auto run = [&](LatentAttention& layer, const Tensor& input) {
     const TrainingForward forward = layer.forward_training(context_, {.query = input});
     return layer.backward(context_, input, forward.saved);

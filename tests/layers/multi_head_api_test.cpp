@@ -12,14 +12,17 @@
 
 #include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
 
+using test::host_context;
+
 constexpr std::uint64_t kSeed = 0x123456789ABCDEF0U;
 
 std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor wide = Tensor::copy_of(view, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);
   return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
 }
 
@@ -34,7 +37,7 @@ std::vector<std::vector<double>> weights_of(const AttentionLayer& layer) {
 
 Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, 1, seed);
+  fill_normal(host_context(), tensor, 0, 1, seed);
   return tensor;
 }
 
@@ -287,7 +290,7 @@ TEST(MultiHeadApi, OtherTypesRoundTheSameWeights) {
     narrow.dtype = dtype;
     const MultiHeadAttention layer(narrow, kSeed);
     for (const Parameter& parameter : exact.named_parameters()) {
-      const Tensor rounded = Tensor::copy_of(parameter.value, dtype);
+      const Tensor rounded = Tensor::copy_of(host_context(), parameter.value, dtype);
       EXPECT_EQ(values_of(layer.parameter(parameter.name).value), values_of(rounded));
     }
   }
@@ -337,7 +340,7 @@ TEST(MultiHeadApi, Llama3BuildsAndRuns) {
                                    1);
     EXPECT_EQ(layer.parameter_count(), 2 * 4096 * 4096 + 2 * 1024 * 4096);
     EXPECT_EQ(layer.parameter("k_proj.weight").value.shape(), (Dims{1024, 4096}));
-    const Tensor input = Tensor::copy_of(x, dtype);
+    const Tensor input = Tensor::copy_of(host_context(), x, dtype);
     const Tensor out = layer.forward(context, input.view());
     EXPECT_EQ(out.shape(), (Dims{1, 2, 4096}));
     EXPECT_EQ(out.dtype(), dtype);

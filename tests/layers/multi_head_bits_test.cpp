@@ -9,6 +9,7 @@
 #include "ladon/head_ops.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 #include "support/run_case.h"
 
@@ -21,7 +22,7 @@ constexpr DType kFloats[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16
 
 Tensor random_input(DType dtype, const Dims& shape, std::uint64_t stream = 0) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, 1, 21, stream);
+  fill_normal(host_context(), tensor, 0, 1, 21, stream);
   return tensor;
 }
 
@@ -58,14 +59,14 @@ TEST_P(MultiHeadBits, GqaEqualsMhaWithRepeatedWeights) {
   options.num_kv_heads = 6;
   MultiHeadAttention mha(options, 1);
   for (const char* name : {"q_proj.weight", "out_proj.weight"}) {
-    mha.set_parameter(name, gqa.parameter(name).value);
+    mha.set_parameter(host_context(), name, gqa.parameter(name).value);
   }
   for (const char* name : {"k_proj.weight", "v_proj.weight"}) {
     // Each KV head has four rows; every one of its three query heads gets a copy of them.
     const ConstTensorView weight =
         ConstTensorView(gqa.parameter(name).value).reshape({1, 1, 2, 4 * 24});
-    const Tensor repeated = repeat_kv(weight, 3);
-    mha.set_parameter(name, ConstTensorView(repeated).reshape({24, 24}));
+    const Tensor repeated = repeat_kv(host_context(), weight, 3);
+    mha.set_parameter(host_context(), name, ConstTensorView(repeated).reshape({24, 24}));
   }
   const Tensor x = random_input(DType::kF64, {2, 11, 24});
   const Tensor a = gqa.forward(context_, x);
@@ -81,8 +82,8 @@ TEST_P(MultiHeadBits, LaterPositionsDoNotTouchEarlierOnes) {
     Tensor x = random_input(dtype, {2, 40, 24});
     const Tensor before = layer.forward(context_, x);
     for (const std::int64_t kept : {1, 17, 39}) {
-      Tensor changed = Tensor::copy_of(x);
-      fill_normal(changed.view().slice(1, kept, 40), 0, 20, 5);
+      Tensor changed = Tensor::copy_of(host_context(), x);
+      fill_normal(host_context(), changed.view().slice(1, kept, 40), 0, 20, 5);
       const Tensor after = layer.forward(context_, changed);
       EXPECT_TRUE(same_bits(before.view().slice(1, 0, kept), after.view().slice(1, 0, kept)))
           << name_of(dtype) << ' ' << kept;
@@ -156,11 +157,11 @@ TEST_P(MultiHeadBits, NarrowLayersFollowTheWideOne) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     MultiHeadAttention narrow(rich_options(dtype), 1);
     for (const Parameter& parameter : wide.named_parameters()) {
-      narrow.set_parameter(parameter.name, parameter.value);
+      narrow.set_parameter(host_context(), parameter.name, parameter.value);
     }
-    const Tensor out = narrow.forward(context_, Tensor::copy_of(x, dtype));
+    const Tensor out = narrow.forward(context_, Tensor::copy_of(host_context(), x, dtype));
     double worst = 0;
-    const Tensor wide_out = Tensor::copy_of(out, DType::kF64);
+    const Tensor wide_out = Tensor::copy_of(host_context(), out, DType::kF64);
     for (std::int64_t i = 0; i < out.num_elements(); ++i) {
       worst =
           std::max(worst, std::abs(wide_out.data_as<double>()[i] - expected.data_as<double>()[i]));

@@ -11,6 +11,7 @@
 #include "ladon/random.h"
 #include "layers/multi_head_error_support.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -32,7 +33,7 @@ MultiHeadAttentionOptions cross_options(std::int64_t key_dim, std::int64_t value
 
 Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed = 1) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, 1, seed);
+  fill_normal(host_context(), tensor, 0, 1, seed);
   return tensor;
 }
 
@@ -74,7 +75,7 @@ TEST_F(MultiHeadCallErrors, TheUnspoiledCallsAreLegal) {
 }
 
 TEST_F(MultiHeadCallErrors, Ranks) {
-  const std::string shapes = ", expected [batch, seq, embed_dim] or [seq, embed_dim]";
+  const std::string shapes = ", expected [batch, seq, 8] or [seq, 8]";
   expect_input_refused(kSelf, {}, "query: got none, expected a tensor");
   expect_input_refused(kSelf, {.query = {}, .key = key_}, "query: got none, expected a tensor");
   for (const Dims& shape : {Dims{8}, Dims{1, 2, 3, 8}, Dims{}}) {
@@ -129,7 +130,7 @@ TEST_F(MultiHeadCallErrors, DtypesAndMemory) {
       kSelf, {.query = ConstTensorView(static_cast<const char*>(data) + 2, DType::kF32, shape)},
       "query: got data that is not aligned, expected a multiple of 4 bytes");
   expect_input_refused(kSelf, {.query = ConstTensorView(data, DType::kF32, shape, Device::kCuda)},
-                       "query: got a CUDA tensor, expected CPU memory", ErrorCode::kUnsupported);
+                       "query: got memory of cuda:0, expected memory of cpu, where the call runs");
   const Tensor columns = normal(DType::kF32, {2, 8, 3});
   expect_input_refused(kSelf, {.query = columns.view().transpose(1, 2)},
                        "query: got a last stride of 3, expected 1");
@@ -180,39 +181,47 @@ TEST_F(MultiHeadCallErrors, MaskAndBias) {
        {Dims{2, 2, 3, 3}, Dims{2, 4, 3, 2}, Dims{3, 1, 1, 1}, Dims{1, 1, 0, 3}}) {
     const Tensor mask(DType::kBool, shape);
     const Tensor bias(DType::kF32, shape);
-    expect_call_refused({.mask = mask}, "attention: mask: got " + shape.to_string() + full);
-    expect_call_refused({.bias = bias}, "attention: bias: got " + shape.to_string() + full);
+    expect_call_refused({.mask = mask},
+                        "MultiHeadAttention::forward: mask: got " + shape.to_string() + full);
+    expect_call_refused({.bias = bias},
+                        "MultiHeadAttention::forward: bias: got " + shape.to_string() + full);
   }
   const Tensor flat(DType::kBool, {3, 3});
-  expect_call_refused({.mask = flat}, "attention: mask: got [3, 3], expected 4 dimensions");
+  expect_call_refused({.mask = flat},
+                      "MultiHeadAttention::forward: mask: got [3, 3], expected 4 dimensions");
   const Tensor numbers(DType::kF32, {1, 1, 3, 3});
-  expect_call_refused({.mask = numbers}, "attention: mask: got dtype f32, expected bool");
+  expect_call_refused({.mask = numbers},
+                      "MultiHeadAttention::forward: mask: got dtype f32, expected bool");
   const Tensor bools(DType::kBool, {1, 1, 3, 3});
-  expect_call_refused({.bias = bools},
-                      "attention: bias: got dtype bool, expected f64, f32, f16 or bf16");
+  expect_call_refused(
+      {.bias = bools},
+      "MultiHeadAttention::forward: bias: got dtype bool, expected f64, f32, f16 or bf16");
 }
 
 TEST_F(MultiHeadCallErrors, Lengths) {
   const std::vector<std::int64_t> one{3}, three{3, 3, 3}, negative{3, -1}, long_one{4, 3};
   expect_call_refused({.kv_lengths = one},
-                      "attention: kv_lengths: got 1 lengths, expected batch = 2");
+                      "MultiHeadAttention::forward: kv_lengths: got 1 lengths, expected batch = 2");
   expect_call_refused({.kv_lengths = three},
-                      "attention: kv_lengths: got 3 lengths, expected batch = 2");
-  expect_call_refused({.kv_lengths = negative},
-                      "attention: kv_lengths: got -1 at index 1, expected 0 to kv_len = 3");
-  expect_call_refused({.kv_lengths = long_one},
-                      "attention: kv_lengths: got 4 at index 0, expected 0 to kv_len = 3");
+                      "MultiHeadAttention::forward: kv_lengths: got 3 lengths, expected batch = 2");
+  expect_call_refused(
+      {.kv_lengths = negative},
+      "MultiHeadAttention::forward: kv_lengths: got -1 at index 1, expected 0 to kv_len = 3");
+  expect_call_refused(
+      {.kv_lengths = long_one},
+      "MultiHeadAttention::forward: kv_lengths: got 4 at index 0, expected 0 to kv_len = 3");
 }
 
 TEST_F(MultiHeadCallErrors, Positions) {
   const std::vector<std::int64_t> four{0, 1, 2, 3};
   const std::string count =
-      "rope: positions.explicit_positions: got 4 positions, expected 3 (seq) or 6 (batch * seq)";
-  expect_call_refused({.query_positions = {.explicit_positions = four}}, count);
-  expect_call_refused({.key_positions = {.explicit_positions = four}}, count);
+      "_positions.explicit_positions: got 4 positions, expected 3 (seq) or 6 (batch * seq)";
+  const std::string forward = "MultiHeadAttention::forward: ";
+  expect_call_refused({.query_positions = {.explicit_positions = four}}, forward + "query" + count);
+  expect_call_refused({.key_positions = {.explicit_positions = four}}, forward + "key" + count);
   const std::vector<std::int64_t> three{0, 1, 2};
   expect_call_refused({.key_positions = {.first = 2, .explicit_positions = three}},
-                      "rope: positions.first: got 2 beside an explicit list, expected 0");
+                      forward + "key_positions.first: got 2 beside an explicit list, expected 0");
 }
 
 TEST_F(MultiHeadCallErrors, PositionsOfASinglePosition) {
@@ -222,24 +231,29 @@ TEST_F(MultiHeadCallErrors, PositionsOfASinglePosition) {
   const ConstTensorView one = x_.view().slice(1, 0, 1);
   const std::vector<std::int64_t> four{0, 1, 2, 3};
   const std::string count =
-      "rope: positions.explicit_positions: got 4 positions, expected 1 (seq) or 2 (batch * seq)";
-  expect_refused(options, {.query = one}, count, {.query_positions = {.explicit_positions = four}});
-  expect_refused(options, {.query = one}, count, {.key_positions = {.explicit_positions = four}});
+      "_positions.explicit_positions: got 4 positions, expected 1 (seq) or 2 (batch * seq)";
+  const std::string forward = "MultiHeadAttention::forward: ";
+  expect_refused(options, {.query = one}, forward + "query" + count,
+                 {.query_positions = {.explicit_positions = four}});
+  expect_refused(options, {.query = one}, forward + "key" + count,
+                 {.key_positions = {.explicit_positions = four}});
 }
 
 TEST_F(MultiHeadCallErrors, Weights) {
   Tensor weights = normal(DType::kF32, {2, 4, 3, 4});
-  const Tensor before = Tensor::copy_of(weights);
-  expect_call_refused({.weights = weights},
-                      "attention_weights: weights: got [2, 4, 3, 4], expected [2, 4, 3, 3]");
+  const Tensor before = Tensor::copy_of(host_context(), weights);
+  expect_call_refused(
+      {.weights = weights},
+      "MultiHeadAttention::forward: weights: got [2, 4, 3, 4], expected [2, 4, 3, 3]");
   expect_call_refused({.weights = weights.view().select(0, 0)},
-                      "attention_weights: weights: got [4, 3, 4], expected 4 dimensions");
+                      "MultiHeadAttention::forward: weights: got [4, 3, 4], expected 4 dimensions");
   Tensor bools(DType::kBool, {2, 4, 3, 3});
-  expect_call_refused({.weights = bools},
-                      "attention_weights: weights: got dtype bool, expected f64, f32, f16 or bf16");
+  expect_call_refused(
+      {.weights = bools},
+      "MultiHeadAttention::forward: weights: got dtype bool, expected f64, f32, f16 or bf16");
   expect_call_refused(
       {.weights = TensorView(weights.data(), DType::kF32, {2, 4, 3, 3}, {0, 9, 3, 1})},
-      "attention_weights: weights: got strides [0, 9, 3, 1] that reach one element "
+      "MultiHeadAttention::forward: weights: got strides [0, 9, 3, 1] that reach one element "
       "twice, expected an output without overlap");
   // A bad input is found before the weights are written.
   TensorView good = weights.view().slice(3, 0, 3);
@@ -320,7 +334,7 @@ TEST_F(MultiHeadCallErrors, GradientsOfTheOutput) {
   refuse(batched, ConstTensorView(numbers.data(), DType::kF32, {2, 3, 8}, {64, 1, 8}),
          "got a last stride of 8, expected 1");
   refuse(batched, ConstTensorView(numbers.data(), DType::kF32, {2, 3, 8}, Device::kCuda),
-         "got a CUDA tensor, expected CPU memory", ErrorCode::kUnsupported);
+         "got memory of cuda:0, expected memory of cpu, where the call runs");
 }
 
 }  // namespace

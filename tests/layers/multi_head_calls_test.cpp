@@ -14,22 +14,25 @@
 #include "ladon/random.h"
 #include "layers/norm.h"
 #include "layers/projection.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon {
 namespace {
 
+using test::host_context;
+
 constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 
 Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, 1, seed);
+  fill_normal(host_context(), tensor, 0, 1, seed);
   return tensor;
 }
 
 bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
-  const Tensor left = Tensor::copy_of(a);
-  const Tensor right = Tensor::copy_of(b);
+  const Tensor left = Tensor::copy_of(host_context(), a);
+  const Tensor right = Tensor::copy_of(host_context(), b);
   return left.shape() == right.shape() && left.dtype() == right.dtype() &&
          (left.num_elements() == 0 ||
           std::memcmp(left.data(), right.data(),
@@ -60,7 +63,8 @@ MultiHeadAttention make_layer(const MultiHeadAttentionOptions& options) {
   MultiHeadAttention layer(options, 11);
   std::uint64_t stream = 0;
   for (Parameter& parameter : layer.named_parameters()) {
-    if (parameter.value.rank() == 1) fill_normal(parameter.value, 0.5, 1, 12, ++stream);
+    if (parameter.value.rank() == 1)
+      fill_normal(host_context(), parameter.value, 0.5, 1, 12, ++stream);
   }
   return layer;
 }
@@ -109,7 +113,7 @@ TEST_P(MultiHeadCalls, CausalPerCall) {
 /// Gradients of a training call, in one tensor each.
 std::vector<Tensor> train(const Context& context, MultiHeadAttention& layer,
                           const LayerInputs& inputs, const ConstTensorView& dout) {
-  layer.zero_grad();
+  layer.zero_grad(host_context());
   TrainingForward forward = layer.forward_training(context, inputs);
   InputGradients gradients = layer.backward(context, dout, forward.saved);
   std::vector<Tensor> results;
@@ -152,7 +156,7 @@ class Sliced {
       : storage_(dense.dtype(), {dense.size(0) + 1, dense.size(1) + 2, dense.size(2) + 3}) {
     std::memset(storage_.data(), 0xFF,
                 static_cast<std::size_t>(storage_.num_elements()) * size_of(dense.dtype()));
-    copy(dense, view());
+    copy(host_context(), dense, view());
   }
   TensorView view() {
     return storage_.view()
@@ -187,7 +191,7 @@ TEST_P(MultiHeadCalls, StridedInputsGiveTheBitsOfDenseOnes) {
         train(context_, layer, {.query = a.view(), .key = b.view(), .value = c.view()}, d.view()),
         "sliced");
     const auto seq_first = [](const Tensor& dense) {
-      return Tensor::copy_of(dense.view().transpose(0, 1));
+      return Tensor::copy_of(host_context(), dense.view().transpose(0, 1));
     };
     const Tensor q = seq_first(query), k = seq_first(key), v = seq_first(value),
                  g = seq_first(dout);
@@ -202,15 +206,15 @@ TEST_P(MultiHeadCalls, BroadcastAndReversedInputs) {
   const MultiHeadAttention layer = make_layer(rich_options());
   const Tensor one = normal(DType::kF32, {1, 4, 20}, 1);
   const ConstTensorView broadcast(one.data(), DType::kF32, {3, 4, 20}, {0, 20, 1});
-  const Tensor dense = Tensor::copy_of(broadcast);
+  const Tensor dense = Tensor::copy_of(host_context(), broadcast);
   EXPECT_TRUE(same_bits(layer.forward(context_, broadcast), layer.forward(context_, dense.view())));
   const ConstTensorView reversed(one.view().slice(1, 3, 4).data(), DType::kF32, {1, 4, 20},
                                  {80, -20, 1});
-  const Tensor turned = Tensor::copy_of(reversed);
+  const Tensor turned = Tensor::copy_of(host_context(), reversed);
   EXPECT_TRUE(same_bits(layer.forward(context_, reversed), layer.forward(context_, turned.view())));
   // One position each, batches apart: the shortcut's layout.
   const ConstTensorView column = one.view().transpose(0, 1);
-  const Tensor rows = Tensor::copy_of(column);
+  const Tensor rows = Tensor::copy_of(host_context(), column);
   EXPECT_TRUE(same_bits(layer.forward(context_, column), layer.forward(context_, rows.view())));
 }
 
@@ -258,7 +262,7 @@ TEST_P(MultiHeadCalls, APaddedSequenceGivesWhatItGivesAlone) {
       };
       // Other lengths may take other kernels: near, not the same bits.
       const Tensor expected = layer.forward(context_, cut(x));
-      const Tensor padded = Tensor::copy_of(cut(out));
+      const Tensor padded = Tensor::copy_of(host_context(), cut(out));
       for (std::int64_t i = 0; i < expected.num_elements(); ++i) {
         EXPECT_NEAR(padded.data_as<float>()[i], expected.data_as<float>()[i], 2e-6F)
             << "sequence " << b << ", causal " << causal << ", row " << i / 20;
@@ -340,7 +344,7 @@ TEST_P(MultiHeadCalls, TheShortcutForOnePositionGivesTheGeneralBits) {
           const Tensor alone = layer.forward(context_, x.view().slice(0, batch - 1, batch));
           EXPECT_TRUE(same_bits(alone, out.view().slice(0, batch - 1, batch))) << where;
           Tensor longer = normal(dtype, {batch, 3, 20}, 2);
-          copy(x, longer.view().slice(1, 0, 1));
+          copy(host_context(), x, longer.view().slice(1, 0, 1));
           const Tensor first = layer.forward(context_, longer.view(), {.causal = true});
           EXPECT_TRUE(same_bits(out, first.view().slice(1, 0, 1))) << where;
         }

@@ -8,6 +8,7 @@
 
 #include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 
@@ -17,8 +18,8 @@ class SentinelLayer {
   explicit SentinelLayer(const MultiHeadAttentionOptions& options) : layer_(options, 5) {
     std::uint64_t stream = 100;
     for (Parameter& parameter : layer_.named_parameters()) {
-      parameter.make_gradient();
-      fill_normal(parameter.gradient, 10, 1, 6, ++stream);
+      parameter.make_gradient(host_context());
+      fill_normal(host_context(), parameter.gradient, 10, 1, 6, ++stream);
     }
     layer_.eval();
     before_ = bytes();

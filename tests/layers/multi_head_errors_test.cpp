@@ -13,6 +13,7 @@
 #include "ladon/multi_head_attention.h"
 #include "layers/multi_head_error_support.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -231,7 +232,7 @@ TEST(MultiHeadErrors, UnknownParameters) {
   EXPECT_EQ(error_of([&] { std::as_const(layer).parameter("q_proj"); }),
             start + "\"q_proj\", " + known);
   const Tensor value(DType::kF32, {8});
-  EXPECT_EQ(error_of([&] { layer.set_parameter("q_proj.bias", value); }),
+  EXPECT_EQ(error_of([&] { layer.set_parameter(host_context(), "q_proj.bias", value); }),
             start + "\"q_proj.bias\", " + known);
   EXPECT_FALSE(layer.has_parameter("q_proj.bias"));
   sentinel.expect_unchanged();
@@ -243,7 +244,7 @@ TEST(MultiHeadErrors, ParametersThatDoNotFit) {
   const auto refuse = [&](const char* name, const ConstTensorView& value,
                           const std::string& message,
                           ErrorCode code = ErrorCode::kInvalidArgument) {
-    EXPECT_EQ(error_of([&] { layer.set_parameter(name, value); }, code),
+    EXPECT_EQ(error_of([&] { layer.set_parameter(host_context(), name, value); }, code),
               std::string("MultiHeadAttention::set_parameter: ") + name + ": " + message);
     sentinel.expect_unchanged();
   };
@@ -266,14 +267,14 @@ TEST(MultiHeadErrors, ParametersThatDoNotFit) {
          ConstTensorView(static_cast<const char*>(numbers.data()) + 1, DType::kF32, {4, 8}),
          "got data that is not aligned, expected a multiple of 4 bytes");
   refuse("k_proj.weight", ConstTensorView(numbers.data(), DType::kF32, {4, 8}, Device::kCuda),
-         "got a CUDA tensor, expected CPU memory", ErrorCode::kUnsupported);
+         "got memory of cuda:0, expected memory of cpu, where the call runs");
 }
 
 TEST(MultiHeadErrors, AParameterFromItsOwnMemory) {
   SentinelLayer sentinel({.embed_dim = 8, .num_heads = 2});
   MultiHeadAttention& layer = sentinel.layer();
   const ConstTensorView turned = layer.parameter("q_proj.weight").value.view().transpose(0, 1);
-  EXPECT_EQ(error_of([&] { layer.set_parameter("q_proj.weight", turned); }),
+  EXPECT_EQ(error_of([&] { layer.set_parameter(host_context(), "q_proj.weight", turned); }),
             "copy: to: got memory that overlaps from, expected memory of its own");
   sentinel.expect_unchanged();
 }

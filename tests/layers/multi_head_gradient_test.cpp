@@ -10,6 +10,7 @@
 
 #include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon::test {
@@ -107,7 +108,8 @@ class Experiment {
     // Biases, sinks and norms start at 0 or 1, where mistakes may hide.
     std::uint64_t stream = 10;
     for (Parameter& parameter : layer_.named_parameters()) {
-      if (parameter.value.rank() == 1) fill_uniform(parameter.value, 0.3, 1.4, 3, stream++);
+      if (parameter.value.rank() == 1)
+        fill_uniform(host_context(), parameter.value, 0.3, 1.4, 3, stream++);
     }
     inputs_.query = query_;
     if (setup.cross) {
@@ -147,7 +149,7 @@ class Experiment {
 
   static Tensor random_tensor(const Dims& shape, std::uint64_t stream) {
     Tensor tensor(DType::kF64, shape);
-    fill_normal(tensor, 0, 1, 9, stream);
+    fill_normal(host_context(), tensor, 0, 1, 9, stream);
     return tensor;
   }
 
@@ -206,8 +208,8 @@ TEST_P(MultiHeadGradient, OfOnePositionIsGradTimesWoTimesWv) {
                              3);
     Tensor x(DType::kF64, {1, 8});
     Tensor grad(DType::kF64, {1, 8});
-    fill_normal(x, 0, 1, 1);
-    fill_normal(grad, 0, 1, 2);
+    fill_normal(host_context(), x, 0, 1, 1);
+    fill_normal(host_context(), grad, 0, 1, 2);
     const TrainingForward forward = layer.forward_training(context_, {.query = x});
     const InputGradients gradients = layer.backward(context_, grad, forward.saved);
     const double* out_weight = layer.parameter("out_proj.weight").value.data_as<double>();
@@ -236,12 +238,12 @@ TEST_P(MultiHeadGradient, OfOnePositionIsGradTimesWoTimesWv) {
 TEST_P(MultiHeadGradient, AddsToWhatIsThere) {
   MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .out_bias = true}, 3);
   Tensor x(DType::kF32, {2, 5, 8});
-  fill_normal(x, 0, 1, 1);
+  fill_normal(host_context(), x, 0, 1, 1);
   const TrainingForward forward = layer.forward_training(context_, {.query = x});
   layer.backward(context_, x, forward.saved);
   std::vector<Tensor> once;
   for (const Parameter& parameter : layer.named_parameters()) {
-    once.push_back(Tensor::copy_of(parameter.gradient));
+    once.push_back(Tensor::copy_of(host_context(), parameter.gradient));
   }
   layer.backward(context_, x, forward.saved);
   for (std::size_t i = 0; i < once.size(); ++i) {
@@ -250,7 +252,7 @@ TEST_P(MultiHeadGradient, AddsToWhatIsThere) {
       EXPECT_EQ(twice.data_as<float>()[n], 2 * once[i].data_as<float>()[n]);
     }
   }
-  layer.zero_grad();
+  layer.zero_grad(host_context());
   EXPECT_EQ(layer.parameter("q_proj.weight").gradient.data_as<float>()[0], 0);
 }
 

@@ -13,11 +13,13 @@
 #include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
 
 using test::error_of;
+using test::host_context;
 
 constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 
@@ -26,13 +28,13 @@ const char* const kForeignState =
     "forward_training() saved";
 
 std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor wide = Tensor::copy_of(view, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);
   return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
 }
 
 Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, 1, seed);
+  fill_normal(host_context(), tensor, 0, 1, seed);
   return tensor;
 }
 
@@ -63,8 +65,8 @@ MultiHeadAttention make_layer(std::uint64_t seed, std::int64_t embed_dim = 8) {
                            seed);
   std::uint64_t stream = 100;
   for (Parameter& parameter : layer.named_parameters()) {
-    parameter.make_gradient();
-    fill_normal(parameter.gradient, 0, 1, seed, ++stream);
+    parameter.make_gradient(host_context());
+    fill_normal(host_context(), parameter.gradient, 0, 1, seed, ++stream);
   }
   return layer;
 }
@@ -106,8 +108,9 @@ TEST_F(MultiHeadState, ACopyHasEverythingOfItsOwn) {
   EXPECT_EQ(values_of(run(copy).out), values_of(run(original).out));
 
   copy.train();
-  copy.zero_grad();
-  for (Parameter& parameter : copy.named_parameters()) fill_normal(parameter.value, 0, 1, 77);
+  copy.zero_grad(host_context());
+  for (Parameter& parameter : copy.named_parameters())
+    fill_normal(host_context(), parameter.value, 0, 1, 77);
   EXPECT_EQ(weights_of(original), weights);
   EXPECT_EQ(gradients_of(original), gradients);
   EXPECT_FALSE(original.is_training());
@@ -139,7 +142,8 @@ TEST_F(MultiHeadState, CopyAssignment) {
   expect_refuses(target, run(source).saved);
   expect_accepts(target, run(target).saved);
   const auto weights = weights_of(source);
-  for (Parameter& parameter : target.named_parameters()) fill_normal(parameter.value, 0, 1, 77);
+  for (Parameter& parameter : target.named_parameters())
+    fill_normal(host_context(), parameter.value, 0, 1, 77);
   EXPECT_EQ(weights_of(source), weights);
 }
 
@@ -193,8 +197,8 @@ TEST_F(MultiHeadState, LayersLiveInVectors) {
 
 TEST_F(MultiHeadState, AStateServesTwiceAndStandsAlone) {
   MultiHeadAttention layer = make_layer(1);
-  layer.zero_grad();
-  auto input = std::make_unique<Tensor>(Tensor::copy_of(x_));
+  layer.zero_grad(host_context());
+  auto input = std::make_unique<Tensor>(Tensor::copy_of(host_context(), x_));
   auto mask = std::make_unique<Tensor>(DType::kBool, Dims{1, 1, 3, 3});
   for (std::int64_t i = 0; i < 9; ++i) store_element(mask->data(), DType::kBool, i, i % 3 <= i / 3);
   auto lengths = std::make_unique<std::vector<std::int64_t>>(std::vector<std::int64_t>{3, 2});
@@ -203,12 +207,12 @@ TEST_F(MultiHeadState, AStateServesTwiceAndStandsAlone) {
   const Tensor first = layer.backward(context_, dout_, forward.saved).query;
   const auto gradients = gradients_of(layer);
   // What the call was given may go before backward comes.
-  fill_normal(*input, 0, 1, 99);
+  fill_normal(host_context(), *input, 0, 1, 99);
   std::memset(mask->data(), 0, 9);
   input.reset();
   mask.reset();
   lengths.reset();
-  layer.zero_grad();
+  layer.zero_grad(host_context());
   const Tensor second = layer.backward(context_, dout_, forward.saved).query;
   EXPECT_EQ(values_of(first), values_of(second));
   EXPECT_EQ(gradients_of(layer), gradients);
@@ -233,11 +237,12 @@ TEST_F(MultiHeadState, SetParameterConverts) {
     for (const DType from : kFloatTypes) {
       const Tensor value = normal(from, {8, 8}, 5);
       const void* memory = layer.parameter("q_proj.weight").value.data();
-      layer.set_parameter("q_proj.weight", value);
+      layer.set_parameter(host_context(), "q_proj.weight", value);
       const Parameter& parameter = layer.parameter("q_proj.weight");
       EXPECT_EQ(parameter.value.dtype(), dtype);
       EXPECT_EQ(parameter.value.data(), memory);
-      EXPECT_EQ(values_of(parameter.value), values_of(Tensor::copy_of(value, dtype)));
+      EXPECT_EQ(values_of(parameter.value),
+                values_of(Tensor::copy_of(host_context(), value, dtype)));
       EXPECT_EQ(values_of(layer.parameter("k_proj.weight").value), others);
     }
   }
@@ -246,11 +251,12 @@ TEST_F(MultiHeadState, SetParameterConverts) {
 TEST_F(MultiHeadState, SetParameterTakesAnyStrides) {
   MultiHeadAttention layer = MultiHeadAttention::mqa(8, 2, 1);
   const Tensor transposed = normal(DType::kF32, {8, 4}, 5);
-  layer.set_parameter("k_proj.weight", transposed.view().transpose(0, 1));
+  layer.set_parameter(host_context(), "k_proj.weight", transposed.view().transpose(0, 1));
   const Tensor large = normal(DType::kF32, {9, 20}, 6);
-  layer.set_parameter("v_proj.weight", large.view().slice(0, 2, 6).slice(1, 7, 15));
+  layer.set_parameter(host_context(), "v_proj.weight", large.view().slice(0, 2, 6).slice(1, 7, 15));
   const Tensor one = Tensor::from_values(DType::kF64, {1}, {0.5});
-  layer.set_parameter("q_proj.weight", ConstTensorView(one.data(), DType::kF64, {8, 8}, {0, 0}));
+  layer.set_parameter(host_context(), "q_proj.weight",
+                      ConstTensorView(one.data(), DType::kF64, {8, 8}, {0, 0}));
   for (std::int64_t i = 0; i < 4; ++i) {
     for (std::int64_t j = 0; j < 8; ++j) {
       const auto at = [&](const char* name) {
@@ -267,7 +273,7 @@ TEST_F(MultiHeadState, WeightsSetAreTheOnesUsed) {
   const MultiHeadAttention source = make_layer(1);
   MultiHeadAttention target = make_layer(2);
   for (const Parameter& parameter : source.named_parameters()) {
-    target.set_parameter(parameter.name, parameter.value);
+    target.set_parameter(host_context(), parameter.name, parameter.value);
   }
   EXPECT_EQ(values_of(target.forward(context_, x_.view())),
             values_of(source.forward(context_, x_.view())));
@@ -277,12 +283,12 @@ TEST_F(MultiHeadState, ZeroGradClearsGradientsAlone) {
   for (const DType dtype : kFloatTypes) {
     MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .out_bias = true, .dtype = dtype}, 1);
     for (Parameter& parameter : layer.named_parameters()) {
-      parameter.make_gradient();
+      parameter.make_gradient(host_context());
       EXPECT_EQ(parameter.gradient.shape(), parameter.value.shape());
-      fill_normal(parameter.gradient, 1, 1, 3);
+      fill_normal(host_context(), parameter.gradient, 1, 1, 3);
     }
     const auto weights = weights_of(layer);
-    layer.zero_grad();
+    layer.zero_grad(host_context());
     EXPECT_EQ(weights_of(layer), weights);
     for (const auto& gradient : gradients_of(layer)) {
       for (const double value : gradient) EXPECT_EQ(value, 0);
@@ -292,7 +298,7 @@ TEST_F(MultiHeadState, ZeroGradClearsGradientsAlone) {
 
 TEST_F(MultiHeadState, BackwardAddsToTheGradients) {
   MultiHeadAttention layer = make_layer(1);
-  layer.zero_grad();
+  layer.zero_grad(host_context());
   const TrainingForward forward = run(layer);
   layer.backward(context_, dout_, forward.saved);
   const auto once = gradients_of(layer);

@@ -14,10 +14,13 @@
 #include "core/element.h"
 #include "ladon/random.h"
 #include "ladon/tensor.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 constexpr std::int64_t kDims[] = {1, 2, 3, 7, 15, 16, 17, 63, 64, 65, 129, 257};
@@ -29,7 +32,7 @@ DType sum_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType
 
 Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, 1, seed);
+  fill_normal(host_context(), tensor, 0, 1, seed);
   return tensor;
 }
 
@@ -54,7 +57,7 @@ class Guarded {
     std::memset(storage_.data(), 0xFF,
                 static_cast<std::size_t>(storage_.num_elements()) * size_of(dtype));
     view_ = TensorView(element_at(storage_.data(), dtype, kGuard), dtype, shape);
-    fill_normal(view_, 0, 1, seed);
+    fill_normal(host_context(), view_, 0, 1, seed);
   }
   const TensorView& view() const { return view_; }
   bool intact() const {
@@ -163,14 +166,14 @@ TEST_P(Norm, TakesAnyRankAndWorksInPlace) {
       rms_norm(context_, x, weight, kEpsilon, y);
       rms_norm(context_, x.view().reshape({30, dim}), weight, kEpsilon, flat);
       EXPECT_TRUE(same_bits(y.view().reshape({30, dim}), flat));
-      Tensor in_place = Tensor::copy_of(x);
+      Tensor in_place = Tensor::copy_of(host_context(), x);
       rms_norm(context_, in_place, weight, kEpsilon, in_place);
       EXPECT_TRUE(same_bits(in_place, y)) << name_of(dtype) << " dim " << dim;
 
       Tensor dx(dtype, {2, 3, 5, dim});
       Tensor dweight(sum_dtype(dtype), {dim});
       rms_norm_backward(context_, x, weight, kEpsilon, dy, dx, dweight);
-      Tensor back = Tensor::copy_of(dy);
+      Tensor back = Tensor::copy_of(host_context(), dy);
       Tensor dweight_in_place(sum_dtype(dtype), {dim});
       rms_norm_backward(context_, x, weight, kEpsilon, back, back, dweight_in_place);
       EXPECT_TRUE(same_bits(back, dx)) << name_of(dtype) << " dim " << dim;
@@ -211,7 +214,7 @@ TEST_P(Norm, BackwardAgreesWithFiniteDifferences) {
     const Tensor dy = normal(DType::kF64, {4, dim}, 3);
     const Guarded dx(DType::kF64, {4, dim}, 4);
     const Guarded dweight(DType::kF64, {dim}, 5);
-    const Tensor before = Tensor::copy_of(dweight.view());
+    const Tensor before = Tensor::copy_of(host_context(), dweight.view());
     rms_norm_backward(context_, x, weight, kEpsilon, dy, dx.view(), dweight.view());
     for (std::int64_t i = 0; i < x.num_elements(); ++i) {
       const double expected = slope(context_, x, i, x, weight, dy);
@@ -239,7 +242,7 @@ TEST_P(Norm, BackwardOfEveryTypeIsTheRoundedF64One) {
         const Guarded dx(dtype, {rows, dim}, 4);
         const Guarded dweight(DType::kF32, {dim}, 5);
         const auto wide = [](const ConstTensorView& view) {
-          return Tensor::copy_of(view, DType::kF64);
+          return Tensor::copy_of(host_context(), view, DType::kF64);
         };
         Tensor expected_dx(DType::kF64, {rows, dim});
         Tensor expected_dweight = wide(dweight.view());

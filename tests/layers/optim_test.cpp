@@ -1,4 +1,5 @@
-// Sgd, AdamW and clip_gradients() against formulas worked here in double; master weights.
+// Sgd, AdamW and clip_gradients(host_context()) against formulas worked here in double; master
+// weights.
 #include "ladon/optim.h"
 
 #include <gtest/gtest.h>
@@ -14,11 +15,13 @@
 
 #include "core/element.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
 
 using test::error_of;
+using test::host_context;
 using Values = std::vector<double>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -67,23 +70,23 @@ const std::array<Values, 3> kGradients{Values{0.5, -0.25, 1, 3}, Values{-1, 0.12
 TEST(Sgd, StepsByHand) {
   // Rate times gradient is 0.0625; with momentum the second velocity is 0.5 * 0.5 + 0.5 = 0.75.
   Parameter parameter = make_parameter(DType::kF32, {1}, {0.5});
-  Sgd plain({&parameter}, {.learning_rate = 0.125});
-  plain.step();
-  plain.step();
+  Sgd plain(host_context(), {&parameter}, {.learning_rate = 0.125});
+  plain.step(host_context());
+  plain.step(host_context());
   EXPECT_EQ(values_of(parameter.value), Values{0.875});
 
   parameter = make_parameter(DType::kF32, {1}, {0.5});
-  Sgd heavy({&parameter}, {.learning_rate = 0.125, .momentum = 0.5});
-  heavy.step();
+  Sgd heavy(host_context(), {&parameter}, {.learning_rate = 0.125, .momentum = 0.5});
+  heavy.step(host_context());
   EXPECT_EQ(values_of(parameter.value), Values{0.9375});
-  heavy.step();
+  heavy.step(host_context());
   EXPECT_EQ(values_of(parameter.value), Values{0.84375});
   EXPECT_EQ(values_of(parameter.gradient), Values{0.5});  // not cleared
 
   // Decay: the gradient becomes 0.5 + 0.25 * 1 = 0.75.
   parameter = make_parameter(DType::kF32, {1}, {0.5});
-  Sgd decaying({&parameter}, {.learning_rate = 0.5, .weight_decay = 0.25});
-  decaying.step();
+  Sgd decaying(host_context(), {&parameter}, {.learning_rate = 0.5, .weight_decay = 0.25});
+  decaying.step(host_context());
   EXPECT_EQ(values_of(parameter.value), Values{0.625});
 }
 
@@ -101,10 +104,10 @@ TEST(Sgd, EqualsTheFormulaWithMomentumAndDecay) {
     // Two parameters: state must not be mixed up.
     Parameter other = make_parameter(dtype, {7, 8}, {0, 0}, "other");
     Parameter parameter = make_parameter(dtype, kWeights, {0, 0, 0, 0});
-    Sgd optimiser({&other, &parameter}, options);
+    Sgd optimiser(host_context(), {&other, &parameter}, options);
     for (const Values& gradients : kGradients) {
       set(parameter.gradient, gradients);
-      optimiser.step();
+      optimiser.step(host_context());
     }
     SCOPED_TRACE(name_of(dtype));
     expect_near(values_of(parameter.value), weights, tolerance_of(dtype));
@@ -116,8 +119,9 @@ TEST(Sgd, EqualsTheFormulaWithMomentumAndDecay) {
 TEST(AdamW, FirstStepIsTheRateTimesTheSign) {
   // Whatever the gradient's size, the corrected mean over the corrected root is its sign.
   Parameter parameter = make_parameter(DType::kF64, {1, 1, 1}, {1e-3, -250, 0});
-  AdamW optimiser({&parameter}, {.learning_rate = 0.25, .epsilon = 1e-30, .weight_decay = 0});
-  optimiser.step();
+  AdamW optimiser(host_context(), {&parameter},
+                  {.learning_rate = 0.25, .epsilon = 1e-30, .weight_decay = 0});
+  optimiser.step(host_context());
   expect_near(values_of(parameter.value), {0.75, 1.25, 1}, 1e-14);
   EXPECT_EQ(optimiser.steps_taken(), 1);
 }
@@ -144,10 +148,10 @@ TEST(AdamW, EqualsTheFormulaWithDecay) {
   for (const DType dtype : kDtypes) {
     Parameter other = make_parameter(dtype, {7, 8}, {0, 0}, "other");
     Parameter parameter = make_parameter(dtype, kWeights, {0, 0, 0, 0});
-    AdamW optimiser({&other, &parameter}, options);
+    AdamW optimiser(host_context(), {&other, &parameter}, options);
     for (const Values& gradients : kGradients) {
       set(parameter.gradient, gradients);
-      optimiser.step();
+      optimiser.step(host_context());
     }
     SCOPED_TRACE(name_of(dtype));
     expect_near(values_of(parameter.value), weights, tolerance_of(dtype));
@@ -157,12 +161,13 @@ TEST(AdamW, EqualsTheFormulaWithDecay) {
 TEST(AdamW, OptionsThatVanishInFloatGiveNoNan) {
   // 1 - 1e-12 is 1 in f32, and 1e-60 is 0.
   Parameter parameter = make_parameter(DType::kF32, {1, 1}, {2, 0});
-  AdamW optimiser({&parameter}, {.learning_rate = 0.25,
-                                 .beta1 = 1 - 1e-12,
-                                 .beta2 = 1 - 1e-12,
-                                 .epsilon = 1e-60,
-                                 .weight_decay = 0});
-  optimiser.step();
+  AdamW optimiser(host_context(), {&parameter},
+                  {.learning_rate = 0.25,
+                   .beta1 = 1 - 1e-12,
+                   .beta2 = 1 - 1e-12,
+                   .epsilon = 1e-60,
+                   .weight_decay = 0});
+  optimiser.step(host_context());
   expect_near(values_of(parameter.value), {0.75, 1}, 1e-6);
 }
 
@@ -185,20 +190,21 @@ TEST(Optimisers, MinimiseABowl) {
     // 16-bit weights land within a unit of the goal, which they can hold.
     const double relative = dtype == DType::kF64 ? 1e-6 : std::max(1e-5, epsilon_of(dtype));
     Parameter parameter = make_parameter(dtype, {-2, 2, 5}, {0, 0, 0});
-    Sgd sgd({&parameter}, {.learning_rate = 0.1, .momentum = 0.8});
+    Sgd sgd(host_context(), {&parameter}, {.learning_rate = 0.1, .momentum = 0.8});
     for (int step = 0; step < 600; ++step) {
       set_bowl_gradient(parameter);
-      sgd.step();
+      sgd.step(host_context());
     }
     expect_near(values_of(parameter.value), {3, -1, 0.5}, relative);
 
     parameter = make_parameter(dtype, {-2, 2, 5}, {0, 0, 0});
-    AdamW adamw({&parameter}, {.learning_rate = 0.1, .beta2 = 0.99, .weight_decay = 0});
+    AdamW adamw(host_context(), {&parameter},
+                {.learning_rate = 0.1, .beta2 = 0.99, .weight_decay = 0});
     for (int step = 0; step < 2000; ++step) {
       // AdamW keeps its pace near the goal, so that the rate must fall.
       adamw.set_learning_rate(0.1 * std::pow(0.995, step));
       set_bowl_gradient(parameter);
-      adamw.step();
+      adamw.step(host_context());
     }
     expect_near(values_of(parameter.value), {3, -1, 0.5}, std::max(relative, 1e-4));
   }
@@ -208,17 +214,18 @@ template <class Optimiser, class Options>
 void expect_small_steps_to_count(const Options& options, const Values& gradients) {
   const Values start{1, -2, 0.75};
   Parameter wide = make_parameter(DType::kF32, start, gradients);
-  Optimiser wide_optimiser({&wide}, options);
-  for (int step = 0; step < 1000; ++step) wide_optimiser.step();
+  Optimiser wide_optimiser(host_context(), {&wide}, options);
+  for (int step = 0; step < 1000; ++step) wide_optimiser.step(host_context());
   for (std::size_t i = 0; i < start.size(); ++i) {
     EXPECT_GT(std::abs(values_of(wide.value)[i] - start[i]), 0.05);  // 0.07 to 0.2
   }
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     Parameter narrow = make_parameter(dtype, start, gradients);
-    Optimiser optimiser({&narrow}, options);
-    for (int step = 0; step < 1000; ++step) optimiser.step();
+    Optimiser optimiser(host_context(), {&narrow}, options);
+    for (int step = 0; step < 1000; ++step) optimiser.step(host_context());
     // Not only near: the master goes through the very numbers of the f32 weight.
-    EXPECT_EQ(values_of(narrow.value), values_of(Tensor::copy_of(wide.value, dtype)));
+    EXPECT_EQ(values_of(narrow.value),
+              values_of(Tensor::copy_of(host_context(), wide.value, dtype)));
   }
 }
 
@@ -240,10 +247,10 @@ TEST(Optimisers, MasterWeightsKeepStepsBelowA16BitUnit) {
 
 TEST(Optimisers, TakeUpAWeightThatWasSetFromOutside) {
   Parameter parameter = make_parameter(DType::kBF16, {1, 1}, {1, 1});
-  Sgd optimiser({&parameter}, {.learning_rate = 1e-3});
-  optimiser.step();
+  Sgd optimiser(host_context(), {&parameter}, {.learning_rate = 1e-3});
+  optimiser.step(host_context());
   store_element(parameter.value.data(), DType::kBF16, 0, 5);
-  for (int step = 0; step < 99; ++step) optimiser.step();
+  for (int step = 0; step < 99; ++step) optimiser.step(host_context());
   const Values weights = values_of(parameter.value);
   EXPECT_EQ(weights[0], static_cast<double>(static_cast<float>(bfloat16(5 - 0.099))));
   EXPECT_EQ(weights[1], static_cast<double>(static_cast<float>(bfloat16(1 - 0.1))));
@@ -253,22 +260,22 @@ TEST(Optimisers, ScalarsEmptyParametersAndNoneAtAll) {
   Parameter scalar = Parameter::zeros("scalar", DType::kF32, {});
   Parameter empty = Parameter::zeros("empty", DType::kBF16, {0, 3});
   set(scalar.gradient, {1});
-  Sgd sgd({&scalar, &empty}, {.learning_rate = 0.5, .momentum = 0.5});
-  sgd.step();
+  Sgd sgd(host_context(), {&scalar, &empty}, {.learning_rate = 0.5, .momentum = 0.5});
+  sgd.step(host_context());
   EXPECT_EQ(values_of(scalar.value), Values{-0.5});
-  AdamW adamw({&empty, &scalar}, {.learning_rate = 0.5});
-  adamw.step();
+  AdamW adamw(host_context(), {&empty, &scalar}, {.learning_rate = 0.5});
+  adamw.step(host_context());
   expect_near(values_of(scalar.value), {-0.9975}, 1e-6);
-  Sgd({}, {}).step();
-  EXPECT_EQ(clip_gradients({}, 1), 0);
+  Sgd(host_context(), {}, {}).step(host_context());
+  EXPECT_EQ(clip_gradients(host_context(), {}, 1), 0);
 }
 
 TEST(Optimisers, AGradientMayComeAfterTheOptimiser) {
   Parameter parameter{"w", Tensor::from_values(DType::kF32, {1}, {1})};
-  Sgd optimiser({&parameter}, {.learning_rate = 0.5});
+  Sgd optimiser(host_context(), {&parameter}, {.learning_rate = 0.5});
   parameter.gradient = Tensor::from_values(DType::kF32, {1}, {1});
   Sgd moved = std::move(optimiser);
-  moved.step();
+  moved.step(host_context());
   EXPECT_EQ(values_of(parameter.value), Values{0.5});
 }
 
@@ -279,11 +286,11 @@ TEST(ClipGradients, ScalesDownToTheNormAndNeverUp) {
   Parameter b = make_parameter(DType::kF64, {0}, {-4}, "b");
   const std::array<Parameter*, 2> parameters{&a, &b};
   for (const double max_norm : {6.0, 5.0, kInfinity}) {
-    EXPECT_EQ(clip_gradients(parameters, max_norm), 5);
+    EXPECT_EQ(clip_gradients(host_context(), parameters, max_norm), 5);
     EXPECT_EQ(values_of(a.gradient), (Values{3, 0}));
     EXPECT_EQ(values_of(b.gradient), Values{-4});
   }
-  EXPECT_EQ(clip_gradients(parameters, 2.5), 5);
+  EXPECT_EQ(clip_gradients(host_context(), parameters, 2.5), 5);
   EXPECT_EQ(values_of(a.gradient), (Values{1.5, 0}));
   EXPECT_EQ(values_of(b.gradient), Values{-2});
 }
@@ -291,13 +298,13 @@ TEST(ClipGradients, ScalesDownToTheNormAndNeverUp) {
 TEST(ClipGradients, ZeroStaysAndWhatIsNotFiniteIsLeftAlone) {
   Parameter parameter = make_parameter(DType::kF32, {0, 0}, {0, 0});
   const std::array<Parameter*, 1> parameters{&parameter};
-  EXPECT_EQ(clip_gradients(parameters, 1), 0);
+  EXPECT_EQ(clip_gradients(host_context(), parameters, 1), 0);
   EXPECT_EQ(values_of(parameter.gradient), (Values{0, 0}));
   set(parameter.gradient, {8, -kInfinity});
-  EXPECT_EQ(clip_gradients(parameters, 1), kInfinity);
+  EXPECT_EQ(clip_gradients(host_context(), parameters, 1), kInfinity);
   EXPECT_EQ(values_of(parameter.gradient), (Values{8, -kInfinity}));
   set(parameter.gradient, {8, kNan});
-  EXPECT_TRUE(std::isnan(clip_gradients(parameters, 1)));
+  EXPECT_TRUE(std::isnan(clip_gradients(host_context(), parameters, 1)));
   EXPECT_EQ(values_of(parameter.gradient)[0], 8);
 }
 
@@ -306,7 +313,7 @@ TEST(ClipGradients, SquaresMayLeaveTheRangeOfDouble) {
   const std::array<Parameter*, 1> parameters{&parameter};
   for (const double size : {1e300, 1e-300}) {
     set(parameter.gradient, {3 * size, 4 * size});
-    EXPECT_DOUBLE_EQ(clip_gradients(parameters, size), 5 * size);
+    EXPECT_DOUBLE_EQ(clip_gradients(host_context(), parameters, size), 5 * size);
     EXPECT_DOUBLE_EQ(values_of(parameter.gradient)[0], 0.6 * size);
     EXPECT_DOUBLE_EQ(values_of(parameter.gradient)[1], 0.8 * size);
   }
@@ -315,9 +322,11 @@ TEST(ClipGradients, SquaresMayLeaveTheRangeOfDouble) {
 // ---- errors -------------------------------------------------------------------------------------
 
 TEST(OptimiserErrors, Options) {
-  const auto sgd = [](const SgdOptions& options) { return error_of([&] { Sgd({}, options); }); };
+  const auto sgd = [](const SgdOptions& options) {
+    return error_of([&] { Sgd(host_context(), {}, options); });
+  };
   const auto adamw = [](const AdamWOptions& options) {
-    return error_of([&] { AdamW({}, options); });
+    return error_of([&] { AdamW(host_context(), {}, options); });
   };
   const std::string rate = "learning_rate: got -1, expected 0 or a positive number";
   EXPECT_EQ(sgd({.learning_rate = -1}), "Sgd: " + rate);
@@ -331,21 +340,22 @@ TEST(OptimiserErrors, Options) {
   EXPECT_EQ(adamw({.epsilon = 0}), "AdamW: epsilon: got 0, expected a positive finite number");
   EXPECT_EQ(adamw({.weight_decay = kInfinity}),
             "AdamW: weight_decay: got inf, expected a finite number of 0 or more");
-  Sgd plain({}, {});
-  AdamW adaptive({}, {});
+  Sgd plain(host_context(), {}, {});
+  AdamW adaptive(host_context(), {}, {});
   EXPECT_EQ(error_of([&] { plain.set_learning_rate(-1); }), "Sgd::set_learning_rate: " + rate);
   EXPECT_EQ(error_of([&] { adaptive.set_learning_rate(-1); }), "AdamW::set_learning_rate: " + rate);
   EXPECT_EQ(plain.options().learning_rate, SgdOptions{}.learning_rate);
   EXPECT_EQ(adaptive.options().learning_rate, AdamWOptions{}.learning_rate);
-  EXPECT_EQ(error_of([] { clip_gradients({}, 0); }),
+  EXPECT_EQ(error_of([] { clip_gradients(host_context(), {}, 0); }),
             "clip_gradients: max_norm: got 0, expected a positive number");
 }
 
 /// By all who take a list of parameters.
 void expect_refused(const std::vector<Parameter*>& parameters, const std::string& what) {
-  EXPECT_EQ(error_of([&] { Sgd(parameters, {}); }), "Sgd: " + what);
-  EXPECT_EQ(error_of([&] { AdamW(parameters, {}); }), "AdamW: " + what);
-  EXPECT_EQ(error_of([&] { clip_gradients(parameters, 1); }), "clip_gradients: " + what);
+  EXPECT_EQ(error_of([&] { Sgd(host_context(), parameters, {}); }), "Sgd: " + what);
+  EXPECT_EQ(error_of([&] { AdamW(host_context(), parameters, {}); }), "AdamW: " + what);
+  EXPECT_EQ(error_of([&] { clip_gradients(host_context(), parameters, 1); }),
+            "clip_gradients: " + what);
 }
 
 TEST(OptimiserErrors, Parameters) {
@@ -371,22 +381,22 @@ template <class Optimiser>
 void expect_steps_to_refuse(const std::string& step) {
   Parameter good = make_parameter(DType::kF32, {1, 2}, {3, 4}, "good");
   Parameter bad = make_parameter(DType::kF32, {1, 2}, {3, 4}, "bad");
-  Optimiser optimiser({&good, &bad}, {});
+  Optimiser optimiser(host_context(), {&good, &bad}, {});
   bad.gradient = Tensor();
-  EXPECT_EQ(error_of([&] { optimiser.step(); }),
+  EXPECT_EQ(error_of([&] { optimiser.step(host_context()); }),
             step + ": parameters[1].gradient (bad): got none, expected a tensor");
   bad = make_parameter(DType::kF32, {1, 2, 3}, {3, 4, 5}, "bad");
-  EXPECT_EQ(error_of([&] { optimiser.step(); }),
+  EXPECT_EQ(error_of([&] { optimiser.step(host_context()); }),
             step + ": parameters[1].value (bad): got [3], expected [2]");
   bad = make_parameter(DType::kF16, {1, 2}, {3, 4}, "bad");
-  EXPECT_EQ(error_of([&] { optimiser.step(); }),
+  EXPECT_EQ(error_of([&] { optimiser.step(host_context()); }),
             step + ": parameters[1].value (bad): got dtype f16, expected f32");
   EXPECT_EQ(values_of(good.value), (Values{1, 2}));  // the first in the list has not moved either
   // Nor have the running means or the count of steps: the next step is as a first one.
   bad = make_parameter(DType::kF32, {1, 2}, {3, 4}, "bad");
-  optimiser.step();
+  optimiser.step(host_context());
   Parameter fresh = make_parameter(DType::kF32, {1, 2}, {3, 4});
-  Optimiser({&fresh}, {}).step();
+  Optimiser(host_context(), {&fresh}, {}).step(host_context());
   EXPECT_EQ(values_of(good.value), values_of(fresh.value));
 }
 

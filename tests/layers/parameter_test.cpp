@@ -9,11 +9,13 @@
 
 #include "core/element.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
 
 using test::error_of;
+using test::host_context;
 
 TEST(Parameter, ZerosHaveAGradientInThePrecisionOfSums) {
   const std::pair<DType, DType> dtypes[] = {{DType::kF64, DType::kF64},
@@ -81,14 +83,14 @@ TEST(Parameter, RefusesBoolsAndImpossibleShapes) {
 TEST(Parameter, GradientsComeWhenTheyAreAskedFor) {
   Parameter parameter = Parameter::zeros_without_gradient("w", DType::kBF16, {2, 3});
   EXPECT_TRUE(parameter.gradient.view().absent());
-  parameter.zero_gradient();  // nothing to clear
-  parameter.make_gradient();
+  parameter.zero_gradient(host_context());  // nothing to clear
+  parameter.make_gradient(host_context());
   EXPECT_EQ(parameter.gradient.dtype(), DType::kF32);
   EXPECT_EQ(parameter.gradient.shape(), (Dims{2, 3}));
   parameter.gradient.data_as<float>()[5] = 7;
-  parameter.make_gradient();  // the one that is there stays
+  parameter.make_gradient(host_context());  // the one that is there stays
   EXPECT_EQ(parameter.gradient.data_as<float>()[5], 7.0F);
-  parameter.zero_gradient();
+  parameter.zero_gradient(host_context());
   EXPECT_EQ(parameter.gradient.data_as<float>()[5], 0.0F);
 }
 

@@ -13,10 +13,14 @@
 
 #include "core/element.h"
 #include "ladon/random.h"
+#include "ladon/tensor.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 constexpr std::int64_t kSizes[] = {1, 2, 3, 7, 15, 16, 17, 63, 64, 65, 129, 257};
@@ -37,7 +41,7 @@ class Rows {
     std::memset(storage_.data(), 0xFF, bytes());
     view_ = TensorView(element_at(storage_.data(), dtype, begin_), dtype, {rows, columns},
                        {stride_, 1});
-    fill_normal(view_, 0, 1, seed);
+    fill_normal(host_context(), view_, 0, 1, seed);
     before_.assign(begin_of(storage_), begin_of(storage_) + bytes());
   }
 
@@ -55,7 +59,7 @@ class Rows {
   }
   /// Everything outside the matrix is as it was.
   bool guards_intact() const {
-    Tensor now = Tensor::copy_of(storage_);
+    Tensor now = Tensor::copy_of(host_context(), storage_);
     const TensorView inside(element_at(now.data(), view_.dtype(), begin_), view_.dtype(),
                             view_.shape(), view_.strides());
     for (std::int64_t row = 0; row < inside.size(0); ++row) {
@@ -287,8 +291,8 @@ const Problem kBitProblems[] = {{65, 1, 3},   {65, 17, 129}, {65, 64, 64}, {65, 
                                 {65, 300, 1}, {65, 515, 70}, {65, 1300, 9}};
 
 bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
-  const Tensor left = Tensor::copy_of(a);
-  const Tensor right = Tensor::copy_of(b);
+  const Tensor left = Tensor::copy_of(host_context(), a);
+  const Tensor right = Tensor::copy_of(host_context(), b);
   return left.shape() == right.shape() && left.dtype() == right.dtype() &&
          std::memcmp(left.data(), right.data(),
                      static_cast<std::size_t>(left.num_elements()) * size_of(left.dtype())) == 0;
@@ -323,7 +327,7 @@ TEST_P(Projection, ARowsBitsAreItsOwn) {
         }
         // dx has 6's numbers in it before anything is added.
         const Rows fresh(sum_dtype(dtype), rows, in, 6);
-        Tensor gradient = Tensor::copy_of(only(fresh));
+        Tensor gradient = Tensor::copy_of(host_context(), only(fresh));
         add_input_gradient(context_, only(dy), w.view(), gradient);
         EXPECT_TRUE(same_bits(gradient, only(dx))) << where;
       }

@@ -13,6 +13,7 @@
 #include "ladon/checkpoint.h"
 #include "models/family_runs.h"
 #include "models/model_folder.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -27,7 +28,7 @@ TEST_P(Families, AgreeWithPlainAttention) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
     write_model(temp_.path(), setup_, dtype);
     const Tensor x = input_of(setup_);
-    const Tensor converted = Tensor::copy_of(x, dtype);
+    const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
     for (int index = 0; index < setup_.num_layers; ++index) {
       const auto layer = load_attention(temp_.path(), index);
       EXPECT_EQ(layer->dtype(), dtype);
@@ -51,7 +52,7 @@ TEST_P(Families, InShardsAndInOtherDTypes) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
     const auto layer = load_attention(temp_.path(), last, {.dtype = dtype});
     EXPECT_EQ(layer->dtype(), dtype);
-    const Tensor converted = Tensor::copy_of(x, dtype);
+    const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
     const Tensor out = layer->forward(test_context(), converted.view());
     const Difference off = difference(out, expected);
     // Weights, inputs and results are rounded, and errors add up over a few dozen products.
@@ -74,7 +75,9 @@ TEST_P(Families, ComeBackUnderTheirNames) {
         ASSERT_NE(found, saved.end()) << expected_name;
         const Tensor& original = setup_.tensors.at(in_file);
         EXPECT_EQ(found->value.shape(), original.shape()) << in_file;
-        EXPECT_EQ(bytes_of(found->value), bytes_of(Tensor::copy_of(original, dtype))) << in_file;
+        EXPECT_EQ(bytes_of(found->value),
+                  bytes_of(Tensor::copy_of(host_context(), original, dtype)))
+            << in_file;
       }
       // Elsewhere: a folder with that layer alone.
       const TempFolder other;
@@ -97,7 +100,7 @@ using Options = MultiHeadAttentionOptions;
 MultiHeadAttention remade(const MultiHeadAttention& layer, const Options& options) {
   MultiHeadAttention fresh(options);
   for (Parameter& parameter : fresh.named_parameters()) {
-    parameter.value = Tensor::copy_of(layer.parameter(parameter.name).value);
+    parameter.value = Tensor::copy_of(host_context(), layer.parameter(parameter.name).value);
   }
   fresh.eval();
   return fresh;
@@ -110,10 +113,10 @@ void swap_heads(MultiHeadAttention& layer, const std::string& projection, std::i
     if (!layer.has_parameter(projection + kind)) continue;
     Tensor& value = layer.parameter(projection + kind).value;
     const std::int64_t d = layer.head_dim();
-    const Tensor kept = Tensor::copy_of(value.view().slice(0, a * d, (a + 1) * d));
-    copy(Tensor::copy_of(value.view().slice(0, b * d, (b + 1) * d)),
+    const Tensor kept = Tensor::copy_of(host_context(), value.view().slice(0, a * d, (a + 1) * d));
+    copy(host_context(), Tensor::copy_of(host_context(), value.view().slice(0, b * d, (b + 1) * d)),
          value.view().slice(0, a * d, (a + 1) * d));
-    copy(kept, value.view().slice(0, b * d, (b + 1) * d));
+    copy(host_context(), kept, value.view().slice(0, b * d, (b + 1) * d));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/paged_kv_cache.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -53,21 +54,25 @@ std::vector<WayToRun> runs(const AttentionLayer& loaded) {
   }
   const auto contiguous = [](const std::vector<std::int64_t>& sizes) {
     return [=](const AttentionLayer& layer, const Tensor& x) {
-      return in_chunks(layer, x, KvCache::contiguous(layer.cache_options(kBatch)), sizes);
+      return in_chunks(layer, x, KvCache::contiguous(host_context(), layer.cache_options(kBatch)),
+                       sizes);
     };
   };
   ways.push_back({"token by token", contiguous({1})});
   ways.push_back({"a prompt and tokens", contiguous({6, 1, 1, 1, 1, 1})});
   ways.push_back({"chunks", contiguous({3, 1, 4})});
   ways.push_back({"pages", [](const AttentionLayer& layer, const Tensor& x) {
-                    const auto pool = std::make_shared<PagePool>(layer.cache_options(), 4, 16);
+                    const auto pool =
+                        std::make_shared<PagePool>(host_context(), layer.cache_options(), 4, 16);
                     return in_chunks(layer, x, KvCache::paged(pool, kBatch), {5, 1});
                   }});
   if (window) {
-    ways.push_back(
-        {"a ring", [left = *window](const auto& layer, const Tensor& x) {
-           return in_chunks(layer, x, KvCache::window(layer.cache_options(kBatch), left), {2, 1});
-         }});
+    ways.push_back({"a ring", [left = *window](const auto& layer, const Tensor& x) {
+                      return in_chunks(
+                          layer, x,
+                          KvCache::window(host_context(), layer.cache_options(kBatch), left),
+                          {2, 1});
+                    }});
   }
   return ways;
 }
@@ -91,7 +96,7 @@ std::vector<double> plain_output(const FamilyCase& setup, int layer, const Tenso
 }
 
 Difference difference(const Tensor& out, const std::vector<double>& expected) {
-  const Tensor wide = Tensor::copy_of(out, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), out, DType::kF64);
   Difference result;
   EXPECT_EQ(static_cast<std::size_t>(wide.num_elements()), expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i) {

@@ -13,6 +13,7 @@
 #include "io/io_support.h"
 #include "ladon/checkpoint.h"
 #include "ladon/random.h"
+#include "support/host_context.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define LADON_TEST_SANITIZED 1
@@ -104,7 +105,7 @@ TEST(LargeCheckpoint, LoadingALayerTouchesThatLayerAlone) {
   std::int64_t layer_bytes = 0;
   for (const auto& [name, shape] : weights) {
     values.emplace_back(DType::kBF16, shape);
-    fill_normal(values.back(), 0, 1, 1, values.size());
+    fill_normal(host_context(), values.back(), 0, 1, 1, values.size());
     layer_bytes += 2 * values.back().num_elements();
   }
   std::string index = R"({"weight_map":{)";

@@ -16,6 +16,7 @@
 #include "models/family_runs.h"
 #include "models/model_folder.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -36,7 +37,7 @@ TEST_P(LatentFamilies, BothFormsAgreeWithPlainAttention) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
     write_model(temp_.path(), setup_, dtype);
     const Tensor x = input_of(setup_);
-    const Tensor converted = Tensor::copy_of(x, dtype);
+    const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
     double worst = 0;
     for (int index = 0; index < setup_.num_layers; ++index) {
       LatentAttention layer = as_latent(load_attention(temp_.path(), index));
@@ -61,7 +62,7 @@ TEST_P(LatentFamilies, BothFormsAgreeWithPlainAttention) {
 LatentAttention remade(const LatentAttention& layer, const Options& options) {
   LatentAttention fresh = LatentAttention::zeros(options);
   for (Parameter& parameter : fresh.named_parameters()) {
-    parameter.value = Tensor::copy_of(layer.parameter(parameter.name).value);
+    parameter.value = Tensor::copy_of(host_context(), layer.parameter(parameter.name).value);
   }
   fresh.eval();
   return fresh;
@@ -73,11 +74,11 @@ void rotate_rows(LatentAttention& layer, const std::string& projection, std::int
   for (const std::string kind : {".weight", ".bias"}) {
     if (!layer.has_parameter(projection + kind)) continue;
     Tensor& value = layer.parameter(projection + kind).value;
-    const Tensor before = Tensor::copy_of(value);
+    const Tensor before = Tensor::copy_of(host_context(), value);
     for (std::int64_t first = 0; first < value.size(0); first += count) {
-      copy(before.view().slice(0, first, first + head),
+      copy(host_context(), before.view().slice(0, first, first + head),
            value.view().slice(0, first + count - head, first + count));
-      copy(before.view().slice(0, first + head, first + count),
+      copy(host_context(), before.view().slice(0, first + head, first + count),
            value.view().slice(0, first, first + count - head));
     }
   }
@@ -306,7 +307,7 @@ TEST_F(LatentConfig, OptionsThatMakeNoLayer) {
   EXPECT_EQ(refusal(with(R"("qk_rope_head_dim":8)", R"("qk_rope_head_dim":7)", "deepseek_v2")),
             "LatentAttention: rope_dim: got 7, expected an even number, or 0 for no rope");
   EXPECT_EQ(refusal(with(R"("kv_lora_rank":10)", R"("kv_lora_rank":33)")),
-            "LatentAttention: kv_rank: got 33, expected a latent smaller than the 33 numbers of "
+            "LatentAttention: kv_rank: got 33, expected a latent smaller than the 33 elements of "
             "the keys and values that it stands for");
   EXPECT_EQ(refusal(with(R"("q_lora_rank":12)", R"("q_lora_rank":2000000)")),
             "LatentAttention: query_rank: got 2000000, expected 0 to 1048576");

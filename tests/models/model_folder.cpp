@@ -6,6 +6,7 @@
 #include "io/io_support.h"
 #include "ladon/random.h"
 #include "ladon/safetensors.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -18,8 +19,8 @@ std::string with_layer(std::string prefix, int layer) {
 
 Tensor TensorMaker::make(const Dims& shape, double spread, double middle) {
   Tensor narrow(DType::kF32, shape);
-  fill_normal(narrow, middle, spread, seed_, stream_++);
-  return Tensor::copy_of(narrow, DType::kF64);
+  fill_normal(host_context(), narrow, middle, spread, seed_, stream_++);
+  return Tensor::copy_of(host_context(), narrow, DType::kF64);
 }
 
 double PlainLinear::operator()(const std::vector<double>& x, int row) const {
@@ -75,7 +76,7 @@ void write_tensors(const std::filesystem::path& folder, const TensorMap& tensors
   std::vector<Tensor> converted;
   std::vector<SafetensorsItem> items;
   for (const auto& [name, tensor] : tensors) {
-    converted.push_back(Tensor::copy_of(tensor, dtype));
+    converted.push_back(Tensor::copy_of(host_context(), tensor, dtype));
     items.push_back({name, {}});
   }
   for (std::size_t i = 0; i < items.size(); ++i) items[i].view = converted[i];
@@ -98,7 +99,7 @@ void write_model(const std::filesystem::path& folder, const FamilyCase& setup, D
   std::size_t count = 0;
   for (const auto& [name, tensor] : setup.tensors) {
     const std::size_t shard = count++ % 2;
-    converted[shard].push_back(Tensor::copy_of(tensor, dtype));
+    converted[shard].push_back(Tensor::copy_of(host_context(), tensor, dtype));
     items[shard].push_back({name, {}});
     index += (count == 1 ? "\"" : ",\"") + name + "\":\"" + names[shard] + "\"";
   }

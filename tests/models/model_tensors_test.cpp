@@ -10,6 +10,7 @@
 #include "ladon/checkpoint.h"
 #include "models/model_folder.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -105,7 +106,7 @@ TEST_F(ModelTensors, WrongTypes) {
     kept.reserve(setup_.tensors.size());
     for (const auto& [name, tensor] : setup_.tensors) {
       const bool other = name == "layers.0.self_attn.v_proj.weight";
-      kept.push_back(Tensor::copy_of(tensor, other ? dtype : DType::kF32));
+      kept.push_back(Tensor::copy_of(host_context(), tensor, other ? dtype : DType::kF32));
       items.push_back({name, kept.back()});
     }
     write_bytes(temp_ / "config.json", setup_.config);

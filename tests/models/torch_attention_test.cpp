@@ -10,6 +10,7 @@
 #include "ladon/checkpoint.h"
 #include "models/model_folder.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -77,7 +78,7 @@ Rows rows_of(const Tensor& x) {
 }
 
 void expect_near(const Tensor& out, const Rows& expected, DType dtype) {
-  const Tensor wide = Tensor::copy_of(out, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), out, DType::kF64);
   const Rows got = rows_of(wide);
   ASSERT_EQ(got.size(), expected.size());
   double largest = 0;
@@ -110,7 +111,7 @@ TEST_F(TorchAttention, AgreesWithPlainAttention) {
           const auto layer = load_torch_attention(temp_ / "model.safetensors", options);
           EXPECT_FALSE(layer->is_training());
           EXPECT_EQ(layer->dtype(), dtype);
-          const Tensor converted = Tensor::copy_of(x, dtype);
+          const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
           expect_near(layer->forward(context_, converted.view()),
                       plain_of(tensors, prefix, causal).run(rows_of(x)), dtype);
           // The folder is as good as the file.
@@ -147,7 +148,8 @@ TEST_F(TorchAttention, ComesBackUnderItsNames) {
         ASSERT_EQ(saved.size(), tensors.size());
         for (const NamedTensor& each : saved) {
           ASSERT_TRUE(tensors.contains(each.name)) << each.name;
-          EXPECT_EQ(bytes_of(each.value), bytes_of(Tensor::copy_of(tensors.at(each.name), dtype)));
+          EXPECT_EQ(bytes_of(each.value),
+                    bytes_of(Tensor::copy_of(host_context(), tensors.at(each.name), dtype)));
         }
         write_safetensors(temp_ / "again.safetensors", items_of(saved));
         const auto again = load_torch_attention(temp_ / "again.safetensors", options);

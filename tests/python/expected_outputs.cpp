@@ -6,9 +6,12 @@
 #include <string>
 
 #include "ladon/ladon.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 class Folder {
  public:
@@ -21,7 +24,7 @@ class Folder {
   /// Random numbers that Python reads back.
   Tensor input(const std::string& name, DType dtype, const Dims& shape, std::uint64_t seed) const {
     Tensor tensor(dtype, shape);
-    fill_normal(tensor, 0, 1, seed);
+    fill_normal(host_context(), tensor, 0, 1, seed);
     write(name, tensor);
     return tensor;
   }
@@ -84,14 +87,14 @@ void write_layer(const Context& context, const Folder& folder, const std::string
                  AttentionLayer& layer) {
   const Tensor x = folder.input(prefix + "x", layer.dtype(), {2, 19, 48}, 21);
   folder.write(prefix + "out", layer.forward(context, x));
-  KvCache cache = KvCache::contiguous(layer.cache_options(2));
+  KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(2));
   folder.write(prefix + "first", layer.forward(context, x.view().slice(1, 0, 12), cache));
   folder.write(prefix + "second", layer.forward(context, x.view().slice(1, 12, 19), cache));
   const TrainingForward training = layer.forward_training(context, {.query = x});
   const InputGradients gradients = layer.backward(context, training.out, training.saved);
   folder.write(prefix + "dx", gradients.query);
-  AdamW optimiser(layer.parameters(), {.learning_rate = 0.01});
-  optimiser.step();
+  AdamW optimiser(host_context(), layer.parameters(), {.learning_rate = 0.01});
+  optimiser.step(host_context());
   for (const Parameter& parameter : layer.named_parameters()) {
     folder.write(prefix + "after_" + parameter.name, parameter.value);
   }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/element.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -67,7 +68,7 @@ void PoisonedTensor::guard() {
 
 bool PoisonedTensor::guards_intact() const {
   // With the view's own elements made alike, all that is left must be as it was.
-  Tensor now = Tensor::copy_of(storage_);
+  Tensor now = Tensor::copy_of(host_context(), storage_);
   const auto offset = static_cast<const unsigned char*>(view_.data()) -
                       static_cast<const unsigned char*>(storage_.data());
   const TensorView inside(static_cast<unsigned char*>(now.data()) + offset, view_.dtype(),
@@ -100,13 +101,13 @@ CaseData::CaseData(const Case& problem) : problem_(problem) {
   v_ = PoisonedTensor(problem.kv_dtype, {batch_, kv_len_, kv_heads, problem.value_dim},
                       problem.memory);
   dout_ = PoisonedTensor(problem.dtype, out_shape(), problem.memory);
-  fill_normal(q_.view(), 0, 1, problem.seed, 1);
-  fill_normal(k_.view(), 0, 1, problem.seed, 2);
-  fill_normal(v_.view(), 0, 1, problem.seed, 3);
-  fill_normal(dout_.view(), 0, 1, problem.seed, 4);
+  fill_normal(host_context(), q_.view(), 0, 1, problem.seed, 1);
+  fill_normal(host_context(), k_.view(), 0, 1, problem.seed, 2);
+  fill_normal(host_context(), v_.view(), 0, 1, problem.seed, 3);
+  fill_normal(host_context(), dout_.view(), 0, 1, problem.seed, 4);
   if (problem.dlse) {
     dlse_ = Tensor(lse_dtype(), lse_shape());
-    fill_normal(dlse_, 0, 1, problem.seed, 5);
+    fill_normal(host_context(), dlse_, 0, 1, problem.seed, 5);
   }
   std::int64_t longest_query = 0;
   std::int64_t longest_kv = problem.lengths == Lengths::kPadded ? kv_len_ : 0;
@@ -131,7 +132,7 @@ CaseData::CaseData(const Case& problem) : problem_(problem) {
   if (problem.bias.present) {
     bias_ = Tensor(problem.bias_dtype,
                    broadcast_shape(problem.bias, sequences, heads, longest_query, longest_kv));
-    fill_normal(bias_, 0, 1, problem.seed, 6);
+    fill_normal(host_context(), bias_, 0, 1, problem.seed, 6);
     for (std::int64_t i = 0; i < bias_.num_elements(); ++i) {  // some of it masks
       if (random.uniform() < 0.1) {
         store_element(bias_.data(), problem.bias_dtype, i,
@@ -141,11 +142,11 @@ CaseData::CaseData(const Case& problem) : problem_(problem) {
   }
   if (problem.alibi) {
     slopes_ = Tensor(DType::kF32, {heads});
-    fill_uniform(slopes_, 0, 0.5, problem.seed, 7);
+    fill_uniform(host_context(), slopes_, 0, 0.5, problem.seed, 7);
   }
   if (problem.sinks) {
     sinks_ = Tensor(DType::kF32, {heads});
-    fill_normal(sinks_, 0, 2, problem.seed, 8);
+    fill_normal(host_context(), sinks_, 0, 2, problem.seed, 8);
   }
   poison_unseen_keys();
 }

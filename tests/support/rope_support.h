@@ -18,6 +18,7 @@
 #include "ladon/random.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
+#include "support/host_context.h"
 #include "support/isas.h"
 
 namespace ladon {
@@ -26,6 +27,7 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 inline constexpr RopeLayout kLayouts[] = {RopeLayout::kHalfSplit, RopeLayout::kInterleaved};
 
+using test::host_context;
 using test::isa_test_name;
 using test::runnable_isas;
 
@@ -36,7 +38,7 @@ class RopeTest : public testing::TestWithParam<Isa> {
 };
 
 inline std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor wide = Tensor::copy_of(view, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);
   return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
 }
 
@@ -48,7 +50,7 @@ inline bool same_bits(const Tensor& a, const Tensor& b) {
 
 inline Tensor normal_tensor(DType dtype, const Dims& shape, std::uint64_t seed) {
   Tensor tensor(dtype, shape);
-  fill_normal(tensor, 0, 1, seed);
+  fill_normal(host_context(), tensor, 0, 1, seed);
   return tensor;
 }
 

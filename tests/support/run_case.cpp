@@ -1,4 +1,5 @@
 #include "support/run_case.h"
+#include "support/host_context.h"
 
 #include <algorithm>
 #include <cstring>
@@ -94,8 +95,8 @@ std::string check_case(const Context& context, const CaseData& data, const Truth
 bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
   if (a.absent() && b.absent()) return true;
   if (!(a.shape() == b.shape()) || a.dtype() != b.dtype()) return false;
-  const Tensor dense_a = Tensor::copy_of(a);
-  const Tensor dense_b = Tensor::copy_of(b);
+  const Tensor dense_a = Tensor::copy_of(host_context(), a);
+  const Tensor dense_b = Tensor::copy_of(host_context(), b);
   const auto bytes = static_cast<std::size_t>(dense_a.num_elements()) * size_of(a.dtype());
   return bytes == 0 || std::memcmp(dense_a.data(), dense_b.data(), bytes) == 0;
 }

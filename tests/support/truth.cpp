@@ -1,4 +1,5 @@
 #include "support/truth.h"
+#include "support/host_context.h"
 
 #include <algorithm>
 #include <cmath>
@@ -62,6 +63,7 @@ Tensor cut_tokens(const ConstTensorView& view, bool packed, std::size_t index, s
                   std::int64_t length) {
   const std::int64_t batch = packed ? 0 : static_cast<std::int64_t>(index);
   return Tensor::copy_of(
+      host_context(),
       ConstTensorView(view.slice(0, batch, batch + 1).slice(1, begin, begin + length)),
       DType::kF64);
 }
@@ -72,7 +74,7 @@ Tensor cut_scores(const ConstTensorView& view, std::size_t index, const Sequence
   ConstTensorView piece = view.size(0) == 1 ? view : ConstTensorView(view.slice(0, i, i + 1));
   piece = view.size(2) == 1 ? piece : ConstTensorView(piece.slice(2, 0, part.query_len));
   piece = view.size(3) == 1 ? piece : ConstTensorView(piece.slice(3, 0, part.kv_len));
-  return Tensor::copy_of(piece, dtype);
+  return Tensor::copy_of(host_context(), piece, dtype);
 }
 
 Alone::Alone(const CaseData& data, std::size_t index) {
@@ -92,6 +94,7 @@ Alone::Alone(const CaseData& data, std::size_t index) {
     const ConstTensorView all = data.dlse();
     const std::int64_t batch = packed ? 0 : static_cast<std::int64_t>(index);
     dlse = Tensor::copy_of(
+        host_context(),
         ConstTensorView(all.slice(0, batch, batch + 1)
                             .slice(2, part.query_begin, part.query_begin + part.query_len)),
         DType::kF64);
@@ -297,7 +300,7 @@ Truth truth_of(const CaseData& data) {
 }
 
 double worst_ratio(const ConstTensorView& got, const Bounded& expected, DType dtype) {
-  const Tensor wide = Tensor::copy_of(got, DType::kF64);
+  const Tensor wide = Tensor::copy_of(host_context(), got, DType::kF64);
   const DType compute = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   double worst = 0;
   for (std::int64_t i = 0; i < wide.num_elements(); ++i) {

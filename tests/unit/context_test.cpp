@@ -85,7 +85,7 @@ TEST_F(ContextTest, AnExecutorDecidesTheThreads) {
   options.num_threads = -3;  // ignored
   const Context context(options);
   EXPECT_EQ(context.num_threads(), 5);
-  EXPECT_EQ(&context.impl().executor(), &executor);
+  EXPECT_EQ(&context.impl().workers().executor(), &executor);
   FixedExecutor broken(0);
   options.executor = &broken;
   EXPECT_EQ(error_of([&] { const Context refused(options); }),

@@ -17,11 +17,13 @@
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
 
 using test::error_of;
+using test::host_context;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -45,7 +47,7 @@ TYPED_TEST(IntegerDType, FloatsRoundToEvenAndStopAtTheEnds) {
   using Limits = std::numeric_limits<TypeParam>;
   const auto converted = [](double value) {
     const Tensor wide = Tensor::from_values(DType::kF64, {1}, {value});
-    const Tensor result = Tensor::copy_of(wide, dtype_of<TypeParam>);
+    const Tensor result = Tensor::copy_of(host_context(), wide, dtype_of<TypeParam>);
     TypeParam stored{};
     store_element(&stored, dtype_of<TypeParam>, 0, value);
     EXPECT_EQ(stored, *result.data_as<TypeParam>());
@@ -71,7 +73,7 @@ TYPED_TEST(IntegerDType, BetweenIntegersTheNearest) {
   Tensor ends(DType::kI64, {2});
   ends.data_as<std::int64_t>()[0] = std::numeric_limits<std::int64_t>::min();
   ends.data_as<std::int64_t>()[1] = std::numeric_limits<std::int64_t>::max();
-  const Tensor narrowed = Tensor::copy_of(ends, dtype_of<TypeParam>);
+  const Tensor narrowed = Tensor::copy_of(host_context(), ends, dtype_of<TypeParam>);
   EXPECT_EQ(narrowed.data_as<TypeParam>()[0], Limits::min());
   const bool is_u64 = dtype_of<TypeParam> == DType::kU64;
   EXPECT_EQ(narrowed.data_as<TypeParam>()[1],
@@ -80,13 +82,13 @@ TYPED_TEST(IntegerDType, BetweenIntegersTheNearest) {
   Tensor own(dtype_of<TypeParam>, {2});
   own.data_as<TypeParam>()[0] = Limits::min();
   own.data_as<TypeParam>()[1] = Limits::max();
-  const Tensor unsigned_back = Tensor::copy_of(own, DType::kU64);
+  const Tensor unsigned_back = Tensor::copy_of(host_context(), own, DType::kU64);
   EXPECT_EQ(unsigned_back.data_as<std::uint64_t>()[0], 0U);
   EXPECT_EQ(unsigned_back.data_as<std::uint64_t>()[1], static_cast<std::uint64_t>(Limits::max()));
-  const Tensor bools = Tensor::copy_of(own, DType::kBool);
+  const Tensor bools = Tensor::copy_of(host_context(), own, DType::kBool);
   EXPECT_EQ(static_cast<const std::uint8_t*>(bools.data())[0], std::is_signed_v<TypeParam>);
   EXPECT_EQ(static_cast<const std::uint8_t*>(bools.data())[1], 1);
-  const Tensor from_bools = Tensor::copy_of(bools, dtype_of<TypeParam>);
+  const Tensor from_bools = Tensor::copy_of(host_context(), bools, dtype_of<TypeParam>);
   EXPECT_EQ(from_bools.data_as<TypeParam>()[1], 1);
 }
 
@@ -111,10 +113,10 @@ TYPED_TEST(IntegerDType, ToFloatsRoundedOnce) {
   }
   const ConstTensorView from(values.data(), dtype_of<TypeParam>,
                              {static_cast<std::int64_t>(values.size())});
-  const Tensor f64 = Tensor::copy_of(from, DType::kF64);
-  const Tensor f32 = Tensor::copy_of(from, DType::kF32);
-  const Tensor bf16 = Tensor::copy_of(from, DType::kBF16);
-  const Tensor f16 = Tensor::copy_of(from, DType::kF16);
+  const Tensor f64 = Tensor::copy_of(host_context(), from, DType::kF64);
+  const Tensor f32 = Tensor::copy_of(host_context(), from, DType::kF32);
+  const Tensor bf16 = Tensor::copy_of(host_context(), from, DType::kBF16);
+  const Tensor f16 = Tensor::copy_of(host_context(), from, DType::kF16);
   for (std::size_t i = 0; i < values.size(); ++i) {
     // A long double holds every integer: no rounding before the comparison.
     const auto exact = static_cast<long double>(values[i]);
@@ -166,7 +168,7 @@ TYPED_TEST(IntegerDType, WhatComputesRefusesThem) {
   EXPECT_EQ(error_of([&] { rope(context, integers, {}, RopePositions{}, turned); }),
             "rope: x: " + got + floats);
   Tensor target(dtype, {2});
-  EXPECT_EQ(error_of([&] { fill_uniform(target, 0, 1, 1); }),
+  EXPECT_EQ(error_of([&] { fill_uniform(host_context(), target, 0, 1, 1); }),
             "fill_uniform: view: " + got + floats);
   EXPECT_EQ(error_of([&] { Parameter::zeros("w", dtype, {2}); }),
             "Parameter::zeros: dtype: got " + std::string(name_of(dtype)) + ", expected " + floats);

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/context_impl.h"
 #include "core/thread_pool.h"
 #include "core/workspace.h"
 #include "support/error_of.h"
@@ -37,7 +38,7 @@ void expect_each_once(const Context& context, std::int64_t count) {
   std::vector<std::atomic<int>> calls(static_cast<std::size_t>(count));
   std::vector<std::atomic<int>> busy(static_cast<std::size_t>(context.num_threads()));
   std::atomic<int> clashes{0};
-  parallel_for(context, count, [&](std::int64_t task, int worker) {
+  parallel_for(context.impl().workers(), count, [&](std::int64_t task, int worker) {
     auto& mine = busy.at(static_cast<std::size_t>(worker));
     if (mine.fetch_add(1) != 0) ++clashes;
     ++calls.at(static_cast<std::size_t>(task));
@@ -53,7 +54,8 @@ INSTANTIATE_TEST_SUITE_P(ThreadCounts, ParallelFor, testing::Values(1, 2, 3, 7))
 TEST_P(ParallelFor, RunsEveryIndexOnce) {
   const Context context = with_threads(GetParam());
   for (const std::int64_t count : {0, 1, 2, 3, 6, 7, 8, 1000}) expect_each_once(context, count);
-  parallel_for(context, -5, [](std::int64_t, int) { FAIL() << "there is nothing to do"; });
+  parallel_for(context.impl().workers(), -5,
+               [](std::int64_t, int) { FAIL() << "there is nothing to do"; });
 }
 
 TEST_P(ParallelFor, Repeats) {
@@ -64,9 +66,9 @@ TEST_P(ParallelFor, Repeats) {
 TEST_P(ParallelFor, Nests) {
   const Context context = with_threads(GetParam());
   std::atomic<int> calls{0};
-  parallel_for(context, 5, [&](std::int64_t, int) {
-    parallel_for(context, 6, [&](std::int64_t, int) {
-      parallel_for(context, 7, [&](std::int64_t, int) { ++calls; });
+  parallel_for(context.impl().workers(), 5, [&](std::int64_t, int) {
+    parallel_for(context.impl().workers(), 6, [&](std::int64_t, int) {
+      parallel_for(context.impl().workers(), 7, [&](std::int64_t, int) { ++calls; });
     });
   });
   EXPECT_EQ(calls, 5 * 6 * 7);
@@ -88,7 +90,7 @@ TEST_P(ParallelFor, RethrowsAndStaysUsable) {
   for (int round = 0; round < 20; ++round) {
     std::atomic<int> calls{0};
     try {
-      parallel_for(context, 1000, [&](std::int64_t task, int) {
+      parallel_for(context.impl().workers(), 1000, [&](std::int64_t task, int) {
         ++calls;
         if (task == 3) throw std::runtime_error("task 3");
       });
@@ -99,7 +101,8 @@ TEST_P(ParallelFor, RethrowsAndStaysUsable) {
     EXPECT_GE(calls, 4);
   }
   try {
-    parallel_for(context, 100, [](std::int64_t, int) { throw std::runtime_error("all of them"); });
+    parallel_for(context.impl().workers(), 100,
+                 [](std::int64_t, int) { throw std::runtime_error("all of them"); });
     FAIL() << "nothing was thrown";
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "all of them");
@@ -109,9 +112,9 @@ TEST_P(ParallelFor, RethrowsAndStaysUsable) {
 
 TEST_P(ParallelFor, NestedExceptionsReachTheCaller) {
   const Context context = with_threads(GetParam());
-  EXPECT_THROW(parallel_for(context, 4,
+  EXPECT_THROW(parallel_for(context.impl().workers(), 4,
                             [&](std::int64_t, int) {
-                              parallel_for(context, 4, [](std::int64_t task, int) {
+                              parallel_for(context.impl().workers(), 4, [](std::int64_t task, int) {
                                 if (task == 2) throw std::logic_error("inner");
                               });
                             }),
@@ -128,7 +131,7 @@ TEST_P(ParallelFor, WorksInAForkedChild) {
     if (child == 0) {
       alarm(60);  // a hang must not outlive the test
       std::atomic<int> calls{0};
-      parallel_for(context, 100, [&](std::int64_t, int) { ++calls; });
+      parallel_for(context.impl().workers(), 100, [&](std::int64_t, int) { ++calls; });
       // Its end must not wait for threads that the child does not have.
       { const Context ends = std::move(context); }
       _exit(calls == 100 ? 0 : 1);
@@ -166,7 +169,8 @@ TEST(Executors, TheHostsOwnIsUsed) {
   EXPECT_EQ(executor.runs, 1);
   expect_each_once(context, 1);  // nothing to share
   EXPECT_EQ(executor.runs, 1);
-  EXPECT_THROW(parallel_for(context, 10, [](std::int64_t, int) { throw std::logic_error("x"); }),
+  EXPECT_THROW(parallel_for(context.impl().workers(), 10,
+                            [](std::int64_t, int) { throw std::logic_error("x"); }),
                std::logic_error);
 }
 
@@ -249,7 +253,7 @@ TEST(ThreadPoolTest, ItsThreadsLeaveSignalsToTheHost) {
 }
 
 TEST(WorkspaceTest, GivesTheSameMemoryAgain) {
-  WorkspacePool pool;
+  WorkspacePool pool(host_memory());
   std::byte* first = nullptr;
   {
     const Workspace workspace(pool, 1000);
@@ -268,14 +272,14 @@ TEST(WorkspaceTest, GivesTheSameMemoryAgain) {
 }
 
 TEST(WorkspaceTest, TakesTheSmallestThatFits) {
-  WorkspacePool pool;
-  const WorkspacePool::Block small = pool.take(1 << 10);
-  const WorkspacePool::Block large = pool.take(1 << 20);
+  WorkspacePool pool(host_memory());
+  const WorkspacePool::Allocation small = pool.take(1 << 10);
+  const WorkspacePool::Allocation large = pool.take(1 << 20);
   pool.give_back(large);
   pool.give_back(small);
-  const WorkspacePool::Block again = pool.take(1000);
+  const WorkspacePool::Allocation again = pool.take(1000);
   EXPECT_EQ(again.data, small.data);
-  const WorkspacePool::Block middle = pool.take(2000);
+  const WorkspacePool::Allocation middle = pool.take(2000);
   EXPECT_EQ(middle.data, large.data);
   EXPECT_GE(middle.size, 2000U);
   pool.give_back(again);
@@ -283,12 +287,12 @@ TEST(WorkspaceTest, TakesTheSmallestThatFits) {
 }
 
 TEST(WorkspaceTest, KeepsTheLargerOfManyAndNoneThatIsHuge) {
-  WorkspacePool pool;
-  std::vector<WorkspacePool::Block> blocks;
+  WorkspacePool pool(host_memory());
+  std::vector<WorkspacePool::Allocation> blocks;
   for (int i = 0; i < 20; ++i) blocks.push_back(pool.take(std::size_t{64} << (i % 10)));
-  for (const WorkspacePool::Block& block : blocks) pool.give_back(block);
+  for (const WorkspacePool::Allocation& block : blocks) pool.give_back(block);
   // The leak checker sees to the rest; the largest of them must be among those kept.
-  const WorkspacePool::Block largest = pool.take(std::size_t{64} << 9);
+  const WorkspacePool::Allocation largest = pool.take(std::size_t{64} << 9);
   EXPECT_TRUE(largest.data == blocks[9].data || largest.data == blocks[19].data);
   pool.give_back(largest);
   pool.give_back(pool.take((std::size_t{32} << 20) + 1));
@@ -296,14 +300,14 @@ TEST(WorkspaceTest, KeepsTheLargerOfManyAndNoneThatIsHuge) {
 }
 
 TEST(WorkspaceTest, SaysHowMuchMemoryItWanted) {
-  WorkspacePool pool;
+  WorkspacePool pool(host_memory());
   EXPECT_EQ(error_of([&] { pool.take(std::size_t{1} << 60); }, ErrorCode::kOutOfMemory),
             "workspace: size: got 1152921504606846976 bytes of scratch, expected a size that fits "
             "the memory");
 }
 
 TEST(WorkspaceTest, ServesManyThreads) {
-  WorkspacePool pool;
+  WorkspacePool pool(host_memory());
   std::vector<std::thread> threads;
   std::atomic<int> torn{0};
   for (int t = 0; t < 6; ++t) {

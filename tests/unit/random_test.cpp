@@ -13,11 +13,13 @@
 
 #include "ladon/tensor.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
 
 using test::error_of;
+using test::host_context;
 using Words = std::array<std::uint32_t, 4>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -108,23 +110,23 @@ TEST(Random, BelowIsEvenAndInRange) {
 
 TEST(Fill, AnElementDependsOnItsIndexAlone) {
   Tensor whole(DType::kF64, {5, 6, 7});
-  fill_normal(whole, 1, 2, 11, 3);
+  fill_normal(host_context(), whole, 1, 2, 11, 3);
   // The same numbers whatever the shape, the strides or the length.
   Tensor flat(DType::kF64, {100});
-  fill_normal(flat, 1, 2, 11, 3);
+  fill_normal(host_context(), flat, 1, 2, 11, 3);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(flat.data_as<double>()[i], whole.data_as<double>()[i]);
   Tensor storage(DType::kF64, {7, 5, 12});
   const TensorView strided = storage.view().slice(2, 3, 9).transpose(0, 2).transpose(0, 1);
   ASSERT_EQ(strided.shape(), whole.shape());
-  fill_normal(strided, 1, 2, 11, 3);
-  const Tensor dense = Tensor::copy_of(strided);
+  fill_normal(host_context(), strided, 1, 2, 11, 3);
+  const Tensor dense = Tensor::copy_of(host_context(), strided);
   for (int i = 0; i < 210; ++i) {
     EXPECT_EQ(dense.data_as<double>()[i], whole.data_as<double>()[i]);
   }
   EXPECT_EQ(storage.data_as<double>()[0], 0);  // outside of the view
   // And in a narrower dtype they are the same numbers, rounded.
   Tensor narrow(DType::kBF16, {5, 6, 7});
-  fill_normal(narrow, 1, 2, 11, 3);
+  fill_normal(host_context(), narrow, 1, 2, 11, 3);
   for (int i = 0; i < 210; ++i) {
     EXPECT_EQ(narrow.data_as<bfloat16>()[i].bits, bfloat16(whole.data_as<double>()[i]).bits);
   }
@@ -132,7 +134,7 @@ TEST(Fill, AnElementDependsOnItsIndexAlone) {
 
 TEST(Fill, UniformStaysInItsRangeAndHasItsMean) {
   Tensor tensor(DType::kF32, {100000});
-  fill_uniform(tensor, -2, 6, 1);
+  fill_uniform(host_context(), tensor, -2, 6, 1);
   double sum = 0;
   for (int i = 0; i < 100000; ++i) {
     const float value = tensor.data_as<float>()[i];
@@ -145,47 +147,49 @@ TEST(Fill, UniformStaysInItsRangeAndHasItsMean) {
 
 TEST(Fill, TakesScalarsEmptyViewsAndDegenerateRanges) {
   Tensor scalar(DType::kF64, {});
-  fill_uniform(scalar, 4, 4, 1);
+  fill_uniform(host_context(), scalar, 4, 4, 1);
   EXPECT_EQ(scalar.data_as<double>()[0], 4);
-  fill_normal(scalar, -1, 0, 1);
+  fill_normal(host_context(), scalar, -1, 0, 1);
   EXPECT_EQ(scalar.data_as<double>()[0], -1);
   Tensor empty(DType::kF32, {3, 0});
-  fill_uniform(empty, 0, 1, 1);
-  fill_normal(empty, 0, 1, 1);
+  fill_uniform(host_context(), empty, 0, 1, 1);
+  fill_normal(host_context(), empty, 0, 1, 1);
 }
 
 TEST(Fill, RefusesWhatItCannotDo) {
   Tensor bools(DType::kBool, {2});
   Tensor floats(DType::kF32, {2});
-  EXPECT_EQ(error_of([&] { fill_uniform(bools, 0, 1, 1); }),
+  EXPECT_EQ(error_of([&] { fill_uniform(host_context(), bools, 0, 1, 1); }),
             "fill_uniform: view: got dtype bool, expected f64, f32, f16 or bf16");
-  EXPECT_EQ(error_of([&] { fill_normal(bools, 0, 1, 1); }),
+  EXPECT_EQ(error_of([&] { fill_normal(host_context(), bools, 0, 1, 1); }),
             "fill_normal: view: got dtype bool, expected f64, f32, f16 or bf16");
-  EXPECT_EQ(error_of([&] { fill_uniform(TensorView(), 0, 1, 1); }),
+  EXPECT_EQ(error_of([&] { fill_uniform(host_context(), TensorView(), 0, 1, 1); }),
             "fill_uniform: view: got none, expected a tensor");
   const TensorView cuda(floats.data(), DType::kF32, {2}, Device::kCuda);
-  EXPECT_EQ(error_of([&] { fill_normal(cuda, 0, 1, 1); }, ErrorCode::kUnsupported),
-            "fill_normal: view: got a CUDA tensor, expected CPU memory");
+  EXPECT_EQ(error_of([&] { fill_normal(host_context(), cuda, 0, 1, 1); }),
+            "fill_normal: view: got memory of cuda:0, expected memory of cpu, where the call runs");
   const TensorView repeated(floats.data(), DType::kF32, {3, 2}, {0, 1});
   EXPECT_EQ(
-      error_of([&] { fill_normal(repeated, 0, 1, 1); }),
+      error_of([&] { fill_normal(host_context(), repeated, 0, 1, 1); }),
       "fill_normal: view: got strides [0, 1] that reach one element twice, expected an output "
       "without overlap");
-  EXPECT_EQ(error_of([] { fill_uniform(TensorView(nullptr, DType::kF32, {2}), 0, 1, 1); }),
+  EXPECT_EQ(error_of([] {
+              fill_uniform(host_context(), TensorView(nullptr, DType::kF32, {2}), 0, 1, 1);
+            }),
             "fill_uniform: view: got a null pointer, expected data");
-  EXPECT_EQ(error_of([&] { fill_uniform(floats, kNan, 1, 1); }),
+  EXPECT_EQ(error_of([&] { fill_uniform(host_context(), floats, kNan, 1, 1); }),
             "fill_uniform: low: got nan, expected a finite number");
-  EXPECT_EQ(error_of([&] { fill_uniform(floats, 0, kInfinity, 1); }),
+  EXPECT_EQ(error_of([&] { fill_uniform(host_context(), floats, 0, kInfinity, 1); }),
             "fill_uniform: high: got inf, expected a finite number");
-  EXPECT_EQ(error_of([&] { fill_uniform(floats, -1.7e308, 1.7e308, 1); }),
+  EXPECT_EQ(error_of([&] { fill_uniform(host_context(), floats, -1.7e308, 1.7e308, 1); }),
             "fill_uniform: high - low: got inf, expected a finite number");
-  EXPECT_EQ(error_of([&] { fill_uniform(floats, 1, 0, 1); }),
+  EXPECT_EQ(error_of([&] { fill_uniform(host_context(), floats, 1, 0, 1); }),
             "fill_uniform: high: got 0.000000, expected low = 1.000000 or more");
-  EXPECT_EQ(error_of([&] { fill_normal(floats, -kInfinity, 1, 1); }),
+  EXPECT_EQ(error_of([&] { fill_normal(host_context(), floats, -kInfinity, 1, 1); }),
             "fill_normal: mean: got -inf, expected a finite number");
-  EXPECT_EQ(error_of([&] { fill_normal(floats, 0, kNan, 1); }),
+  EXPECT_EQ(error_of([&] { fill_normal(host_context(), floats, 0, kNan, 1); }),
             "fill_normal: deviation: got nan, expected a finite number");
-  EXPECT_EQ(error_of([&] { fill_normal(floats, 0, -1, 1); }),
+  EXPECT_EQ(error_of([&] { fill_normal(host_context(), floats, 0, -1, 1); }),
             "fill_normal: deviation: got -1.000000, expected 0 or more");
 }
 

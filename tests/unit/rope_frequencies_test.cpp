@@ -16,10 +16,13 @@
 #include "ladon/dtype.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
+#include "support/host_context.h"
 #include "support/rope_support.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kTwoPi = 2 * std::numbers::pi;
@@ -160,8 +163,8 @@ TEST(MakeRopeTable, HoldsCosinesAndSinesOfEachPosition) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
     Tensor cos(dtype, {kRows, 2});
     Tensor sin(DType::kF64, {kRows, 2});
-    make_rope_table({.base = 4}, 4, cos, sin);  // frequencies 1 and 1/2
-    const Tensor cos_wide = Tensor::copy_of(cos, DType::kF64);
+    make_rope_table(host_context(), {.base = 4}, 4, cos, sin);  // frequencies 1 and 1/2
+    const Tensor cos_wide = Tensor::copy_of(host_context(), cos, DType::kF64);
     for (std::int64_t p = 0; p < kRows; ++p) {
       const auto position = static_cast<double>(p);
       const double* row = cos_wide.data_as<double>() + 2 * p;
@@ -179,13 +182,14 @@ TEST(MakeRopeTable, TakesStridesScalingAndNoRows) {
   const TensorView cos = both.view().select(2, 0);
   const TensorView sin = both.view().select(2, 1);
   make_rope_table(
+      host_context(),
       {.rotary_dim = 2, .scaling = {.kind = RopeScaling::kYarn, .attention_factor = 2.0}}, 2, cos,
       sin);
   for (int p = 0; p < 3; ++p) {
     EXPECT_NEAR(both.data_as<double>()[2 * p], 2 * std::cos(p), 1e-15);
     EXPECT_NEAR(both.data_as<double>()[2 * p + 1], 2 * std::sin(p), 1e-15);
   }
-  make_rope_table({}, 6, TensorView(nullptr, DType::kF32, {0, 3}),
+  make_rope_table(host_context(), {}, 6, TensorView(nullptr, DType::kF32, {0, 3}),
                   TensorView(nullptr, DType::kF32, {0, 3}));
 }
 
@@ -261,7 +265,7 @@ TEST(MakeRopeTableErrors, All) {
   const auto expect = [&](const RopeOptions& options, std::int64_t rotary_dim,
                           const TensorView& cos_view, const TensorView& sin_view,
                           const std::string& what, ErrorCode code = ErrorCode::kInvalidArgument) {
-    expect_error([&] { make_rope_table(options, rotary_dim, cos_view, sin_view); },
+    expect_error([&] { make_rope_table(host_context(), options, rotary_dim, cos_view, sin_view); },
                  "make_rope_table: " + what, code);
   };
   expect({}, 3, cos, sin, "rotary_dim: got 3, expected a positive even number");
@@ -283,7 +287,7 @@ TEST(MakeRopeTableErrors, All) {
   expect({}, 4, cos, TensorView(sin.data(), DType::kBool, {5, 2}),
          "sin: got dtype bool, expected f64, f32, f16 or bf16");
   expect({}, 4, cos, TensorView(sin.data(), DType::kF32, {5, 2}, Device::kCuda),
-         "sin: got a CUDA tensor, expected CPU memory", ErrorCode::kUnsupported);
+         "sin: got memory of cuda:0, expected memory of cpu, where the call runs");
   for (const double value : values_of(cos)) EXPECT_EQ(value, 0);
   for (const double value : values_of(sin)) EXPECT_EQ(value, 0);
 }

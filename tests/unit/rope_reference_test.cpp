@@ -14,11 +14,13 @@
 #include "ladon/random.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
-#include "reference/rope_reference.h"
+#include "support/host_context.h"
 #include "support/rope_support.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 INSTANTIATE_TEST_SUITE_P(Isas, RopeTest, testing::ValuesIn(runnable_isas()), isa_test_name);
 
@@ -133,27 +135,32 @@ void expect_close(const RandomCase& test, const std::vector<double>& x,
   }
 }
 
+const Context& reference() {
+  static const Context context(ContextOptions{.num_threads = 1, .isa = Isa::kReference});
+  return context;
+}
+
 void run_random_case(const Context& context, std::uint64_t seed) {
   Random random(seed);
   const RandomCase test(random);
   // NaN in the gaps of the input, so that a stray read shows; 77 in those of the output, so that
   // a stray write does.
   Strided x(test.dtype, test.shape, kNaN, random);
-  copy(normal_tensor(test.dtype, test.shape, seed), x.view);
+  copy(host_context(), normal_tensor(test.dtype, test.shape, seed), x.view);
   Strided separate_out(test.dtype, test.shape, 77, random);
-  const Tensor x_before = Tensor::copy_of(x.whole);
+  const Tensor x_before = Tensor::copy_of(host_context(), x.whole);
   const TensorView out = test.in_place ? x.view : separate_out.view;
-  const Tensor x_wide = Tensor::copy_of(x.view, DType::kF64);
+  const Tensor x_wide = Tensor::copy_of(host_context(), x.view, DType::kF64);
   Tensor truth(DType::kF64, test.shape);
   double magnitude = 1;
 
   if (test.table_rank == 0) {
     magnitude = rope_magnitude(test.options.scaling);
     if (test.backward) {
-      rope_backward_reference(x_wide, test.options, test.positions, truth);
+      rope_backward(reference(), x_wide, test.options, test.positions, truth);
       rope_backward(context, x.view, test.options, test.positions, out);
     } else {
-      rope_reference(x_wide, test.options, test.positions, truth);
+      rope(reference(), x_wide, test.options, test.positions, truth);
       rope(context, x.view, test.options, test.positions, out);
     }
   } else {
@@ -162,15 +169,15 @@ void run_random_case(const Context& context, std::uint64_t seed) {
                                             : Dims{test.shape[0], test.shape[1], pairs};
     Tensor cos(test.table_dtype, shape);
     Tensor sin(DType::kF64, shape);
-    fill_uniform(cos, -1.5, 1.5, seed, 1);
-    fill_uniform(sin, -1.5, 1.5, seed, 2);
+    fill_uniform(host_context(), cos, -1.5, 1.5, seed, 1);
+    fill_uniform(host_context(), sin, -1.5, 1.5, seed, 2);
     const RopeTable table{cos, sin};
     magnitude = 1.5;
     if (test.backward) {
-      rope_backward_reference(x_wide, test.options, table, test.positions, truth);
+      rope_backward(reference(), x_wide, test.options, table, test.positions, truth);
       rope_backward(context, x.view, test.options, table, test.positions, out);
     } else {
-      rope_reference(x_wide, test.options, table, test.positions, truth);
+      rope(reference(), x_wide, test.options, table, test.positions, truth);
       rope(context, x.view, test.options, table, test.positions, out);
     }
   }
@@ -178,9 +185,9 @@ void run_random_case(const Context& context, std::uint64_t seed) {
   expect_close(test, values_of(x_wide), values_of(out), values_of(truth), magnitude);
   // Put back what the call may write: all else must be as it was.
   if (test.in_place) {
-    copy(x_wide, x.view);
+    copy(host_context(), x_wide, x.view);
   } else {
-    fill_uniform(separate_out.view, 77, 77, 0);
+    fill_uniform(host_context(), separate_out.view, 77, 77, 0);
     for (const double value : values_of(separate_out.whole)) ASSERT_EQ(value, 77);
   }
   ASSERT_TRUE(same_bits(x.whole, x_before)) << test.describe();

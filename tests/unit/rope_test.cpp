@@ -12,10 +12,13 @@
 #include "ladon/dtype.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
+#include "support/host_context.h"
 #include "support/rope_support.h"
 
 namespace ladon {
 namespace {
+
+using test::host_context;
 
 INSTANTIATE_TEST_SUITE_P(Isas, RopeTest, testing::ValuesIn(runnable_isas()), isa_test_name);
 
@@ -200,7 +203,7 @@ TEST_P(RopeTest, BackwardIsTheTranspose) {
 
 TEST_P(RopeTest, BackwardUndoesATurnWithoutMagnitude) {
   const Tensor x = normal_tensor(DType::kF64, {1, 5, 2, 32}, 7);
-  Tensor turned = Tensor::copy_of(x);
+  Tensor turned = Tensor::copy_of(host_context(), x);
   rope(context_, turned, {}, {.first = 100}, turned);
   rope_backward(context_, turned, {}, {.first = 100}, turned);
   const std::vector<double> expected = values_of(x);
@@ -216,7 +219,7 @@ TEST_P(RopeTest, MadeTableGivesTheSameAsTheOptions) {
     const Tensor x = normal_tensor(DType::kF64, {2, 5, 3, 16}, 8);
     Tensor cos(DType::kF64, {12, 8});
     Tensor sin(DType::kF64, {12, 8});
-    make_rope_table(options, 16, cos, sin);
+    make_rope_table(host_context(), options, 16, cos, sin);
     Tensor from_options(DType::kF64, x.shape());
     Tensor from_table(DType::kF64, x.shape());
     rope(context_, x, options, {.first = 7}, from_options);
@@ -245,7 +248,7 @@ TEST_P(RopeTest, BitsDependOnNeitherThreadsNorBatchMates) {
     Tensor alone(dtype, token.shape());
     rope(context_, token, {}, {.first = 5 + 31}, alone);
     const Tensor in_company =
-        Tensor::copy_of(ConstTensorView(expected).slice(0, 2, 3).slice(1, 31, 32));
+        Tensor::copy_of(host_context(), ConstTensorView(expected).slice(0, 2, 3).slice(1, 31, 32));
     EXPECT_TRUE(same_bits(alone, in_company)) << name_of(dtype);
   }
 }

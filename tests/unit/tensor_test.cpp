@@ -16,11 +16,13 @@
 #include "core/element.h"
 #include "ladon/random.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon {
 namespace {
 
 using test::error_of;
+using test::host_context;
 
 constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMin = std::numeric_limits<std::int64_t>::min();
@@ -41,7 +43,7 @@ Tensor counting(DType dtype, const Dims& shape) {
 }
 
 std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor dense = Tensor::copy_of(view, DType::kF64);
+  const Tensor dense = Tensor::copy_of(host_context(), view, DType::kF64);
   const auto* data = static_cast<const double*>(dense.data());
   return {data, data + dense.num_elements()};
 }
@@ -270,7 +272,7 @@ TEST(Tensor, RefusesImpossibleShapes) {
       error_of([] { Tensor(DType::kF32, {std::int64_t{1} << 58}); }, ErrorCode::kOutOfMemory),
       "Tensor: shape: got [288230376151711744] of f32, which takes 1152921504606846976 bytes, "
       "expected a size that fits the memory");
-  EXPECT_EQ(error_of([] { Tensor::copy_of(ConstTensorView()); }),
+  EXPECT_EQ(error_of([] { Tensor::copy_of(host_context(), ConstTensorView()); }),
             "Tensor::copy_of: view: got none, expected a tensor");
 }
 
@@ -297,7 +299,7 @@ TEST(Copy, ConvertsBetweenAllTypesAndStrides) {
     for (const DType to_dtype : kDtypes) {
       Tensor source(from_dtype, {4, 6, 3, 5});
       if (is_float(from_dtype)) {
-        fill_normal(source, 0, 100, 5);
+        fill_normal(host_context(), source, 0, 100, 5);
         store_element(source.data(), from_dtype, 7, 0);
       } else {
         for (int i = 0; i < 360; ++i) store_element(source.data(), from_dtype, i, i % 3);
@@ -316,11 +318,11 @@ TEST(Copy, ConvertsBetweenAllTypesAndStrides) {
         Dims strides = row_major_strides(from.shape());
         for (int dim = 0; dim < strides.rank(); ++dim) strides[dim] *= 2;
         const TensorView to = TensorView(target.data(), to_dtype, from.shape(), strides);
-        copy(from, to);
+        copy(host_context(), from, to);
         copy_slowly(from, TensorView(expected.data(), to_dtype, from.shape(), strides));
         EXPECT_EQ(std::memcmp(target.data(), expected.data(), 2 * 7 * 720 * size_of(to_dtype)), 0)
             << name_of(from_dtype) << " to " << name_of(to_dtype) << ", layout " << layout;
-        const Tensor dense = Tensor::copy_of(from, to_dtype);
+        const Tensor dense = Tensor::copy_of(host_context(), from, to_dtype);
         EXPECT_EQ(values_of(dense), values_of(to));
       }
     }
@@ -329,38 +331,41 @@ TEST(Copy, ConvertsBetweenAllTypesAndStrides) {
 
 TEST(Copy, BoolsAreZeroOrNot) {
   const Tensor floats = Tensor::from_values(DType::kF32, {5}, {0, -0.0, 3, 1e-40, std::nan("")});
-  EXPECT_EQ(values_of(Tensor::copy_of(floats, DType::kBool)), (Values{0, 0, 1, 1, 1}));
+  EXPECT_EQ(values_of(Tensor::copy_of(host_context(), floats, DType::kBool)),
+            (Values{0, 0, 1, 1, 1}));
   std::array<std::uint8_t, 3> bytes{0, 1, 200};  // any byte but 0 is true
   const ConstTensorView bools(bytes.data(), DType::kBool, {3});
-  EXPECT_EQ(values_of(Tensor::copy_of(bools, DType::kBF16)), (Values{0, 1, 1}));
+  EXPECT_EQ(values_of(Tensor::copy_of(host_context(), bools, DType::kBF16)), (Values{0, 1, 1}));
   // The smallest double is not zero, though a float would make it so.
-  EXPECT_EQ(
-      values_of(Tensor::copy_of(Tensor::from_values(DType::kF64, {1}, {5e-324}), DType::kBool)),
-      (Values{1}));
+  EXPECT_EQ(values_of(Tensor::copy_of(
+                host_context(), Tensor::from_values(DType::kF64, {1}, {5e-324}), DType::kBool)),
+            (Values{1}));
 }
 
 TEST(Copy, TakesEmptyAndScalarViews) {
   Tensor from(DType::kF32, {3, 0});
   Tensor to(DType::kF16, {3, 0});
-  copy(from, to);
-  EXPECT_EQ(values_of(Tensor::copy_of(Tensor::from_values(DType::kF32, {}, {4}))), (Values{4}));
+  copy(host_context(), from, to);
+  EXPECT_EQ(values_of(Tensor::copy_of(host_context(), Tensor::from_values(DType::kF32, {}, {4}))),
+            (Values{4}));
 }
 
 TEST(Copy, RefusesWhatItCannotDo) {
   Tensor a(DType::kF32, {2, 3});
   Tensor b(DType::kF32, {3, 2});
-  EXPECT_EQ(error_of([&] { copy(a, b); }), "copy: to: got [3, 2], expected [2, 3]");
-  EXPECT_EQ(error_of([&] { copy(a, a); }),
+  EXPECT_EQ(error_of([&] { copy(host_context(), a, b); }), "copy: to: got [3, 2], expected [2, 3]");
+  EXPECT_EQ(error_of([&] { copy(host_context(), a, a); }),
             "copy: to: got memory that overlaps from, expected memory of its own");
   const TensorView repeated(b.data(), DType::kF32, {2, 3}, {0, 1});
-  EXPECT_EQ(error_of([&] { copy(a, repeated); }),
+  EXPECT_EQ(error_of([&] { copy(host_context(), a, repeated); }),
             "copy: to: got strides [0, 1] that reach one element twice, expected an output without "
             "overlap");
   const TensorView cuda(b.data(), DType::kF32, {2, 3}, Device::kCuda);
-  EXPECT_EQ(error_of([&] { copy(a, cuda); }, ErrorCode::kUnsupported),
-            "copy: to: got a CUDA tensor, expected CPU memory");
+  EXPECT_EQ(error_of([&] { copy(host_context(), a, cuda); }),
+            "copy: to: got memory of cuda:0, expected memory of cpu, where the call runs");
   const ConstTensorView null(nullptr, DType::kF32, {2, 3});
-  EXPECT_EQ(error_of([&] { copy(null, a); }), "copy: from: got a null pointer, expected data");
+  EXPECT_EQ(error_of([&] { copy(host_context(), null, a); }),
+            "copy: from: got a null pointer, expected data");
 }
 
 }  // namespace

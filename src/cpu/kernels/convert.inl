@@ -21,17 +21,11 @@ inline void* at(void* data, DType dtype, std::int64_t index) {
   return static_cast<char*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
 }
 
-/// Asks for the line of a byte before it is needed, to lie in L2. In assembly, because GCC takes a
-/// function that does nothing but __builtin_prefetch for one without effects, and drops its calls.
-inline void prefetch_line(const char* byte) { asm volatile("prefetcht1 %0" : : "m"(*byte)); }
-
-/// The same for a row's bytes.
+/// Prefetches the lines of a row's bytes into L2.
 inline void prefetch_row(const char* row, std::int64_t bytes) {
-  constexpr std::uintptr_t kLine = 64;
-  const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) % kLine);
-  for (std::int64_t byte = -begin; byte < bytes; byte += std::int64_t{kLine}) {
-    prefetch_line(row + byte);
-  }
+  const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) %
+                                               static_cast<std::uintptr_t>(kCacheLine));
+  for (std::int64_t byte = -begin; byte < bytes; byte += kCacheLine) prefetch_line(row + byte);
 }
 
 /// The same for `dim` numbers of an operand.
@@ -252,6 +246,13 @@ inline void store_lse(const LseOperand& lse, std::int64_t index, double value) {
   } else {
     static_cast<float*>(lse.data)[index] = static_cast<float>(value);
   }
+}
+
+/// One element of a per-head operand.
+inline double head_element(const HeadOperand& operand, std::int64_t head) {
+  double value = 0;
+  load_row(at(operand.data, operand.dtype, head * operand.stride), operand.dtype, 1, &value);
+  return value;
 }
 
 /// Hands out aligned parts of a scratch block; with a null base it only counts.

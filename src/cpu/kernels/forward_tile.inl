@@ -146,8 +146,8 @@ inline RowFinish finish_row(const AttentionParams& params, const ForwardOutput& 
   double maximum = static_cast<double>(row_maximum);
   double denominator = static_cast<double>(row_denominator);
   double factor = 1;
-  if (params.rules.sinks != nullptr && output.add_sinks) {
-    const double sink = params.rules.sinks[head];
+  if (params.rules.sinks.data != nullptr && output.add_sinks) {
+    const double sink = head_element(params.rules.sinks, head);
     const double top = maximum < sink ? sink : maximum;
     factor = __builtin_exp(maximum - top);
     denominator = denominator * factor + __builtin_exp(sink - top);

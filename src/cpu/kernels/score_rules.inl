@@ -149,7 +149,7 @@ inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
   const double cap = rules.softcap < C::kSmallestCap ? C::kSmallestCap : rules.softcap;
   block.softcap = capped ? static_cast<Scalar>(cap) : Scalar{0};
   block.inverse_softcap = capped ? static_cast<Scalar>(1 / cap) : Scalar{0};
-  block.alibi = rules.alibi_slopes != nullptr;
+  block.alibi = rules.alibi_slopes.data != nullptr;
   block.positional = rows.all_first > key_begin || rows.all_end < key_begin + key_count;
   for (std::int64_t r = 0; r < rows.count; ++r) {
     // Clamped to the block, so that any length is exact in a float.
@@ -159,7 +159,7 @@ inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
     block.last[r] = static_cast<Scalar>(last);
     if (block.alibi) {
       block.position[r] = static_cast<Scalar>(rows.token[r] + sequence.position_offset - key_begin);
-      block.slope[r] = narrow<Scalar>(rules.alibi_slopes[rows.head[r]]);
+      block.slope[r] = narrow<Scalar>(head_element(rules.alibi_slopes, rows.head[r]));
     }
   }
   block.extra = nullptr;

@@ -78,6 +78,7 @@ void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, 
   ScratchArena arena(memory);
   Scalar* out = arena.take<Scalar>(params.value_dim);
   Scalar* dout = arena.take<Scalar>(params.value_dim);
+  const double sink = head_element(params.rules.sinks, task.head);
   double total = 0;
   for (std::int64_t s = 0; s < params.num_sequences; ++s) {
     const Sequence& sequence = params.sequences[s];
@@ -101,7 +102,7 @@ void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, 
         delta -= load_lse(params.dlse, sequence.dlse + token * params.dlse.token_stride +
                                            task.head * params.dlse.head_stride);
       }
-      total -= __builtin_exp(params.rules.sinks[task.head] - lse) * delta;
+      total -= __builtin_exp(sink - lse) * delta;
     }
   }
   *task.sum = total;

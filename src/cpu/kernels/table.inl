@@ -5,9 +5,13 @@
 #include "cpu/kernels/backward.inl"
 #include "cpu/kernels/forward_few.inl"
 #include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/kv_rows.inl"
+#include "cpu/kernels/norm.inl"
+#include "cpu/kernels/optimiser.inl"
 #include "cpu/kernels/projection.inl"
 #include "cpu/kernels/projection_gradient.inl"
 #include "cpu/kernels/side_gradients.inl"
+#include "cpu/kernels/sums.inl"
 
 namespace ladon::cpu {
 namespace {

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/simd/x86.h"
+
 namespace ladon::cpu {
 namespace {
 
@@ -59,6 +61,8 @@ inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F64 min(F64 a, F64 b) { return {_mm256_min_pd(a.v, b.v)}; }
 inline F32 abs(F32 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), a.v)}; }
 inline F64 abs(F64 a) { return {_mm256_andnot_pd(_mm256_set1_pd(-0.0), a.v)}; }
+inline F32 sqrt(F32 a) { return {_mm256_sqrt_ps(a.v)}; }
+inline F64 sqrt(F64 a) { return {_mm256_sqrt_pd(a.v)}; }
 
 /// a < b; false where either is NaN.
 inline MaskF32 less(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }

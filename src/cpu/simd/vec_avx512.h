@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cpu/simd/x86.h"
+
 namespace ladon::cpu {
 namespace {
 
@@ -50,6 +52,8 @@ inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F64 min(F64 a, F64 b) { return {_mm512_min_pd(a.v, b.v)}; }
 inline F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
 inline F64 abs(F64 a) { return {_mm512_abs_pd(a.v)}; }
+inline F32 sqrt(F32 a) { return {_mm512_sqrt_ps(a.v)}; }
+inline F64 sqrt(F64 a) { return {_mm512_sqrt_pd(a.v)}; }
 
 /// a < b; false where either is NaN.
 inline __mmask16 less(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }

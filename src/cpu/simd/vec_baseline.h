@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/simd/x86.h"
 #include "ladon/dtype.h"
 
 namespace ladon::cpu {
@@ -62,6 +63,8 @@ inline F32 min(F32 a, F32 b) { return {_mm_min_ps(a.v, b.v)}; }
 inline F64 min(F64 a, F64 b) { return {_mm_min_pd(a.v, b.v)}; }
 inline F32 abs(F32 a) { return {_mm_andnot_ps(_mm_set1_ps(-0.0F), a.v)}; }
 inline F64 abs(F64 a) { return {_mm_andnot_pd(_mm_set1_pd(-0.0), a.v)}; }
+inline F32 sqrt(F32 a) { return {_mm_sqrt_ps(a.v)}; }
+inline F64 sqrt(F64 a) { return {_mm_sqrt_pd(a.v)}; }
 
 /// a < b; false where either is NaN.
 inline MaskF32 less(F32 a, F32 b) { return {_mm_cmplt_ps(a.v, b.v)}; }

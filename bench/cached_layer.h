@@ -1,4 +1,4 @@
-// LayerProblem: an attention layer that runs prompts and single tokens over a cache.
+// CachedLayer: an attention layer that runs prompts and single tokens over a cache.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,16 @@ double layer_flops(const AttentionLayer& layer, std::int64_t query_len, std::int
 
 /// A causal layer with its cache and inputs, which are random. One sequence's prompt and tokens are
 /// two jobs: run_prompt() leaves the prompt in the cache, fill_cache() makes it ready for tokens.
-class LayerProblem {
+class CachedLayer {
  public:
-  LayerProblem(std::unique_ptr<AttentionLayer> layer, const LayerLengths& lengths);
+  CachedLayer(const Context& context, std::unique_ptr<AttentionLayer> layer,
+              const LayerLengths& lengths);
 
   void run_prompt(const Context& context);
   /// One more token for each sequence, which is then forgotten.
   void run_token(const Context& context);
   /// The cache as long as the context, with random keys and values.
-  void fill_cache();
+  void fill_cache(const Context& context);
 
   /// The first rows of the prompt, computed apart, and its last one, over the kernels' own cache,
   /// against Isa::kReference.

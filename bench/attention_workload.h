@@ -1,4 +1,4 @@
-// Problem: one call of attention() or of its backward, with its tensors.
+// AttentionWorkload: one call of attention() or of its backward, with its tensors.
 #pragma once
 
 #include <optional>
@@ -12,9 +12,9 @@
 namespace ladon::bench {
 
 /// The tensors of one shape, filled with random numbers.
-class Problem final : public Workload {
+class AttentionWorkload final : public Workload {
  public:
-  explicit Problem(const Shape& shape);
+  AttentionWorkload(const Context& context, const Shape& shape);
 
   /// Backward needs this first: it makes out and lse.
   std::string check(const Context& context) override;

@@ -10,7 +10,7 @@
 #include "core/integer.h"
 #include "cpu/kernel_table.h"
 
-namespace ladon {
+namespace ladon::cpu {
 
 // Keys of one split. A unit must be long enough to hide its merge (about one row of output a split)
 // and short enough that one long sequence feeds many threads.
@@ -28,7 +28,7 @@ struct SequencePlan {
 };
 
 inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence& sequence,
-                                  const cpu::KernelSet& kernels) {
+                                  const KernelSet& kernels) {
   SequencePlan plan;
   plan.rows = sequence.query_len * params.group;
   if (plan.rows == 0) return plan;
@@ -56,10 +56,10 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
 // stay in L2. (8 of 32 KV heads at a time: 24 GB/s; all 32: 28, of 36 that memory gives.)
 inline constexpr std::int64_t kTokenBytes = 16384;
 
-/// KV heads that a task of few rows takes at once, at most. Heads know nothing of each other, so
-/// this may depend on anything without changing a bit.
+/// KV heads that a task of few rows takes at once, at most. Heads are independent, so this may
+/// depend on anything without changing a bit.
 inline std::int64_t most_heads_at_once(const AttentionParams& params, const SequencePlan& plan,
-                                       const cpu::KernelSet& kernels) {
+                                       const KernelSet& kernels) {
   if (!plan.few) return 1;
   const std::int64_t bytes = params.head_dim * static_cast<std::int64_t>(size_of(params.k.dtype)) +
                              params.value_dim * static_cast<std::int64_t>(size_of(params.v.dtype));
@@ -70,10 +70,11 @@ inline std::int64_t most_heads_at_once(const AttentionParams& params, const Sequ
 }
 
 // Most sequences of a group: past it the splits of a short prefix would feed too few threads, and
-// the prefix is read from memory once for 16 sequences, which is little beside their own keys.
+// the prefix is read from memory once for 16 sequences, which is little compared with their own
+// keys.
 inline constexpr std::int64_t kMostShared = 16;
 
-/// Leading splits of two sequences that lie in the same pages.
+/// Leading splits of two sequences that are in the same pages.
 inline std::int64_t common_splits(const AttentionParams& params, const Sequence& a,
                                   const Sequence& b) {
   const std::int64_t page_size = params.kv_layout.page_size;
@@ -93,14 +94,14 @@ struct PrefixGroup {
   std::int64_t splits = 0;
 };
 
-inline PrefixGroup prefix_group(const AttentionParams& params, std::int64_t first,
-                                const cpu::KernelSet& kernels) {
+/// `plans` has one entry for each sequence.
+inline PrefixGroup prefix_group(const AttentionParams& params, const SequencePlan* plans,
+                                std::int64_t first) {
   const auto splits_of = [&](std::int64_t s) {
-    const SequencePlan plan = plan_sequence(params, params.sequences[s], kernels);
-    return plan.splits > 1 && plan.first_split == 0 ? plan.splits : 0;
+    return plans[s].splits > 1 && plans[s].first_split == 0 ? plans[s].splits : 0;
   };
   PrefixGroup group{.splits = splits_of(first)};
-  if (group.splits == 0) return group;
+  if (group.splits == 0 || params.kv_layout.page_size == 0) return {};
   for (std::int64_t s = first + 1; s < params.num_sequences && s < first + kMostShared; ++s) {
     std::int64_t common = common_splits(params, params.sequences[first], params.sequences[s]);
     common = common < splits_of(s) ? common : splits_of(s);
@@ -113,4 +114,4 @@ inline PrefixGroup prefix_group(const AttentionParams& params, std::int64_t firs
   return group;
 }
 
-}  // namespace ladon
+}  // namespace ladon::cpu

@@ -5,15 +5,33 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "ladon/attention.h"
 #include "ladon/latent_attention.h"
+#include "layers/layer_weights.h"
+#include "layers/rope_internal.h"
 #include "layers/rows.h"
 #include "layers/saved_forward.h"
 
-namespace ladon::latent {
+namespace ladon {
+
+/// What a layer works out once, from its options and the names of its parameters.
+class LatentAttention::Plan {
+ public:
+  Plan(const LatentAttentionOptions& options, std::span<const Parameter> parameters);
+
+  LinearIndex query;      // q_proj, or q_b_proj behind the queries' latents
+  LinearIndex query_low;  // q_a_proj
+  LinearIndex latents;    // kv_a_proj_with_mqa
+  LinearIndex out;
+  int query_norm = kNoParameter;
+  int latent_norm = kNoParameter;
+  int kv_b = kNoParameter;
+  rope_internal::RopePlan rope;
+};
+
+namespace latent {
 
 /// Checks a layer's options, and fills in the defaults. Throws Error.
 LatentAttentionOptions complete_options(LatentAttentionOptions options);
@@ -34,19 +52,18 @@ View head_columns(const View& rows, std::int64_t seq, std::int64_t heads, std::i
 /// [batch, seq, dim] as [batch, seq, 1, dim].
 ConstTensorView one_head(const Tensor& latents);
 
-class Pass {
+class Steps {
  public:
-  Pass(const Context& context, const LatentAttention& layer)
-      : context_(context), layer_(layer), options_(layer.options()) {}
+  Steps(const Context& context, const LatentAttention& layer)
+      : context_(context), layer_(layer), options_(layer.options()), plan_(layer.plan()) {}
 
-  /// A parameter's value; absent where the layer has none of that name.
-  ConstTensorView weight(std::string_view name) const;
+  ConstTensorView weight(int index) const { return weight_of(layer_, index); }
   bool low_rank() const { return options_.query_rank != 0; }
   /// In which absorbed queries are summed: f64 for f64 layers, else f32.
   DType compute_dtype() const { return options_.dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
-  /// In which they meet latents that are stored as `stored`, and outputs are kept: bf16 layers
-  /// round them, as they do all that enters a product, so that bf16 arithmetic serves where it is
-  /// there.
+  /// In which they are multiplied with latents that are stored as `stored`, and outputs are kept:
+  /// bf16 layers round them, as they do all that enters a product, so that bf16 arithmetic can be
+  /// used where the machine has it.
   DType absorbed_dtype(DType stored) const {
     const bool all_bf16 = options_.dtype == DType::kBF16 && stored == DType::kBF16;
     return all_bf16 ? DType::kBF16 : compute_dtype();
@@ -59,10 +76,10 @@ class Pass {
   /// Queries, from normed latents or else from x: [rows, heads * (nope + rope)].
   void project_queries(const ConstTensorView& input, const TensorView& queries) const;
   /// Both in place; `seq` as in head_columns().
-  void turn_queries(const TensorView& queries, std::int64_t seq,
-                    const RopePositions& positions) const;
-  void turn_latents(const TensorView& latents, std::int64_t seq,
-                    const RopePositions& positions) const;
+  void rotate_queries(const TensorView& queries, std::int64_t seq, const RopePositions& positions,
+                      bool backward = false) const;
+  void rotate_latents(const TensorView& latents, std::int64_t seq, const RopePositions& positions,
+                      bool backward = false) const;
 
   /// x to [latent | rope key], without norm and rope.
   void project_latents(const ConstTensorView& x, const TensorView& latents) const;
@@ -73,7 +90,8 @@ class Pass {
   void expand_keys(const ConstTensorView& latents, const TensorView& keys) const;
   void expand_values(const ConstTensorView& latents, const TensorView& values) const;
 
-  /// Queries to [rows, heads * (kv_rank + rope)]: what meets a latent as they would its key.
+  /// Queries to [rows, heads * (kv_rank + rope)]: their product with a latent is that of the query
+  /// with its key.
   void absorb_queries(const ConstTensorView& queries, const TensorView& absorbed) const;
   /// Weighted sums of latents, [rows, heads * kv_rank], to those of values, [rows, heads * value].
   void apply_values(const ConstTensorView& sums, const TensorView& attended) const;
@@ -93,6 +111,7 @@ class Pass {
   const Context& context_;
   const LatentAttention& layer_;
   const LatentAttentionOptions& options_;
+  const LatentAttention::Plan& plan_;
 };
 
 /// What a call of forward_training() leaves for backward.
@@ -107,4 +126,5 @@ class Saved final : public SavedForward::Impl {
   Tensor attended, lse;
 };
 
-}  // namespace ladon::latent
+}  // namespace latent
+}  // namespace ladon

@@ -1,4 +1,4 @@
-#include "problem.h"
+#include "attention_workload.h"
 
 #include <algorithm>
 #include <array>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compare_tensors.h"
+#include "core/host_copy.h"
 #include "ladon/paged_kv_cache.h"
 #include "ladon/random.h"
 
@@ -16,9 +17,9 @@ namespace {
 // Rows or keys per place that is checked.
 constexpr std::int64_t kCheckedRows = 2;
 
-Tensor random_tensor(DType dtype, const Dims& shape, std::uint64_t stream) {
+Tensor random_tensor(const Context& context, DType dtype, const Dims& shape, std::uint64_t stream) {
   Tensor tensor = Tensor::uninitialized(dtype, shape);
-  fill_normal(tensor, 0, 1, 42, stream);
+  fill_normal(context, tensor, 0, 1, 42, stream);
   return tensor;
 }
 
@@ -29,11 +30,12 @@ KvCacheOptions cache_options(const Shape& shape, std::int64_t batch) {
           .value_dim = shape.values(),
           .values_in_keys = shape.source == Source::kLatent,
           .num_heads = shape.num_heads,
-          .dtype = shape.storage};
+          .format = shape.storage};
 }
 
 /// The first `count` tokens of a stream of random ones, to every sequence of the cache.
-void append_random(KvCache& cache, std::int64_t count, std::uint64_t stream) {
+void append_random(const Context& context, KvCache& cache, std::int64_t count,
+                   std::uint64_t stream) {
   const KvCacheOptions& options = cache.options();
   // In pieces, so that no second copy of a large cache is ever there.
   constexpr std::int64_t kPiece = 256;
@@ -41,41 +43,41 @@ void append_random(KvCache& cache, std::int64_t count, std::uint64_t stream) {
     const std::int64_t tokens = std::min(kPiece, count - done);
     const auto piece = stream + 2 * static_cast<std::uint64_t>(done);
     const auto random = [&](std::int64_t width, std::uint64_t part) {
-      return random_tensor(DType::kF32, {options.batch, tokens, options.num_kv_heads, width},
-                           piece + part);
+      return random_tensor(context, DType::kF32,
+                           {options.batch, tokens, options.num_kv_heads, width}, piece + part);
     };
     const Tensor k = random(options.head_dim, 0);
     if (options.values_in_keys) {
-      cache.append(k, {});
+      cache.append(context, k, {});
     } else {
-      cache.append(k, random(options.value_dim, 1));
+      cache.append(context, k, random(options.value_dim, 1));
     }
   }
 }
 
-KvCache make_cache(const Shape& shape) {
+KvCache make_cache(const Context& context, const Shape& shape) {
   if (shape.source == Source::kContiguous || shape.source == Source::kLatent) {
-    KvCache cache = KvCache::contiguous(cache_options(shape, shape.batch), shape.kv_len);
-    append_random(cache, shape.kv_len, 100);
+    KvCache cache = KvCache::contiguous(context, cache_options(shape, shape.batch), shape.kv_len);
+    append_random(context, cache, shape.kv_len, 100);
     return cache;
   }
   const std::int64_t pages = shape.stored_tokens() / kPageSize + 2 * shape.batch;
-  const auto pool = std::make_shared<PagePool>(cache_options(shape, 1), kPageSize, pages);
+  const auto pool = std::make_shared<PagePool>(context, cache_options(shape, 1), kPageSize, pages);
   const bool shared = shape.source == Source::kSharedPrefix;
   KvCache cache = KvCache::paged(pool, shared ? 1 : shape.batch);
-  append_random(cache, shape.kv_len - (shared ? kOwnTokens : 0), 100);
+  append_random(context, cache, shape.kv_len - (shared ? kOwnTokens : 0), 100);
   if (shared) {
-    cache.reorder(std::vector<std::int64_t>(static_cast<std::size_t>(shape.batch), 0));
-    append_random(cache, kOwnTokens, 100000);
+    cache.reorder(context, std::vector<std::int64_t>(static_cast<std::size_t>(shape.batch), 0));
+    append_random(context, cache, kOwnTokens, 100000);
   }
   return cache;
 }
 
 Tensor slice_f64(const Tensor& tensor, int dim, std::int64_t begin, std::int64_t end) {
-  return Tensor::copy_of(tensor.view().slice(dim, begin, end), DType::kF64);
+  return host_copy_of(tensor.view().slice(dim, begin, end), DType::kF64);
 }
 
-Tensor whole_f64(const Tensor& tensor) { return Tensor::copy_of(tensor.view(), DType::kF64); }
+Tensor whole_f64(const Tensor& tensor) { return host_copy_of(tensor.view(), DType::kF64); }
 
 /// An error may be `tolerance` of the largest expected magnitude.
 std::string compare(const char* what, const Tensor& got, const Tensor& expected, double tolerance) {
@@ -89,30 +91,30 @@ std::string compare(const char* what, const Tensor& got, const Tensor& expected,
 
 }  // namespace
 
-Problem::Problem(const Shape& shape) : shape_(shape) {
+AttentionWorkload::AttentionWorkload(const Context& context, const Shape& shape) : shape_(shape) {
   const Dims q_shape{shape.batch, shape.query_len, shape.num_heads, shape.head_dim};
   const Dims out_shape{shape.batch, shape.query_len, shape.num_heads, shape.values()};
   const Dims kv_shape{shape.batch, shape.kv_len, shape.num_kv_heads, shape.head_dim};
   const DType lse_dtype = shape.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   options_.causal = shape.causal;
-  q_ = random_tensor(shape.dtype, q_shape, 1);
+  q_ = random_tensor(context, shape.dtype, q_shape, 1);
   if (shape.source == Source::kTensors) {
-    k_ = random_tensor(shape.dtype, kv_shape, 2);
-    v_ = random_tensor(shape.dtype, kv_shape, 3);
+    k_ = random_tensor(context, shape.dtype, kv_shape, 2);
+    v_ = random_tensor(context, shape.dtype, kv_shape, 3);
   } else {
-    cache_ = make_cache(shape);
+    cache_ = make_cache(context, shape);
   }
   out_ = Tensor(shape.dtype, out_shape);
   lse_ = Tensor(lse_dtype, {shape.batch, shape.num_heads, shape.query_len});
   if (shape.pass == Pass::kBackward) {
-    dout_ = random_tensor(shape.dtype, q_shape, 4);
+    dout_ = random_tensor(context, shape.dtype, q_shape, 4);
     dq_ = Tensor(shape.dtype, q_shape);
     dk_ = Tensor(shape.dtype, kv_shape);
     dv_ = Tensor(shape.dtype, kv_shape);
   }
 }
 
-void Problem::run(const Context& context) {
+void AttentionWorkload::run(const Context& context) {
   if (cache_.has_value()) {
     attention(context, q_, cache_->view(), options_, out_, lse_);
   } else if (shape_.pass == Pass::kForward) {
@@ -123,7 +125,7 @@ void Problem::run(const Context& context) {
   }
 }
 
-double Problem::tolerance() const {
+double AttentionWorkload::tolerance() const {
   // The result's own rounding, and that of sums in f32 or f64. Gradients are sums of differences;
   // kernels for 16-bit numbers may round weights and their gradients to 16 bits on the way.
   const DType computed_in = shape_.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -134,7 +136,7 @@ double Problem::tolerance() const {
 
 // A few query rows alone: bottom-right alignment puts the last of them at the last key given, so a
 // causal case is cut behind its last row's own key.
-std::string Problem::check_forward(const Context& reference, std::int64_t row) const {
+std::string AttentionWorkload::check_forward(const Context& reference, std::int64_t row) const {
   const std::int64_t end = std::min(row + kCheckedRows, shape_.query_len);
   const std::int64_t keys = shape_.causal ? end : shape_.kv_len;
   const Tensor expected = attention(reference, slice_f64(q_, 1, row, end),
@@ -142,14 +144,14 @@ std::string Problem::check_forward(const Context& reference, std::int64_t row) c
   return compare("out", slice_f64(out_, 1, row, end), expected, tolerance());
 }
 
-std::string Problem::check_cached(const Context& reference) const {
+std::string AttentionWorkload::check_cached(const Context& reference) const {
   const Tensor q = whole_f64(q_);
   Tensor expected(DType::kF64, out_.shape());
   attention(reference, q, cache_->view(), options_, expected);
   return compare("out", whole_f64(out_), expected, tolerance());
 }
 
-std::string Problem::check_dq(const Context& reference, std::int64_t row) const {
+std::string AttentionWorkload::check_dq(const Context& reference, std::int64_t row) const {
   const std::int64_t end = std::min(row + kCheckedRows, shape_.query_len);
   const std::int64_t keys = shape_.causal ? end : shape_.kv_len;
   const Tensor q = slice_f64(q_, 1, row, end);
@@ -164,7 +166,7 @@ std::string Problem::check_dq(const Context& reference, std::int64_t row) const 
 
 // A few keys alone: the saved lse stands for all the others. Both alignments that exist put a
 // causal case's rows right: top-left for the first keys, bottom-right for the last.
-std::string Problem::check_dkv(const Context& reference, bool last_keys) const {
+std::string AttentionWorkload::check_dkv(const Context& reference, bool last_keys) const {
   const std::int64_t count = std::min(kCheckedRows, shape_.kv_len);
   const std::int64_t begin = last_keys ? shape_.kv_len - count : 0;
   AttentionOptions options = options_;
@@ -182,7 +184,7 @@ std::string Problem::check_dkv(const Context& reference, bool last_keys) const {
   return compare("dv", slice_f64(dv_, 1, begin, begin + count), dv, tolerance());
 }
 
-std::string Problem::check(const Context& context) {
+std::string AttentionWorkload::check(const Context& context) {
   const Context reference = reference_beside(context);
   if (shape_.pass == Pass::kBackward) attention(context, q_, k_, v_, options_, out_, lse_);
   run(context);

@@ -1,4 +1,4 @@
-#include "layer_problem.h"
+#include "cached_layer.h"
 
 #include <algorithm>
 #include <utility>
@@ -41,64 +41,65 @@ double layer_flops(const AttentionLayer& layer, std::int64_t query_len, std::int
   return 2 * weights * queries + 2 * dims * pairs * static_cast<double>(layer.num_heads());
 }
 
-LayerProblem::LayerProblem(std::unique_ptr<AttentionLayer> layer, const LayerLengths& lengths)
+CachedLayer::CachedLayer(const Context& context, std::unique_ptr<AttentionLayer> layer,
+                         const LayerLengths& lengths)
     : layer_(std::move(layer)),
       lengths_(lengths),
-      cache_(KvCache::contiguous(layer_->cache_options(lengths.batch),
+      cache_(KvCache::contiguous(context, layer_->cache_options(lengths.batch),
                                  std::max(lengths.prompt, lengths.context) + 1)),
       prompt_(layer_->dtype(), {lengths.batch, lengths.prompt, layer_->embed_dim()}),
       token_(layer_->dtype(), {lengths.batch, 1, layer_->embed_dim()}),
       prompt_out_(layer_->dtype(), prompt_.shape()),
       token_out_(layer_->dtype(), token_.shape()) {
-  fill_normal(prompt_, 0, 1, /*seed=*/2);
-  fill_normal(token_, 0, 1, /*seed=*/3);
+  fill_normal(context, prompt_, 0, 1, /*seed=*/2);
+  fill_normal(context, token_, 0, 1, /*seed=*/3);
 }
 
-void LayerProblem::run_prompt(const Context& context) {
+void CachedLayer::run_prompt(const Context& context) {
   cache_.reset();
   layer_->forward(context, prompt_, cache_, {}, prompt_out_);
 }
 
-void LayerProblem::run_token(const Context& context) {
+void CachedLayer::run_token(const Context& context) {
   layer_->forward(context, token_, cache_, {}, token_out_);
   truncate(lengths_.context);
 }
 
-void LayerProblem::fill_cache() {
+void CachedLayer::fill_cache(const Context& context) {
   cache_.reset();
   const KvCacheOptions& holds = cache_.options();
   const std::int64_t block = std::min(kFilledAtOnce, lengths_.context);
   Tensor k(DType::kF32, {lengths_.batch, block, holds.num_kv_heads, holds.head_dim});
   Tensor v;
-  fill_normal(k, 0, 1, /*seed=*/4);
+  fill_normal(context, k, 0, 1, /*seed=*/4);
   if (!holds.values_in_keys) {
     v = Tensor(DType::kF32, {lengths_.batch, block, holds.num_kv_heads, holds.value_dim});
-    fill_normal(v, 0, 1, /*seed=*/5);
+    fill_normal(context, v, 0, 1, /*seed=*/5);
   }
   for (std::int64_t begin = 0; begin < lengths_.context; begin += block) {
     const std::int64_t count = std::min(block, lengths_.context - begin);
-    cache_.append(k.view().slice(1, 0, count),
+    cache_.append(context, k.view().slice(1, 0, count),
                   holds.values_in_keys ? ConstTensorView() : v.view().slice(1, 0, count));
   }
 }
 
-double LayerProblem::prompt_error(const Context& context) {
+double CachedLayer::prompt_error(const Context& context) {
   const Context reference = reference_beside(context);
   run_prompt(context);
   const std::int64_t first = std::min(kCheckedTokens, lengths_.prompt);
   const std::int64_t before = lengths_.prompt - 1;
-  const Tensor beginning = Tensor::copy_of(prompt_.view().slice(1, 0, first));
+  const Tensor beginning = Tensor::copy_of(context, prompt_.view().slice(1, 0, first));
   const Tensor truth = layer_->forward(reference, beginning);
   const double first_error = largest_error(prompt_out_.view().slice(1, 0, first), truth);
   truncate(before);
-  const Tensor last = Tensor::copy_of(prompt_.view().slice(1, before, lengths_.prompt));
+  const Tensor last = Tensor::copy_of(context, prompt_.view().slice(1, before, lengths_.prompt));
   const Tensor last_truth = layer_->forward(reference, last, cache_);
   const double last_error =
       largest_error(prompt_out_.view().slice(1, before, lengths_.prompt), last_truth);
   return std::max(first_error, last_error);
 }
 
-double LayerProblem::token_error(const Context& context) {
+double CachedLayer::token_error(const Context& context) {
   const Context reference = reference_beside(context);
   run_token(context);
   const Tensor truth = layer_->forward(reference, token_, cache_);
@@ -106,25 +107,25 @@ double LayerProblem::token_error(const Context& context) {
   return largest_error(token_out_, truth);
 }
 
-double LayerProblem::prompt_flops() const {
+double CachedLayer::prompt_flops() const {
   return static_cast<double>(lengths_.batch) *
          layer_flops(*layer_, lengths_.prompt, lengths_.prompt);
 }
 
-double LayerProblem::token_flops() const {
+double CachedLayer::token_flops() const {
   return static_cast<double>(lengths_.batch) * layer_flops(*layer_, 1, lengths_.context + 1);
 }
 
-double LayerProblem::weight_bytes() const {
+double CachedLayer::weight_bytes() const {
   return weight_count() * static_cast<double>(size_of(layer_->dtype()));
 }
 
-double LayerProblem::cache_bytes_per_token() const {
+double CachedLayer::cache_bytes_per_token() const {
   return static_cast<double>(cache_.bytes_used()) /
          static_cast<double>(lengths_.batch * lengths_.context);
 }
 
-void LayerProblem::truncate(std::int64_t length) {
+void CachedLayer::truncate(std::int64_t length) {
   for (std::int64_t b = 0; b < lengths_.batch; ++b) cache_.truncate(b, length);
 }
 

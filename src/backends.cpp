@@ -1,0 +1,34 @@
+// Which backend a Context gets: the one file that knows all of them.
+
+#include <memory>
+#include <string>
+
+#include "core/backend.h"
+#include "core/fail.h"
+#include "cpu/backend.h"
+#include "cpu/dispatch.h"
+#include "reference/backend.h"
+
+namespace ladon {
+
+std::unique_ptr<Backend> make_backend(const ContextOptions& options, Host& host) {
+  constexpr std::string_view kOperation = "Context";
+  switch (options.device) {
+    case Device::kCpu: {
+      if (options.device_index != 0) {
+        fail(kOperation, "device_index",
+             "got " + std::to_string(options.device_index) + ", expected 0: there is one CPU");
+      }
+      const Isa isa = cpu::choose_isa(options.isa);
+      if (isa == Isa::kReference) return std::make_unique<reference::ReferenceBackend>(host);
+      return std::make_unique<cpu::CpuBackend>(host, isa);
+    }
+    case Device::kCuda:
+      fail(ErrorCode::kUnsupported, kOperation, "device",
+           "got cuda, expected cpu: this build has no CUDA backend");
+  }
+  fail(kOperation, "device",
+       "got Device(" + std::to_string(static_cast<int>(options.device)) + "), expected a Device");
+}
+
+}  // namespace ladon

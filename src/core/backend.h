@@ -1,0 +1,101 @@
+// Backend: the seam between the layers and a machine. One method per operation; params are checked
+// and plain.
+//
+// Tensors in the params are memory of this backend's device; lists that describe them (sequences,
+// runs, positions) are host memory, which a backend has read by the time a method returns. A method
+// returns when its work is done or enqueued; what is enqueued runs in order. Everything that can
+// fail is checked, and all memory taken, before the first element is written.
+//
+// A new device is a new folder with a Backend, and a line in backends.cpp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/attention_params.h"
+#include "core/device_memory.h"
+#include "core/element_params.h"
+#include "core/kv_params.h"
+#include "core/norm_params.h"
+#include "core/optimiser_params.h"
+#include "core/projection_params.h"
+#include "core/rope_params.h"
+#include "core/workers.h"
+#include "core/workspace.h"
+#include "ladon/attention.h"
+#include "ladon/context.h"
+#include "ladon/tensor_view.h"
+
+namespace ladon {
+
+/// What every Context has on the host: threads, and scratch memory for lists.
+struct Host {
+  explicit Host(const ContextOptions& options) : workers(options), scratch(host_memory()) {}
+
+  Workers workers;
+  WorkspacePool scratch;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  // Where tensors of its Contexts live, and temporaries of one call.
+  virtual const std::shared_ptr<DeviceMemory>& memory() const noexcept = 0;
+  virtual WorkspacePool& scratch() noexcept = 0;
+  DeviceId device() const noexcept { return memory()->device(); }
+  /// The kernels that run on the host's side.
+  virtual Isa isa() const noexcept = 0;
+  /// Waits for all that was enqueued.
+  virtual void synchronize() = 0;
+
+  // Elements, of any dtype and strides.
+  virtual void copy(const ConstTensorView& from, const TensorView& to) = 0;
+  virtual void zero(const TensorView& view) = 0;
+  virtual void fill_random(const RandomFillParams& params) = 0;
+
+  virtual void attend(const AttentionParams& params) = 0;
+  /// Writes those of dq, dk, dv, dbias and dsinks that are present.
+  virtual void attend_backward(const AttentionParams& params) = 0;
+  virtual void attention_weights(const AttentionParams& params, ScoreStage stage,
+                                 const WeightsOperand& weights) = 0;
+  virtual void merge(const MergeParams& params) = 0;
+
+  virtual void project(const ProjectionParams& params) = 0;
+  /// dx += dy W.
+  virtual void project_input_gradient(const ProjectionParams& params) = 0;
+  /// dw += dy^T x and, where it is present, db += sum of dy's rows. One head.
+  virtual void project_weight_gradient(const ProjectionParams& params) = 0;
+
+  virtual void rms_norm(const NormParams& params) = 0;
+  virtual void rms_norm_backward(const NormParams& params) = 0;
+  virtual void rotate(const RopeParams& params) = 0;
+  /// cos and sin [position, pair] of positions 0, 1, ...; frequencies are host memory.
+  virtual void fill_rope_table(std::span<const double> frequencies, double magnitude,
+                               const TensorView& cos, const TensorView& sin) = 0;
+  virtual void sum_heads(const HeadSumParams& params) = 0;
+
+  virtual void write_kv(const KvRowsParams& params) = 0;
+  virtual void gather_kv(const KvRowsParams& params) = 0;
+
+  virtual void sgd_step(const SgdParams& params) = 0;
+  virtual void adamw_step(const AdamWParams& params) = 0;
+  /// Cannot fail: it ends a backward pass.
+  virtual void accumulate(const AccumulateParams& params) noexcept = 0;
+  /// Elements times a factor, multiplied in double.
+  virtual void scale(const FloatArray& array, double factor) = 0;
+  /// Of all arrays together, in a fixed order. Waits.
+  virtual Magnitude magnitude(std::span<const FloatArray> arrays, int exponent) = 0;
+
+ protected:
+  Backend() = default;
+};
+
+/// The backend that the options ask for. `host` outlives it. Throws Error where this build or this
+/// machine has none. Defined in backends.cpp, the one file that knows them all.
+std::unique_ptr<Backend> make_backend(const ContextOptions& options, Host& host);
+
+}  // namespace ladon

@@ -1,0 +1,45 @@
+// Rows of keys and values into and out of a cache's slots, as every backend sees it: plain data.
+#pragma once
+
+#include <cstdint>
+
+#include "core/attention_params.h"
+#include "ladon/kv_format.h"
+
+namespace ladon {
+
+/// `count` tokens whose slots follow each other. Rows are counted in elements from the operands'
+/// data.
+struct KvRun {
+  std::int64_t slot = 0;
+  std::int64_t count = 0;
+  std::int64_t k = 0;  // first token's key row, outside the cache
+  std::int64_t v = 0;  // first token's value row
+};
+
+/// Keys or values in a cache's memory: [slot, head, dim], each head contiguous.
+struct KvSlots {
+  void* data = nullptr;
+  std::int64_t slot_stride = 0;
+  std::int64_t head_stride = 0;
+  float* scales = nullptr;  // [slot, head], of scaled formats
+  std::int64_t scale_slot_stride = 0;
+  std::int64_t scale_head_stride = 0;
+};
+
+/// Copies rows between [token, head, dim] operands and slots, converting the dtype. Writing
+/// quantises, gathering dequantises, where the format is scaled.
+struct KvRowsParams {
+  std::int64_t num_kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;
+  KvFormat format{};
+  KvSlots k_slots{};
+  KvSlots v_slots{};
+  const KvRun* runs = nullptr;  // host memory
+  std::int64_t num_runs = 0;
+  Operand k{};  // absent where keys are not wanted
+  Operand v{};  // absent where values are in the keys, or not wanted
+};
+
+}  // namespace ladon

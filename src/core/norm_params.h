@@ -1,0 +1,24 @@
+// RMS norm over rows, y = x * weight / sqrt(mean(x^2) + epsilon), and its backward: plain data.
+#pragma once
+
+#include <cstdint>
+
+#include "core/projection_params.h"
+
+namespace ladon {
+
+/// x, y, dy and dx are [rows, dim]; y may be x, and dx may be dy.
+struct NormParams {
+  std::int64_t rows = 0;
+  std::int64_t dim = 0;
+  double epsilon = 0;
+  Matrix x{};
+  Matrix weight{};  // one row
+  Matrix y{};
+  // Backward only.
+  Matrix dy{};
+  Matrix dx{};
+  Matrix dweight{};  // one row, f64 where x is, else f32; added to
+};
+
+}  // namespace ladon

@@ -1,0 +1,44 @@
+// The CPU backend: drivers that plan, hand out tasks and hold scratch memory, above the kernels of
+// one instruction set. What has no kernel runs as in the reference.
+#pragma once
+
+#include "cpu/kernel_table.h"
+#include "reference/backend.h"
+
+namespace ladon::cpu {
+
+class CpuBackend final : public reference::ReferenceBackend {
+ public:
+  /// `isa` is one that runs here, and not the reference.
+  CpuBackend(Host& host, Isa isa);
+
+  Isa isa() const noexcept override { return isa_; }
+
+  void attend(const AttentionParams& params) override;
+  void attend_backward(const AttentionParams& params) override;
+
+  void project(const ProjectionParams& params) override;
+  void project_input_gradient(const ProjectionParams& params) override;
+  void project_weight_gradient(const ProjectionParams& params) override;
+
+  void rms_norm(const NormParams& params) override;
+  void rms_norm_backward(const NormParams& params) override;
+  void rotate(const RopeParams& params) override;
+  void sum_heads(const HeadSumParams& params) override;
+
+  void write_kv(const KvRowsParams& params) override;
+  void gather_kv(const KvRowsParams& params) override;
+
+  void sgd_step(const SgdParams& params) override;
+  void adamw_step(const AdamWParams& params) override;
+  void accumulate(const AccumulateParams& params) noexcept override;
+
+ private:
+  /// The kernels for operands of this dtype.
+  const KernelSet& kernels_for(DType dtype) const noexcept;
+
+  const Isa isa_;
+  const KernelTable& kernels_;
+};
+
+}  // namespace ladon::cpu

@@ -1,0 +1,153 @@
+// The backward driver: cuts the keys into tasks, sums the parts of dq in a fixed order.
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+
+#include "core/parallel.h"
+#include "cpu/backend.h"
+#include "cpu/drivers/side_gradients.h"
+#include "cpu/drivers/worker_scratch.h"
+#include "reference/attention_reference.h"
+
+namespace ladon::cpu {
+namespace {
+
+// Tasks that share a KV head's keys; each has its own partial dq. More would feed more threads
+// from one head at the price of memory; the count depends on the key length alone.
+constexpr std::int64_t kMaxParts = 4;
+// Heads whose partial dq are held at once: at least enough for all threads, and as many as fit
+// here.
+constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
+
+/// dq, dk and dv. Takes all its memory when it is made, so that a failure finds nothing written.
+class BackwardRun {
+ public:
+  BackwardRun(Host& host, const AttentionParams& params, const KernelSet& kernels,
+              const WorkerScratch& scratch)
+      : workers_(host.workers),
+        params_(params),
+        kernels_(kernels),
+        scratch_(scratch),
+        heads_(params.num_sequences * params.num_kv_heads),
+        sizes_(lay_out()),
+        partials_(host.scratch,
+                  saturating_product(static_cast<std::size_t>(sizes_.wave * sizes_.parts),
+                                     sizes_.part_bytes)) {}
+
+  void run() const {
+    for (std::int64_t first = 0; first < heads_; first += sizes_.wave) {
+      const std::int64_t count = std::min(sizes_.wave, heads_ - first);
+      parallel_for(workers_, count * sizes_.parts, [&](std::int64_t task, int worker) {
+        const std::int64_t slot = task / sizes_.parts;
+        run_part(first + slot, slot, task % sizes_.parts, worker);
+      });
+      if (params_.dq.data == nullptr) continue;
+      parallel_for(workers_, count * sizes_.tiles, [&](std::int64_t task, int worker) {
+        const std::int64_t slot = task / sizes_.tiles;
+        combine(first + slot, slot, task % sizes_.tiles, worker);
+      });
+    }
+  }
+
+ private:
+  /// The most that any sequence needs.
+  struct LayOut {
+    std::int64_t parts = 0;
+    std::int64_t tiles = 0;
+    std::size_t part_elements = 0;  // of one partial dq
+    std::size_t part_bytes = 0;
+    std::int64_t wave = 1;  // heads worked on at once
+  };
+
+  LayOut lay_out() const {
+    LayOut out;
+    for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
+      const Sequence& sequence = params_.sequences[s];
+      out.tiles =
+          std::max(out.tiles, ceil_div(sequence.query_len * params_.group, kernels_.tile_rows));
+      out.parts = std::max(out.parts, parts_of(sequence));
+    }
+    out.part_elements = saturating_product(
+        static_cast<std::size_t>(out.tiles),
+        static_cast<std::size_t>(kernels_.tile_rows) * static_cast<std::size_t>(params_.head_dim));
+    out.part_bytes = saturating_product(out.part_elements, kernels_.compute_bytes);
+    // Any number of heads at once gives the same bits: each head's sums are its own.
+    const std::size_t head_bytes = saturating_product(
+        out.part_bytes, static_cast<std::size_t>(std::max<std::int64_t>(1, out.parts)));
+    const auto that_fit =
+        static_cast<std::int64_t>(kPartialBytes / std::max<std::size_t>(1, head_bytes));
+    const std::int64_t for_all_threads =
+        ceil_div(2 * workers_.num_threads(), std::max<std::int64_t>(1, out.parts));
+    out.wave = std::clamp<std::int64_t>(std::max(for_all_threads, that_fit), 1,
+                                        std::max<std::int64_t>(1, heads_));
+    return out;
+  }
+
+  static std::int64_t parts_of(const Sequence& sequence) {
+    return std::min(kMaxParts, ceil_div(sequence.kv_len, kBackwardKeys));
+  }
+  std::byte* partial(std::int64_t slot, std::int64_t part) const {
+    return partials_.data() +
+           static_cast<std::size_t>(slot * sizes_.parts + part) * sizes_.part_bytes;
+  }
+
+  void run_part(std::int64_t head, std::int64_t slot, std::int64_t part, int worker) const {
+    BackwardTask task;
+    task.sequence = head / params_.num_kv_heads;
+    task.kv_head = head % params_.num_kv_heads;
+    const Sequence& sequence = params_.sequences[task.sequence];
+    const std::int64_t parts = parts_of(sequence);
+    if (part >= parts) return;
+    task.dq_partial = partial(slot, part);
+    std::fill_n(static_cast<std::byte*>(task.dq_partial), sizes_.part_bytes, std::byte{0});
+    const std::int64_t blocks = ceil_div(sequence.kv_len, kBackwardKeys);
+    for (std::int64_t round = 0; round * parts < blocks; ++round) {
+      // To and fro, so that under a causal mask, where early keys have more rows, parts are even.
+      const std::int64_t block = round * parts + (round % 2 == 0 ? part : parts - 1 - part);
+      if (block >= blocks) continue;
+      task.key_begin = block * kBackwardKeys;
+      task.key_end = std::min(task.key_begin + kBackwardKeys, sequence.kv_len);
+      kernels_.backward(params_, task, scratch_.of(worker));
+    }
+  }
+
+  void combine(std::int64_t head, std::int64_t slot, std::int64_t tile, int worker) const {
+    CombineDqTask task;
+    task.sequence = head / params_.num_kv_heads;
+    task.kv_head = head % params_.num_kv_heads;
+    task.tile = tile;
+    const Sequence& sequence = params_.sequences[task.sequence];
+    if (tile * kernels_.tile_rows >= sequence.query_len * params_.group) return;
+    task.partials = partial(slot, 0);
+    task.partial_stride = static_cast<std::int64_t>(sizes_.part_elements);
+    task.partial_count = parts_of(sequence);
+    kernels_.combine_dq(params_, task, scratch_.of(worker));
+  }
+
+  const Workers& workers_;
+  const AttentionParams& params_;
+  const KernelSet& kernels_;
+  const WorkerScratch& scratch_;
+  std::int64_t heads_;  // KV heads of all sequences
+  LayOut sizes_;
+  Workspace partials_;
+};
+
+}  // namespace
+
+void CpuBackend::attend_backward(const AttentionParams& params) {
+  const KernelSet& kernels = kernels_of(kernels_, params);
+  const WorkerScratch scratch(
+      host(), std::max({kernels.backward_scratch(params), kernels.combine_dq_scratch(params),
+                        side_gradient_scratch(params, kernels)}));
+  std::optional<BackwardRun> main;  // not for those who want dbias or dsinks alone
+  if (params.dq.data != nullptr || params.dk.data != nullptr || params.dv.data != nullptr) {
+    main.emplace(host(), params, kernels, scratch);
+  }
+  reference::zero_padding(params);
+  if (main.has_value()) main->run();
+  write_side_gradients(workers(), params, kernels, scratch);
+}
+
+}  // namespace ladon::cpu

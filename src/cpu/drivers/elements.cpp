@@ -1,0 +1,88 @@
+// The drivers of operations over elements and rows of caches: ranges, dealt to threads.
+
+#include <algorithm>
+
+#include "core/arena.h"
+#include "core/parallel.h"
+#include "cpu/backend.h"
+#include "cpu/drivers/worker_scratch.h"
+
+namespace ladon::cpu {
+namespace {
+
+// Elements of one task: tens of microseconds at memory's speed.
+constexpr std::int64_t kElementsPerTask = std::int64_t{1} << 14;
+
+/// Runs a kernel over ranges of [0, count).
+template <class Params>
+void run_ranges(const Workers& workers, const Params& params, std::int64_t count,
+                void (*kernel)(const Params&, const ElementRange&, void*)) {
+  const int threads = useful_threads(workers, 8 * static_cast<double>(count));
+  parallel_for(workers, threads, ceil_div(count, kElementsPerTask), [&](std::int64_t task, int) {
+    kernel(params, {task * kElementsPerTask, std::min(count, (task + 1) * kElementsPerTask)},
+           nullptr);
+  });
+}
+
+/// The tasks of a copy between rows and slots: each a part of one run.
+struct KvTasks {
+  KvTasks(Arena& arena, std::int64_t count) : tasks(arena.take<KvRowsTask>(count)) {}
+
+  KvRowsTask* tasks;
+};
+
+using KvRowsKernel = void (*)(const KvRowsParams&, const KvRowsTask&, void*);
+
+void run_kv_rows(Host& host, const KvRowsParams& params, KvRowsKernel kernel,
+                 std::size_t scratch_bytes) {
+  const std::int64_t token_elements =
+      params.num_kv_heads * (params.head_dim + (params.v.data == nullptr ? 0 : params.value_dim));
+  const std::int64_t grain = std::max<std::int64_t>(1, kElementsPerTask / token_elements);
+  std::int64_t count = 0;
+  std::int64_t tokens = 0;
+  for (std::int64_t r = 0; r < params.num_runs; ++r) {
+    count += ceil_div(params.runs[r].count, grain);
+    tokens += params.runs[r].count;
+  }
+  const InWorkspace<KvTasks> list(host.scratch, count);
+  const WorkerScratch scratch(host, scratch_bytes);
+  KvRowsTask* next = list->tasks;
+  for (std::int64_t r = 0; r < params.num_runs; ++r) {
+    for (std::int64_t begin = 0; begin < params.runs[r].count; begin += grain) {
+      *next++ = {r, begin, std::min(begin + grain, params.runs[r].count)};
+    }
+  }
+  const int threads =
+      useful_threads(host.workers, 4 * static_cast<double>(tokens * token_elements));
+  parallel_for(host.workers, threads, count, [&](std::int64_t task, int worker) {
+    kernel(params, list->tasks[task], scratch.of(worker));
+  });
+}
+
+}  // namespace
+
+void CpuBackend::write_kv(const KvRowsParams& params) {
+  const KernelSet& kernels = kernels_for(params.k.dtype);
+  run_kv_rows(host(), params, kernels.write_kv, kernels.write_kv_scratch(params));
+}
+
+void CpuBackend::gather_kv(const KvRowsParams& params) {
+  const KernelSet& kernels =
+      kernels_for(params.k.data != nullptr ? params.k.dtype : params.v.dtype);
+  run_kv_rows(host(), params, kernels.gather_kv, kernels.gather_kv_scratch(params));
+}
+
+void CpuBackend::sgd_step(const SgdParams& params) {
+  run_ranges(workers(), params, params.operands.count, kernels_for(params.operands.dtype).sgd_step);
+}
+
+void CpuBackend::adamw_step(const AdamWParams& params) {
+  run_ranges(workers(), params, params.operands.count,
+             kernels_for(params.operands.dtype).adamw_step);
+}
+
+void CpuBackend::accumulate(const AccumulateParams& params) noexcept {
+  run_ranges(workers(), params, params.to.count, kernels_for(params.to.dtype).accumulate);
+}
+
+}  // namespace ladon::cpu

@@ -1,0 +1,83 @@
+// The projections' driver: blocks of the result, for each head, over the kernels.
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/element.h"
+#include "core/parallel.h"
+#include "cpu/backend.h"
+#include "cpu/drivers/worker_scratch.h"
+
+namespace ladon::cpu {
+namespace {
+
+/// One of the three products, and how its result is cut.
+struct BlockedProduct {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t most_columns = kProjectionTile;  // of a block
+  void (*kernel)(const ProjectionParams&, const ProjectionTask&, void*) = nullptr;
+  std::size_t (*kernel_scratch)(const ProjectionParams&) = nullptr;
+};
+
+/// Runs a kernel over all blocks of a [rows, columns] result, for each head; blocks are narrower
+/// than they could be where threads would find too few of them.
+void run_blocks(Host& host, const ProjectionParams& params, const BlockedProduct& product) {
+  const std::int64_t heads = params.steps.heads;
+  const std::int64_t row_blocks = ceil_div(product.rows, kProjectionTile);
+  constexpr std::int64_t kBlocksPerThread = 4;
+  const int threads = useful_threads(
+      host.workers, static_cast<double>(heads * params.in_features * params.out_features) *
+                        static_cast<double>(params.rows));
+  std::int64_t block_columns = product.most_columns;
+  while (threads > 1 && block_columns > kProjectionTile &&
+         heads * row_blocks * ceil_div(product.columns, block_columns) <
+             kBlocksPerThread * threads) {
+    block_columns /= 2;
+  }
+  const std::int64_t column_blocks = ceil_div(product.columns, block_columns);
+  const WorkerScratch scratch(host, product.kernel_scratch(params));
+  const std::int64_t blocks = row_blocks * column_blocks;
+  parallel_for(host.workers, threads, heads * blocks, [&](std::int64_t number, int worker) {
+    const std::int64_t index = number % blocks;
+    ProjectionTask task;
+    // Blocks of the same weights follow each other.
+    task.row_begin = index % row_blocks * kProjectionTile;
+    task.row_end = std::min(task.row_begin + kProjectionTile, product.rows);
+    task.column_begin = index / row_blocks * block_columns;
+    task.column_end = std::min(task.column_begin + block_columns, product.columns);
+    product.kernel(of_head(params, number / blocks), task, scratch.of(worker));
+  });
+}
+
+}  // namespace
+
+void CpuBackend::project(const ProjectionParams& params) {
+  const KernelSet& kernels = kernels_for(params.x.dtype);
+  run_blocks(host(), params,
+             {.rows = params.rows,
+              .columns = params.out_features,
+              .most_columns = kernels.project_columns,
+              .kernel = kernels.project,
+              .kernel_scratch = kernels.project_scratch});
+}
+
+void CpuBackend::project_input_gradient(const ProjectionParams& params) {
+  const KernelSet& kernels = kernels_for(params.y.dtype);
+  run_blocks(host(), params,
+             {.rows = params.rows,
+              .columns = params.in_features,
+              .kernel = kernels.project_input_gradient,
+              .kernel_scratch = kernels.project_input_gradient_scratch});
+}
+
+void CpuBackend::project_weight_gradient(const ProjectionParams& params) {
+  const KernelSet& kernels = kernels_for(params.x.dtype);
+  run_blocks(host(), params,
+             {.rows = params.out_features,
+              .columns = params.in_features,
+              .kernel = kernels.project_weight_gradient,
+              .kernel_scratch = kernels.project_weight_gradient_scratch});
+}
+
+}  // namespace ladon::cpu
