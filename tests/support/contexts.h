@@ -1,0 +1,98 @@
+// Tests that run once in each place that this machine has: on every instruction set of the CPU, and
+// on a pretended device, which shows that nothing but operations touches a device's memory.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/element.h"
+#include "ladon/context.h"
+#include "ladon/isa.h"
+#include "ladon/random.h"
+#include "ladon/tensor.h"
+#include "support/pretended_device.h"
+#include "support/runnable_isas.h"
+
+namespace ladon::test {
+
+struct Place {
+  Isa isa = Isa::kReference;
+  bool pretended = false;
+
+  std::string name() const { return pretended ? "pretended" : name_of(isa); }
+  /// Two threads, so that sharing out the work is tested too.
+  Context context(int threads = 2) const {
+    const ContextOptions options{.num_threads = threads, .isa = isa};
+    return pretended ? pretended_context(options) : Context(options);
+  }
+};
+
+/// With LADON_ISA set, that instruction set alone.
+inline std::vector<Place> places() {
+  std::vector<Place> all;
+  const std::vector<Isa> isas = runnable_isas();
+  for (const Isa isa : isas) all.push_back({.isa = isa});
+  if (isas.size() > 1) all.push_back({.isa = isas.back(), .pretended = true});
+  return all;
+}
+
+inline std::string place_name(const testing::TestParamInfo<Place>& info) {
+  return info.param.name();
+}
+inline void PrintTo(const Place& place, std::ostream* stream) { *stream << place.name(); }
+
+/// A contiguous copy on the host of a view on the Context's device.
+inline Tensor host_copy(const Context& context, const ConstTensorView& view) {
+  Tensor host = Tensor::uninitialized(view.dtype(), view.shape());
+  copy(context, view, host);
+  return host;
+}
+
+class ContextTest : public testing::TestWithParam<Place> {
+ protected:
+  /// A tensor of the host's, in the place.
+  Tensor there(const Tensor& tensor) const { return tensor.to(context_); }
+  /// Random elements, in the place.
+  Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed, std::uint64_t stream = 0,
+                double deviation = 1) const {
+    Tensor tensor(context_, dtype, shape);
+    fill_normal(context_, tensor, 0, deviation, seed, stream);
+    return tensor;
+  }
+
+  /// A layer, in the place.
+  template <class Layer>
+  Layer there(Layer layer) const {
+    layer.to(context_);
+    return layer;
+  }
+  bool same_bits(const ConstTensorView& a, const ConstTensorView& b) const {
+    if (!(a.shape() == b.shape()) || a.dtype() != b.dtype()) return false;
+    const Tensor host_a = host_copy(context_, a);
+    const Tensor host_b = host_copy(context_, b);
+    const auto bytes = static_cast<std::size_t>(host_a.num_elements()) * size_of(a.dtype());
+    return bytes == 0 || std::memcmp(host_a.data(), host_b.data(), bytes) == 0;
+  }
+
+  Context context_ = GetParam().context();
+};
+
+/// The elements of a tensor, wherever it is.
+inline std::vector<double> elements_of(const Tensor& tensor) {
+  const Tensor host = tensor.to_host();
+  std::vector<double> elements;
+  for (std::int64_t i = 0; i < host.num_elements(); ++i) {
+    elements.push_back(load_element(host.data(), host.dtype(), i));
+  }
+  return elements;
+}
+
+#define LADON_FOR_EACH_CONTEXT(Suite)                                                      \
+  INSTANTIATE_TEST_SUITE_P(EachContext, Suite, testing::ValuesIn(::ladon::test::places()), \
+                           ::ladon::test::place_name)
+
+}  // namespace ladon::test
