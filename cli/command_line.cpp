@@ -89,7 +89,7 @@ void add_isa(CLI::App* app, std::optional<Isa>& isa, const std::string& help) {
            isa = isa_from_name(text);
            if (!isa) {
              throw UsageError("--isa: no kernels '" + text +
-                              "'; there are reference, baseline, avx2, avx512, avx512_bf16, amx");
+                              "'; there are " + isa_names());
            }
          },
          help)
@@ -100,7 +100,7 @@ void add_machinery(CLI::App* app, Machinery& machinery,
                    const std::string& default_kernels = "the fastest") {
   add_isa(
       app, machinery.isa,
-      "Kernels: reference, baseline, avx2, avx512, avx512_bf16 or amx [" + default_kernels + "]");
+      "Kernels: " + isa_names() + " [" + default_kernels + "]");
   app->add_option_function<std::string>(
          "--threads",
          [&machinery](const std::string& text) {

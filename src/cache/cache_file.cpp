@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -132,7 +131,7 @@ class Reader {
         file_.read_at(position_, buffer_.data(), end_);
       }
       const std::size_t count = std::min(num_bytes, end_ - begin_);
-      std::memcpy(to, buffer_.data() + begin_, count);
+      std::copy_n(buffer_.data() + begin_, count, to);
       begin_ += count;
       position_ += count;
       to += count;

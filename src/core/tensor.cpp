@@ -116,7 +116,9 @@ Tensor Tensor::copy_of(const Context& context, const ConstTensorView& view) {
 }
 
 Tensor Tensor::copy_of(const Context& context, const ConstTensorView& view, DType dtype) {
-  check_present("Tensor::copy_of", {"view", view});
+  const Operation operation("Tensor::copy_of", context);
+  check_present(operation, {"view", view});
+  if (!view.device().is_cpu()) check_device(operation, {"view", view});
   Tensor tensor = view.device() == context.device() ? uninitialized(context, dtype, view.shape())
                                                     : uninitialized(dtype, view.shape());
   copy(context, view, tensor.view());

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/fail.h"
-#include "cpu/kernel_table.h"
+#include "cpu/isa_tables.h"
 
 namespace ladon {
 namespace cpu {
@@ -30,7 +30,8 @@ std::string lacking(const CpuFeatures& features,
   return missing;
 }
 
-std::string runs_everywhere(const CpuFeatures&) { return {}; }
+std::string refuse_reference(const CpuFeatures&) { return {}; }
+std::string refuse_baseline(const CpuFeatures&) { return {}; }
 
 // What these ask for is what cmake/isa.cmake compiles with.
 std::string refuse_avx2(const CpuFeatures& features) {
@@ -82,28 +83,27 @@ std::string refuse_amx(const CpuFeatures& features) {
   return reason;
 }
 
-// Intel's vdpbf16ps does half the products that two f32 FMAs do in its time (measured on Emerald
-// Rapids); AMD's does twice as many.
-bool gains_by_bf16(const CpuFeatures& features) { return !features.intel; }
-bool gains_everywhere(const CpuFeatures&) { return true; }
+/// Whether an instruction set is faster than those before it.
+bool gains_by(Isa isa, const CpuFeatures& features) {
+  // Intel's vdpbf16ps does half the products that two f32 FMAs do in its time (measured on Emerald
+  // Rapids); AMD's does twice as many.
+  return isa != Isa::kAvx512Bf16 || !features.intel;
+}
 
 struct IsaEntry {
   Isa isa;
   const char* name;
   const KernelTable* kernels;
   std::string (*refusal)(const CpuFeatures& features);
-  bool (*gains)(const CpuFeatures& features);  // over those before it
+
+  bool gains(const CpuFeatures& features) const { return gains_by(isa, features); }
 };
 
-// Every instruction set, slowest first. A new one is a line here.
-constexpr std::array<IsaEntry, 6> kIsas{{
-    {Isa::kReference, "reference", nullptr, runs_everywhere, gains_everywhere},
-    {Isa::kBaseline, "baseline", &kBaselineKernels, runs_everywhere, gains_everywhere},
-    {Isa::kAvx2, "avx2", &kAvx2Kernels, refuse_avx2, gains_everywhere},
-    {Isa::kAvx512, "avx512", &kAvx512Kernels, refuse_avx512, gains_everywhere},
-    {Isa::kAvx512Bf16, "avx512_bf16", &kAvx512Bf16Kernels, refuse_avx512_bf16, gains_by_bf16},
-    {Isa::kAmx, "amx", &kAmxKernels, refuse_amx, gains_everywhere},
-}};
+// Every instruction set, slowest first.
+#define LADON_ISA_ENTRY(id, name) IsaEntry{Isa::id, #name, &kernels::id, refuse_##name},
+constexpr std::array kIsas{IsaEntry{Isa::kReference, "reference", nullptr, refuse_reference},
+                           LADON_KERNEL_ISAS(LADON_ISA_ENTRY)};
+#undef LADON_ISA_ENTRY
 
 const IsaEntry* find(Isa isa) noexcept {
   for (const IsaEntry& entry : kIsas) {
@@ -201,6 +201,15 @@ const KernelTable* kernels_for(Isa isa) noexcept {
 const char* name_of(Isa isa) noexcept {
   const cpu::IsaEntry* const entry = cpu::find(isa);
   return entry == nullptr ? "unknown" : entry->name;
+}
+
+std::string isa_names() {
+  std::string names;
+  for (const cpu::IsaEntry& entry : cpu::kIsas) {
+    if (!names.empty()) names += &entry == &cpu::kIsas.back() ? " or " : ", ";
+    names += entry.name;
+  }
+  return names;
 }
 
 std::optional<Isa> isa_from_name(std::string_view name) noexcept {

@@ -172,10 +172,4 @@ inline constexpr const char* kKernelNames[] = {
 #undef LADON_KERNEL
 };
 
-extern const KernelTable kBaselineKernels;
-extern const KernelTable kAvx2Kernels;
-extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAvx512Bf16Kernels;
-extern const KernelTable kAmxKernels;
-
 }  // namespace ladon::cpu

@@ -1,6 +1,10 @@
 // What all subcommands share: help, versions, mistakes, exit statuses; and `ladon info`.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <string>
+#include <vector>
+
 #include "cli/run_ladon.h"
 #include "ladon/isa.h"
 #include "ladon/version.h"
@@ -51,8 +55,16 @@ TEST(CliGeneral, MistakesAreStatusTwo) {
             "check: --threads: 'two' is no whole number from 1 to 1024");
   EXPECT_EQ(complaint_of({"check", "--isa", "mmx"}, 2),
             "check: --isa: no kernels 'mmx'; there are reference, baseline, avx2, avx512, "
-            "avx512_bf16, amx");
+            "avx512_bf16 or amx");
   EXPECT_TRUE(holds(complaint_of({"plan", "--batch"}, 2), "--batch"));
+}
+
+TEST(CliGeneral, TheSchemaKnowsEveryInstructionSet) {
+  std::ifstream file(LADON_SOURCE_DIR "/docs/cli_schema.json");
+  std::vector<std::string> names;
+  for (const Isa isa : kAllIsas) names.emplace_back(name_of(isa));
+  EXPECT_EQ(nlohmann::json::parse(file).at("definitions").at("isa").at("enum"),
+            nlohmann::json(names));
 }
 
 TEST(CliGeneral, ControlCharactersDoNotBreakTheLine) {

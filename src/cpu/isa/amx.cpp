@@ -17,7 +17,10 @@ constexpr KernelTable make_table() {
 
 }  // namespace
 
-extern const KernelTable kAmxKernels;
-constexpr KernelTable kAmxKernels = make_table();
+namespace kernels {
 
+extern const KernelTable kAmx;
+constexpr KernelTable kAmx = make_table();
+
+}  // namespace kernels
 }  // namespace ladon::cpu

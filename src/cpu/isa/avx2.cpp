@@ -3,9 +3,9 @@
 // The kernels need the vectors above.
 #include "cpu/kernels/table.inl"
 
-namespace ladon::cpu {
+namespace ladon::cpu::kernels {
 
-extern const KernelTable kAvx2Kernels;
-constexpr KernelTable kAvx2Kernels = make_kernel_table<F32, F64>();
+extern const KernelTable kAvx2;
+constexpr KernelTable kAvx2 = make_kernel_table<F32, F64>();
 
-}  // namespace ladon::cpu
+}  // namespace ladon::cpu::kernels

@@ -3,9 +3,9 @@
 // The kernels need the vectors above.
 #include "cpu/kernels/table.inl"
 
-namespace ladon::cpu {
+namespace ladon::cpu::kernels {
 
-extern const KernelTable kAvx512Kernels;
-constexpr KernelTable kAvx512Kernels = make_kernel_table<F32, F64>();
+extern const KernelTable kAvx512;
+constexpr KernelTable kAvx512 = make_kernel_table<F32, F64>();
 
-}  // namespace ladon::cpu
+}  // namespace ladon::cpu::kernels

@@ -18,7 +18,10 @@ constexpr KernelTable make_table() {
 
 }  // namespace
 
-extern const KernelTable kAvx512Bf16Kernels;
-constexpr KernelTable kAvx512Bf16Kernels = make_table();
+namespace kernels {
 
+extern const KernelTable kAvx512Bf16;
+constexpr KernelTable kAvx512Bf16 = make_table();
+
+}  // namespace kernels
 }  // namespace ladon::cpu

@@ -3,9 +3,9 @@
 // The kernels need the vectors above.
 #include "cpu/kernels/table.inl"
 
-namespace ladon::cpu {
+namespace ladon::cpu::kernels {
 
-extern const KernelTable kBaselineKernels;
-constexpr KernelTable kBaselineKernels = make_kernel_table<F32, F64>();
+extern const KernelTable kBaseline;
+constexpr KernelTable kBaseline = make_kernel_table<F32, F64>();
 
-}  // namespace ladon::cpu
+}  // namespace ladon::cpu::kernels
