@@ -10,7 +10,7 @@
 namespace ladon::bench {
 namespace {
 
-constexpr std::array<Target, 15> kBestTargets{{
+constexpr std::array<Target, 20> kBestTargets{{
     {"f32 forward B1 H8 S2048 D128 full", 0.85, Limit::kFma, 1.3},
     {"f32 forward B1 H8 S2048 D128 causal", 0.75, Limit::kFma, 1.5},
     {"bf16 forward B1 H8 S2048 D128 full", 0.55, Limit::kAmx, 2.5},
@@ -26,6 +26,11 @@ constexpr std::array<Target, 15> kBestTargets{{
     {"f32 forward B8 H12 S128 D64 full", 0, Limit::kFma, 1.3},
     {"bf16 layer Llama-3-8B, prefill S1024", 0.60, Limit::kAmx, 0},
     {"bf16 layer Llama-3-8B, token at S8192", 0.80, Limit::kMemory, 0},
+    {"bf16 layer Llama-3-8B with q/k norm, token at S8192", 0.60, Limit::kMemory, 0},
+    {"bf16 append S32768 H8 D128, paged bf16", 0.60, Limit::kMemory, 0},
+    {"bf16 append S32768 H8 D128, paged i8", 0.60, Limit::kMemory, 0},
+    {"bf16 gather S32768 H8 D128, paged bf16", 0.60, Limit::kMemory, 0},
+    {"bf16 AdamW step, 40M weights", 0.60, Limit::kMemory, 0},
 }};
 
 /// Of AVX2's kernels where the machine has faster ones.
@@ -48,6 +53,14 @@ class CaseList {
     one.isa = isa_;
     one.work = shape;
     one.limit = shape.prefill ? Limit::kAmx : Limit::kMemory;
+    finish(one);
+  }
+
+  void add(const MemoryShape& shape) {
+    Case one;
+    one.isa = isa_;
+    one.work = shape;
+    one.limit = Limit::kMemory;
     finish(one);
   }
 
@@ -143,13 +156,22 @@ void add_latent(CaseList& list) {
 void add_layers(CaseList& list) {
   list.add(LayerShape{.prefill = true, .tokens = 1024});
   list.add(LayerShape{.prefill = false, .tokens = 8192});
+  list.add(LayerShape{.prefill = false, .tokens = 8192, .qk_norm = true});
+}
+
+void add_memory(CaseList& list) {
+  using Kind = MemoryShape::Kind;
+  list.add(MemoryShape{.kind = Kind::kAppend});
+  list.add(MemoryShape{.kind = Kind::kAppend, .storage = DType::kI8});
+  list.add(MemoryShape{.kind = Kind::kGather});
+  list.add(MemoryShape{.kind = Kind::kAdamW});
 }
 
 class LayerWorkload final : public Workload {
  public:
   LayerWorkload(const Context& context, const LayerShape& shape)
       : shape_(shape),
-        layer_(context, make_layer(),
+        layer_(context, make_layer(shape),
                {.batch = 1,
                 .prompt = shape.prefill ? shape.tokens : 0,
                 .context = shape.prefill ? 0 : shape.tokens}) {}
@@ -180,7 +202,7 @@ class LayerWorkload final : public Workload {
   double bytes() const override { return layer_.token_bytes(); }
 
  private:
-  static std::unique_ptr<AttentionLayer> make_layer() {
+  static std::unique_ptr<AttentionLayer> make_layer(const LayerShape& shape) {
     auto layer =
         std::make_unique<MultiHeadAttention>(MultiHeadAttentionOptions{.embed_dim = 4096,
                                                                        .num_heads = 32,
@@ -188,6 +210,7 @@ class LayerWorkload final : public Workload {
                                                                        .head_dim = 128,
                                                                        .causal = true,
                                                                        .rope = RopeOptions{},
+                                                                       .qk_norm = shape.qk_norm,
                                                                        .dtype = DType::kBF16},
                                              /*seed=*/1);
     layer->eval();
@@ -201,8 +224,8 @@ class LayerWorkload final : public Workload {
 }  // namespace
 
 std::string LayerShape::name() const {
-  return std::string("bf16 layer Llama-3-8B, ") + (prefill ? "prefill S" : "token at S") +
-         std::to_string(tokens);
+  return std::string("bf16 layer Llama-3-8B") + (qk_norm ? " with q/k norm" : "") +
+         (prefill ? ", prefill S" : ", token at S") + std::to_string(tokens);
 }
 
 std::span<const Target> best_targets() { return kBestTargets; }
@@ -240,6 +263,7 @@ std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here) {
   add_decode(list);
   add_latent(list);
   add_layers(list);
+  add_memory(list);
   for (Case& one : cases) one.fastest = one.isa == isas.back();
   return cases;
 }
@@ -247,6 +271,9 @@ std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here) {
 std::unique_ptr<Workload> make_workload(const Context& context, const Case& one) {
   if (const auto* shape = std::get_if<Shape>(&one.work)) {
     return std::make_unique<AttentionWorkload>(context, *shape);
+  }
+  if (const auto* shape = std::get_if<MemoryShape>(&one.work)) {
+    return make_memory_workload(context, *shape);
   }
   return std::make_unique<LayerWorkload>(context, std::get<LayerShape>(one.work));
 }

@@ -1,4 +1,4 @@
-// The benchmark's cases, and the targets that they are held against.
+// The benchmark's cases, and the targets that they are compared with.
 #pragma once
 
 #include <memory>
@@ -11,6 +11,7 @@
 
 #include "ceiling.h"
 #include "ladon/isa.h"
+#include "memory_workload.h"
 #include "shape.h"
 #include "workload.h"
 
@@ -21,6 +22,7 @@ namespace ladon::bench {
 struct LayerShape {
   bool prefill = true;
   std::int64_t tokens = 1024;  // of the prompt, or in the cache
+  bool qk_norm = false;        // as Qwen3's
 
   std::string name() const;
 };
@@ -38,10 +40,10 @@ std::span<const Target> best_targets();
 
 struct Case {
   Isa isa = Isa::kBaseline;
-  std::variant<Shape, LayerShape> work{};
+  std::variant<Shape, LayerShape, MemoryShape> work{};
   Limit limit = Limit::kFma;  // that bounds it on a machine that has everything
   std::optional<Target> target{};
-  bool fastest = false;  // of the kernels that are measured: peers are measured beside these
+  bool fastest = false;  // of the kernels that are measured: peers are measured alongside these
 
   std::string name() const;
   std::string full_name() const { return std::string(ladon::name_of(isa)) + " " + name(); }

@@ -1,0 +1,141 @@
+#include "memory_workload.h"
+
+#include <utility>
+#include <vector>
+
+#include "cache/gather.h"
+#include "compare_tensors.h"
+#include "ladon/kv_cache.h"
+#include "ladon/optim.h"
+#include "ladon/paged_kv_cache.h"
+#include "ladon/random.h"
+#include "shape.h"
+
+namespace ladon::bench {
+namespace {
+
+constexpr std::int64_t kTokens = 32768;
+constexpr std::int64_t kKvHeads = 8;
+constexpr std::int64_t kHeadDim = 128;
+constexpr std::int64_t kWeights = 40'000'000;
+
+/// A sequence's keys and values, as rows and in a cache.
+class CacheRows : public Workload {
+ public:
+  CacheRows(const Context& context, DType storage)
+      : storage_(storage),
+        rows_(context, DType::kBF16, {1, kTokens, kKvHeads, kHeadDim}),
+        k_(context, DType::kBF16, {kTokens, kKvHeads * kHeadDim}),
+        v_(context, DType::kBF16, {kTokens, kKvHeads * kHeadDim}),
+        cache_(KvCache::paged(std::make_shared<PagePool>(
+            context,
+            KvCacheOptions{.num_kv_heads = kKvHeads, .head_dim = kHeadDim, .format = storage},
+            kPageSize, kTokens / kPageSize))) {
+    fill_normal(context, rows_, 0, 1, /*seed=*/6);
+    append(context);
+  }
+
+  /// What was appended must come out again, but for the rounding of the storage.
+  std::string check(const Context& context) override {
+    append(context);
+    gather(context);
+    const double allowed = storage_ == DType::kI8 ? 1.0 / 254 + epsilon_of(DType::kBF16) : 0;
+    for (const Tensor* part : {&k_, &v_}) {
+      if (largest_error(part->view(), rows_.view().reshape(part->shape())) > allowed) {
+        return "what is gathered is not what was appended";
+      }
+    }
+    return {};
+  }
+
+  double flops() const override { return 0; }
+  /// Keys and values of all tokens: as rows, and as they are stored.
+  double bytes() const override {
+    const double rows = 2.0 * kTokens * kKvHeads * kHeadDim * 2;
+    return rows + static_cast<double>(cache_.bytes_used());
+  }
+
+ protected:
+  void append(const Context& context) {
+    cache_.reset();
+    cache_.append(context, rows_, rows_);
+  }
+  void gather(const Context& context) { gather_sequence(context, cache_.view(), 0, k_, v_); }
+
+ private:
+  DType storage_;
+  Tensor rows_;
+  Tensor k_, v_;
+  KvCache cache_;
+};
+
+class Append final : public CacheRows {
+ public:
+  using CacheRows::CacheRows;
+  void run(const Context& context) override { append(context); }
+};
+
+class Gather final : public CacheRows {
+ public:
+  using CacheRows::CacheRows;
+  void run(const Context& context) override { gather(context); }
+};
+
+class AdamWStep final : public Workload {
+ public:
+  explicit AdamWStep(const Context& context)
+      : weights_(make(context, kWeights)), optimiser_(context, {&weights_}, {}) {}
+
+  /// The bits of a step do not depend on the kernels.
+  std::string check(const Context& context) override {
+    constexpr std::int64_t kChecked = 1001;
+    std::vector<Tensor> values;
+    const Context reference = reference_beside(context);
+    for (const Context* where : {&context, &reference}) {
+      Parameter part = make(*where, kChecked);
+      AdamW(*where, {&part}, {}).step(*where);
+      values.push_back(std::move(part.value));
+    }
+    return same_bits(values[0], values[1]) ? "" : "a step has other bits than the reference's";
+  }
+
+  void run(const Context& context) override { optimiser_.step(context); }
+  double flops() const override { return 0; }
+  /// Weight, two moments and master copy are read and written, the gradient is read.
+  double bytes() const override { return kWeights * (2 * (2 + 4 + 4 + 4) + 4); }
+
+ private:
+  static Parameter make(const Context& context, std::int64_t count) {
+    Parameter parameter = Parameter::zeros("w", DType::kBF16, {count});
+    fill_normal(context, parameter.value, 0, 1, /*seed=*/7);
+    fill_normal(context, parameter.gradient, 0, 1, /*seed=*/8);
+    return parameter;
+  }
+
+  Parameter weights_;
+  AdamW optimiser_;
+};
+
+}  // namespace
+
+std::string MemoryShape::name() const {
+  const std::string sizes = " S" + std::to_string(kTokens) + " H" + std::to_string(kKvHeads) +
+                            " D" + std::to_string(kHeadDim) + ", paged " + ladon::name_of(storage);
+  switch (kind) {
+    case Kind::kAppend: return "bf16 append" + sizes;
+    case Kind::kGather: return "bf16 gather" + sizes;
+    case Kind::kAdamW: return "bf16 AdamW step, 40M weights";
+  }
+  return {};
+}
+
+std::unique_ptr<Workload> make_memory_workload(const Context& context, const MemoryShape& shape) {
+  switch (shape.kind) {
+    case MemoryShape::Kind::kAppend: return std::make_unique<Append>(context, shape.storage);
+    case MemoryShape::Kind::kGather: return std::make_unique<Gather>(context, shape.storage);
+    case MemoryShape::Kind::kAdamW: return std::make_unique<AdamWStep>(context);
+  }
+  return nullptr;
+}
+
+}  // namespace ladon::bench
