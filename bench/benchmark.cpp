@@ -16,7 +16,7 @@
 namespace ladon::bench {
 namespace {
 
-/// Everything that the options ask for.
+/// Everything that the options select.
 struct Plan {
   std::vector<Case> cases{};
   std::vector<Case> scaled{};

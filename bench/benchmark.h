@@ -1,6 +1,7 @@
 // The benchmark: each case is checked, then timed in turns with the machine's own limit.
 //
-// Only ratios inside one run mean anything: the share of the ceiling, and one row beside another.
+// Only ratios inside one run mean anything: the share of the ceiling, and one row compared with
+// another.
 #pragma once
 
 #include <functional>
@@ -29,7 +30,7 @@ struct BenchmarkListener {
   std::function<void(const PeerState&)> peer;  // that it is there, or is left out from here on
 };
 
-/// How many cases the options ask for, all comparisons included.
+/// How many cases the options select, all comparisons included.
 int count_cases(const BenchmarkOptions& options);
 
 BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener);

@@ -115,7 +115,7 @@ Work compute_ceiling(const Context& context, Limit limit, DType dtype) {
     }
     case Limit::kMemory: break;
   }
-  throw std::logic_error("memory is no limit of arithmetic");
+  throw std::logic_error("memory is not a limit of arithmetic");
 }
 
 ReadBuffer::ReadBuffer() : memory_(Tensor::uninitialized(DType::kF32, {kReadBytes / 4})) {

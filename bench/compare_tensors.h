@@ -1,4 +1,4 @@
-// Tensors beside the truth about them.
+// Tensors compared with the truth.
 #pragma once
 
 #include "ladon/tensor_view.h"
@@ -9,7 +9,7 @@ namespace ladon::bench {
 /// Infinity where either has a number that is not finite. Shapes must agree; dtypes need not.
 double largest_error(const ConstTensorView& got, const ConstTensorView& truth);
 
-/// True when shape, dtype and every bit agree. Both must be dense.
+/// True when shape, dtype and every bit agree. Both must be contiguous.
 bool same_bits(const ConstTensorView& a, const ConstTensorView& b);
 
 }  // namespace ladon::bench

@@ -1,4 +1,4 @@
-// Keeps each thread of a Context on a CPU of its own while it is measured.
+// Keeps each thread of a Context on its own CPU while it is measured.
 //
 // Schedulers may wake a thread on the CPU of the one that woke it, and leave both there for seconds
 // while another CPU idles (virtual machines that pack their CPUs do this on purpose). A ceiling and
@@ -21,7 +21,7 @@ std::vector<int> cpus_to_pin(const Context& context);
 void pin_thread(int thread, int cpu);
 
 /// Pins the context's threads, the caller's included, and releases the caller's at the end, where
-/// cpus_to_pin() names CPUs. Failing to pin is no error.
+/// cpus_to_pin() names CPUs. Failing to pin is not an error.
 class PinnedThreads {
  public:
   explicit PinnedThreads(const Context& context);

@@ -69,7 +69,7 @@ struct Exponent {
   bool disturbed = false;
 };
 
-/// A shape beside a rounder one.
+/// A shape compared with a rounder one.
 struct Neighbour {
   std::string name;
   std::string of;  // the rounder one

@@ -34,7 +34,7 @@ class Session {
   /// The case itself: flops, or bytes where memory bounds it. All must outlive the work.
   static Work work_of(const Case& one, Workload& workload, const Context& context);
 
-  /// Starts the rivals that were asked for: while no thread is pinned, because that is inherited.
+  /// Starts the peers that were requested: while no thread is pinned, because that is inherited.
   void start_peers();
   /// Null where it is not there, or has failed.
   Peer* peer(const std::string& name);

@@ -1,4 +1,4 @@
-// Shape: one attention problem of the benchmark, described, with its flops and its bytes.
+// Shape: one attention call of the benchmark, described, with its flops and its bytes.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ enum class Source : std::uint8_t {
   kContiguous,    // a contiguous KvCache
   kPaged,         // a paged one, 16 tokens to a page
   kSharedPrefix,  // a paged one in which all but the last 64 tokens of each sequence are shared
-  kLatent,        // a contiguous one of MLA's latents, whose first value_dim numbers are the values
+  kLatent,  // a contiguous one of MLA's latents, whose first value_dim elements are the values
 };
 
-/// Tokens of a page, and those that a sequence with a shared prefix has of its own.
+/// Tokens of a page, and those that a sequence does not share, behind a shared prefix.
 inline constexpr std::int64_t kPageSize = 16;
 inline constexpr std::int64_t kOwnTokens = 64;
 

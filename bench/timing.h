@@ -15,14 +15,14 @@ namespace ladon::bench {
 struct Work {
   std::function<void()> run;
   double amount = 0;
-  /// In place of run, for work that has a clock of its own, such as another process: does it once
+  /// In place of run, for work that has its own clock, such as another process: does it once
   /// and gives the seconds, or nothing where it failed and is not to be tried again.
   std::function<std::optional<double>()> run_elsewhere{};
   int process = 0;  // that does run_elsewhere; 0: this one
 };
 
 /// Rounds go on until both minima are met by undisturbed ones, or until the time is up; there are 3
-/// at least, where so many are asked for.
+/// at least, where so many are requested.
 struct TimingLimits {
   double min_seconds = 1;  // of the first piece
   int min_rounds = 7;

@@ -101,7 +101,7 @@ std::string judgement(const Row& row, std::optional<double> ratio) {
   return words;
 }
 
-/// The rows that have targets, once more: what was aimed at beside what was measured.
+/// The rows that have targets, once more: what was aimed at, and what was measured.
 void print_targets(const std::vector<Row>& rows) {
   TextTable table({{"kernels", Align::kLeft},
                    {"case", Align::kLeft},
@@ -176,7 +176,7 @@ void print_bench_fault(const Fault& fault) {
 
 void print_bench_peer(const PeerState& peer) {
   if (peer.problem.empty()) {
-    std::printf("%s %s is measured beside Ladon\n", peer.peer.c_str(), peer.version.c_str());
+    std::printf("%s %s is measured alongside Ladon\n", peer.peer.c_str(), peer.version.c_str());
   } else {
     std::printf("%s is left out%s: %s\n", peer.peer.c_str(),
                 peer.version.empty() ? "" : " from here on", peer.problem.c_str());

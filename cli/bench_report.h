@@ -15,7 +15,7 @@ void print_bench_columns();
 void print_bench_row(const bench::Row& row);
 void print_bench_fault(const bench::Fault& fault);
 void print_bench_peer(const bench::PeerState& peer);
-/// Everything that is no row.
+/// Everything that is not a row.
 void print_bench_rest(const bench::BenchmarkResults& results);
 
 }  // namespace ladon::cli

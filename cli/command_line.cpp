@@ -34,7 +34,7 @@ constexpr const char* kFooter =
 /// What parsing leaves behind: the subcommand's work.
 using Work = std::function<int()>;
 
-/// Errors of our own parsers, under the option's name.
+/// Errors of Ladon's parsers, under the option's name.
 template <class Parse>
 auto parsed(const std::string& option, const Parse& parse) {
   try {
@@ -88,8 +88,7 @@ void add_isa(CLI::App* app, std::optional<Isa>& isa, const std::string& help) {
          [&isa](const std::string& text) {
            isa = isa_from_name(text);
            if (!isa) {
-             throw UsageError("--isa: no kernels '" + text +
-                              "'; there are " + isa_names());
+             throw UsageError("--isa: no kernels '" + text + "'; there are " + isa_names());
            }
          },
          help)
@@ -98,9 +97,7 @@ void add_isa(CLI::App* app, std::optional<Isa>& isa, const std::string& help) {
 
 void add_machinery(CLI::App* app, Machinery& machinery,
                    const std::string& default_kernels = "the fastest") {
-  add_isa(
-      app, machinery.isa,
-      "Kernels: " + isa_names() + " [" + default_kernels + "]");
+  add_isa(app, machinery.isa, "Kernels: " + isa_names() + " [" + default_kernels + "]");
   app->add_option_function<std::string>(
          "--threads",
          [&machinery](const std::string& text) {
@@ -240,7 +237,7 @@ Work check(CLI::App& app) {
 Work bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* sub = app.add_subcommand(
-      "bench", "The benchmark: attention beside this machine's own limits (minutes)");
+      "bench", "The benchmark: attention compared with this machine's own limits (minutes)");
   sub->add_flag("--quick", options->quick, "Fewer repetitions");
   sub->add_option("--filter", options->filter,
                   "Only cases whose \"KERNELS CASE\" holds this, such as \"avx2 f32 forward\"")
@@ -276,7 +273,7 @@ std::string list_subcommands(const CLI::App& app) {
   return names;
 }
 
-/// The subcommand that was asked for, or the app itself.
+/// The subcommand that was given, or the app itself.
 const CLI::App& chosen(const CLI::App& app) {
   const std::vector<CLI::App*> subcommands = app.get_subcommands();
   return subcommands.empty() ? app : *subcommands.front();

@@ -5,7 +5,7 @@
 
 namespace ladon::cli {
 
-/// What the arguments ask for, ready to be done; it returns the exit status. Help and the version
+/// The command of the arguments, ready to run; it returns the exit status. Help and the version
 /// are work too. Throws UsageError.
 std::function<int()> parse_command_line(int argc, const char* const* argv);
 

@@ -12,7 +12,7 @@ class Failure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The command line cannot be understood, or asks for what does not go together: exit status 2.
+/// The command line cannot be understood, or combines what does not go together: exit status 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -15,7 +15,8 @@ Json json_document(const char* command) {
 }
 
 void print_json(const Json& document) {
-  // Paths may hold bytes that are no UTF-8: they are replaced, because an exception helps nobody.
+  // Paths may hold bytes that are not UTF-8: they are replaced, because an exception would not
+  // help.
   const std::string text = document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   std::fputs(text.c_str(), stdout);
 }

@@ -10,7 +10,7 @@
 
 namespace ladon::cli {
 
-/// A rate beside the most that this machine could do.
+/// A rate, and the most that this machine could do.
 struct MeasuredRate {
   double tokens_per_second = 0;
   double ceiling = 0;      // tokens per second

@@ -1,4 +1,4 @@
-// The layers that `ladon compare` sets beside each other: one size, four ways to attend.
+// The layers that `ladon compare` compares: one size, four ways to attend.
 #pragma once
 
 #include <cstdint>

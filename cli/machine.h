@@ -17,7 +17,7 @@ std::string compiler_name();
 std::int64_t available_memory();
 
 /// Throws Failure where more would be needed than is available: "what needs about 1.2 TiB of
-/// memory; 15.1 GiB are available". `bytes` is a double, because what is asked for may be absurd.
+/// memory; 15.1 GiB are available". `bytes` is a double, because the request may be absurd.
 void require_memory(std::string_view what, double bytes);
 
 }  // namespace ladon::cli

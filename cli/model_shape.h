@@ -10,7 +10,7 @@
 namespace ladon::cli {
 
 struct ModelShape {
-  std::string name;   // as it is asked for: "llama-3-8b"
+  std::string name;   // as the command line has it: "llama-3-8b"
   std::string title;  // as it is printed: "Llama 3 8B"
   std::int64_t embed_dim = 0;
   std::int64_t num_heads = 0;
@@ -33,7 +33,7 @@ std::span<const ModelShape> model_presets();
 /// Throws UsageError that names those there are.
 const ModelShape& model_preset(std::string_view name);
 
-/// From a config.json, or the folder that it lies in. Throws Error where the config cannot be read
+/// From a config.json, or the folder that it is in. Throws Error where the config cannot be read
 /// or describes what Ladon does not know.
 ModelShape model_from_config(const std::string& path,
                              const std::vector<std::string>& ignored_fields);

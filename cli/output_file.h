@@ -11,7 +11,7 @@ namespace ladon::cli {
 /// writable. `option` begins the message: "--plot".
 void check_writable(std::string_view option, const std::filesystem::path& path);
 
-/// A file that lies beside its place until commit() gives it its name. Hold HeldSignals while one
+/// A temporary file next to its target until commit() renames it. Hold HeldSignals while one
 /// lives. What is not committed is removed, and an older file of that name is as it was.
 class OutputFile {
  public:

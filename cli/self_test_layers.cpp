@@ -149,7 +149,7 @@ void SelfTest::optimisers() {
       }
       return std::move(parameter.value);
     };
-    // Two optimisers, each with a rounding of its own a step.
+    // Two optimisers, each with its own rounding a step.
     compare("SGD and AdamW", run(context_, dtype), run(reference_, DType::kF64), dtype, 2 * kSteps);
   }
 }

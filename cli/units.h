@@ -8,7 +8,7 @@
 namespace ladon::cli {
 
 /// "131072", "128k" or "1m": k is 1024, m is 1024 * 1024, as contexts are named. Throws UsageError
-/// where it is no such number, or not in [least, most].
+/// where it is not such a number, or not in [least, most].
 std::int64_t parse_count(std::string_view text, std::int64_t least, std::int64_t most);
 
 /// "80GiB", "512 MiB", "24GB", "1.5TiB", "4096": a unit of KiB and its powers of 1024, of kB and

@@ -13,7 +13,7 @@
 // f32. Exits with 0 where the stated loss is reached on fresh data.
 //
 //   train_recall [--kind mha|gqa|mqa] [--dtype f32|bf16] [--steps N] [--seed S]
-//   train_recall --compare ...     trains in both dtypes from one seed; bf16 must stay beside f32
+//   train_recall --compare ...     trains in both dtypes from one seed; bf16 must stay close to f32
 #include <ladon/ladon.h>
 
 #include <algorithm>
@@ -353,7 +353,7 @@ Settings parse(std::span<char* const> arguments) {
 
 bool reached(const Result& result) { return result.fresh.loss < kStatedLoss; }
 
-/// Trains in f32 and in bf16 from one seed and says whether bf16 stayed beside f32.
+/// Trains in f32 and in bf16 from one seed and says whether bf16 stayed close to f32.
 bool compare(const ladon::Context& context, Settings settings) {
   settings.dtype = ladon::DType::kF32;
   const Result f32 = train(context, settings);

@@ -8,7 +8,7 @@
 
 namespace ladon::bench {
 
-/// How many random numbers a loop wants: factors and terms of two turns, of 16 lanes.
+/// How many random numbers a loop wants: factors and terms of two steps, of 16 lanes.
 inline constexpr int kCeilingSeeds = 2 * 2 * 16;
 
 struct CeilingLoop {

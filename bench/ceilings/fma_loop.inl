@@ -21,7 +21,7 @@ namespace ladon::bench {
 namespace {
 
 constexpr int kChains = 12;
-constexpr int kTurns = 2;
+constexpr int kHalves = 2;
 
 template <class V>
 V seeded(const double* seeds) {
@@ -32,10 +32,10 @@ V seeded(const double* seeds) {
 
 template <class V>
 CeilingLoop run_fma_loop(std::int64_t steps, const double* seeds) {
-  static_assert(V::kLanes * kTurns * 2 <= kCeilingSeeds);
+  static_assert(V::kLanes * kHalves * 2 <= kCeilingSeeds);
   const double* terms = seeds + kCeilingSeeds / 2;
-  const V factor[kTurns] = {seeded<V>(seeds), seeded<V>(seeds + V::kLanes)};
-  const V term[kTurns] = {seeded<V>(terms), seeded<V>(terms + V::kLanes)};
+  const V factor[kHalves] = {seeded<V>(seeds), seeded<V>(seeds + V::kLanes)};
+  const V term[kHalves] = {seeded<V>(terms), seeded<V>(terms + V::kLanes)};
   V chains[kChains];
   LADON_UNROLL_ALL
   for (int i = 0; i < kChains; ++i) {
@@ -43,9 +43,9 @@ CeilingLoop run_fma_loop(std::int64_t steps, const double* seeds) {
   }
   for (std::int64_t step = 0; step < steps; ++step) {
     LADON_UNROLL_ALL
-    for (int turn = 0; turn < kTurns; ++turn) {
+    for (int half = 0; half < kHalves; ++half) {
       LADON_UNROLL_ALL
-      for (int i = 0; i < kChains; ++i) chains[i] = fma(chains[i], factor[turn], term[turn]);
+      for (int i = 0; i < kChains; ++i) chains[i] = fma(chains[i], factor[half], term[half]);
     }
   }
   V total = cpu::zero<V>();
@@ -56,7 +56,7 @@ CeilingLoop run_fma_loop(std::int64_t steps, const double* seeds) {
   store(lanes, total);
   double checksum = 0;
   for (const typename V::Scalar lane : lanes) checksum += static_cast<double>(lane);
-  return {2.0 * V::kLanes * kChains * kTurns * static_cast<double>(steps), checksum};
+  return {2.0 * V::kLanes * kChains * kHalves * static_cast<double>(steps), checksum};
 }
 
 inline CeilingLoop run_fma_loop_of(bool is_f64, std::int64_t steps, const double* seeds) {

@@ -46,8 +46,8 @@ int spawn(const std::vector<std::string>& arguments, int line, pid_t& child) {
   posix_spawn_file_actions_adddup2(&actions, line, STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, line, STDOUT_FILENO);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-  // A group of its own: what the child starts ends with it, and Ctrl-C is ours alone (the child
-  // ends when the line does).
+  // A separate process group: what the child starts ends with it, and Ctrl-C is ours alone (the
+  // child ends when the line does).
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);

@@ -1,4 +1,4 @@
-// The text of peer_worker.py, so that the command needs no file beside it.
+// The text of peer_worker.py, so that the command needs no other file.
 #pragma once
 
 namespace ladon::bench {

@@ -1,9 +1,9 @@
-// Ladon's projections beside those of oneDNN and OpenBLAS: y = x W^T at the shapes of two models'
-// attention layers, for 1 to 1024 tokens. Built where LADON_PROJECTION_TABLE is on.
+// Ladon's projections compared with those of oneDNN and OpenBLAS: y = x W^T at the shapes of two
+// models' attention layers, for 1 to 1024 tokens. Built where LADON_PROJECTION_TABLE is on.
 //
 //   OPENBLAS_THREAD_TIMEOUT=10 projection_table [rounds]
 //
-// All take turns, on all CPUs. oneDNN has its weights in the layout that it asks for, rearranged
+// All take turns, on all CPUs. oneDNN has its weights in the layout that it wants, rearranged
 // before the clock starts; Ladon and OpenBLAS read them as checkpoints store them. OpenBLAS has no
 // bf16. Prints the median time and Ladon's speed over the others'.
 #include <cblas.h>
@@ -49,7 +49,7 @@ constexpr Shape kShapes[] = {
 };
 constexpr std::int64_t kTokens[] = {1, 8, 64, 1024};
 
-/// Keeps every library's threads on CPUs of their own: a scheduler may leave two that work together
+/// Keeps every library's threads on separate CPUs: a scheduler may leave two that work together
 /// on one CPU for seconds. Each library is expected to have as many threads as there are CPUs, the
 /// main one among them.
 class ThreadPlaces {

@@ -74,7 +74,7 @@ class BenchChart {
     if (!std::isfinite(most_)) most_ = 1;
     bottom_ = kTop + kRowHeight * static_cast<double>(rows.size());
     const double width = peers_left() + kPeerWidth * static_cast<double>(columns_.size());
-    // The legend wants some width of its own.
+    // The legend needs some width.
     canvas_ = make_canvas(path, std::max(width, 900.0) + kMargin, bottom_ + kBottom);
   }
 

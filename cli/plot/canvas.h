@@ -44,7 +44,7 @@ struct TextStyle {
   Anchor anchor = Anchor::kStart;
   Color color = kBlack;
   bool bold = false;
-  bool upwards = false;  // turned by 90 degrees, for the names of vertical axes
+  bool upwards = false;  // rotated by 90 degrees, for the names of vertical axes
 };
 
 /// Pixels, row by row.

@@ -78,7 +78,7 @@ void draw_panel(Canvas& canvas, const Panel& panel, double left,
     if (bar.ceiling > 0) {
       const double y = bottom - height_of(bar.ceiling);
       canvas.line({x - 4, y}, {x + width + 4, y}, kBlack, 2);
-      // The number stands above the bar, or above the ceiling where there is no room between.
+      // The number stands above the bar, or above the ceiling where there is no space between.
       if (label - y < 18) label = y;
     }
     canvas.text({x + width / 2, label - 5}, number_text(bar.value),

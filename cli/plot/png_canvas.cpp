@@ -16,7 +16,7 @@ std::uint8_t mix(std::uint8_t below, std::uint8_t above, double part) {
   return static_cast<std::uint8_t>(std::lround(below + part * (above - below)));
 }
 
-/// How much of [position, position + 1) lies in [begin, end).
+/// How much of [position, position + 1) is in [begin, end).
 double covered(int position, double begin, double end) {
   return std::clamp(std::min(end, position + 1.0) - std::max(begin, static_cast<double>(position)),
                     0.0, 1.0);

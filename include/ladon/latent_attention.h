@@ -55,7 +55,7 @@ struct LADON_API LatentAttentionOptions {
   void validate() const;
 };
 
-/// Parameters, in this order, those that the options ask for; names are DeepSeek's:
+/// Parameters, in this order, those that the options request; names are DeepSeek's:
 ///   q_a_proj.weight [query_rank, embed_dim]   q_a_proj.bias   q_a_layernorm.weight [query_rank]
 ///   q_b_proj.weight [num_heads * (nope_dim + rope_dim), query_rank]
 ///     or, without a query rank, q_proj.weight [.., embed_dim]   q_proj.bias
@@ -81,8 +81,8 @@ class LADON_API LatentAttention final : public AttentionLayer {
   /// With every default filled in, scale included.
   const LatentAttentionOptions& options() const noexcept { return options_; }
   void set_form(LatentForm form) noexcept { options_.form = form; }
-  /// The form that `query_len` new tokens of a sequence of kv_len take: what was asked for, or the
-  /// one with fewer multiplications. It depends on that sequence alone.
+  /// The form that `query_len` new tokens of a sequence of kv_len take: the one that was set, or
+  /// the one with fewer multiplications. It depends on that sequence alone.
   LatentForm form_for(std::int64_t query_len, std::int64_t kv_len) const noexcept;
 
   std::string_view type_name() const noexcept override { return "LatentAttention"; }

@@ -41,7 +41,7 @@ struct MultiHeadAttentionOptions {
   DType dtype = DType::kF32;  // of weights, inputs and outputs
 };
 
-/// Parameters, in this order, those that the options ask for:
+/// Parameters, in this order, those that the options request:
 ///   q_proj.weight [num_heads * head_dim, embed_dim]          q_proj.bias
 ///   k_proj.weight [num_kv_heads * head_dim, key_dim]         k_proj.bias
 ///   v_proj.weight [num_kv_heads * head_dim, value_input_dim] v_proj.bias

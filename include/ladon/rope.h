@@ -71,7 +71,7 @@ LADON_API double rope_magnitude(const RopeScalingOptions& scaling);
 
 /// Which position each token has: an explicit list, or first, first + 1, ...
 struct RopePositions {
-  std::int64_t first = 0;  // may be negative; must be 0 beside an explicit list
+  std::int64_t first = 0;  // may be negative; must be 0 with an explicit list
   /// Empty, or seq positions for every sequence, or batch * seq positions row by row. May be
   /// negative.
   std::span<const std::int64_t> explicit_positions{};

@@ -3,7 +3,7 @@
 //
 // A file is checked when it is opened: its header, every shape and every offset. What does not hold
 // is refused with Error (kIo) that names the file, the tensor and what was expected. Opening reads
-// the header alone; the tensors are read when they are asked for.
+// the header alone; the tensors are read on request.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct SafetensorsEntry {
   std::optional<DType> dtype;
   /// May have more dimensions than kMaxRank: such a tensor too is listed, not read.
   std::vector<std::int64_t> shape;
-  /// Where its bytes lie, counted from the start of the file.
+  /// Offset of its bytes from the start of the file.
   std::uint64_t file_offset = 0;
   std::uint64_t num_bytes = 0;
 };
@@ -51,7 +51,7 @@ class LADON_API SafetensorsFile {
   SafetensorsFile& operator=(SafetensorsFile&& other) noexcept;
 
   const std::filesystem::path& path() const noexcept;
-  /// The tensors in the order in which their bytes lie in the file.
+  /// The tensors in the order of their bytes in the file.
   std::span<const SafetensorsEntry> entries() const noexcept;
   std::vector<std::string> names() const;
   /// The free texts under "__metadata__".
@@ -78,7 +78,7 @@ class LADON_API SafetensorsFile {
 };
 
 /// The weights of a model folder: "model.safetensors", or else several files (shards) by
-/// "model.safetensors.index.json". A shard is opened when one of its tensors is first asked for,
+/// "model.safetensors.index.json". A shard is opened when one of its tensors is first requested,
 /// and is then checked against the index. Const calls may run in many threads at once.
 class LADON_API ShardedSafetensors {
  public:

@@ -52,8 +52,8 @@ def _window(attributes: Dict[str, Any], query_len: int, kv_len: int, past_len: i
         right = 0
     options: Dict[str, Any] = {}
     if not padded and past_len + query_len != kv_len:
-        # Neither corner. Counted from the top left, the window lies past_len further right; a left edge
-        # right of the diagonal is no window of Ladon's, and is drawn as a mask.
+        # Neither corner. Counted from the top left, the window is past_len further right; a left edge
+        # right of the diagonal is not a window of Ladon's, and becomes a mask.
         options["alignment"] = "top_left"
         right = right if right < 0 else right + past_len
         if 0 <= left < past_len:

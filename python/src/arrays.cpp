@@ -111,7 +111,7 @@ void throw_value_error(const Where& where, const std::string& text) {
 }
 
 Framework framework_of(nb::handle array) {
-  // Only where someone has imported torch can there be a tensor of it.
+  // Only where torch has been imported can there be a tensor of it.
   const nb::object name = nb::str("torch");
   const nb::object torch = nb::steal(PyImport_GetModule(name.ptr()));
   if (!torch.is_valid()) {
@@ -177,7 +177,7 @@ void Array::take(nb::handle object, const Where& where) {
   object_ = nb::borrow(object);
   refuse_gradient(where, object);
   if (import_memory<Memory>(object, where, {})) return;
-  // NumPy hands bfloat16, which ml_dtypes brings, to nobody. The same memory as integers is fine.
+  // NumPy does not export bfloat16, which ml_dtypes brings. The same memory as integers is fine.
   if (is_numpy(object) && dclass_of(object) == "bfloat16") {
     memory_ = object.attr("view")("uint16");
     if (import_memory<Memory>(memory_, where, DType::kBF16)) return;

@@ -26,7 +26,7 @@ struct Where {
   std::string_view argument;
 };
 
-/// str(object), and a name for what is no Unicode in it: fit for a message whatever it holds.
+/// str(object), and a name for what is not Unicode in it: fit for a message whatever it holds.
 std::string readable(nb::handle object);
 
 /// TypeError: "attention: q: got str, expected an array".
@@ -44,7 +44,7 @@ Framework framework_of(nb::handle array);
 class Array {
  public:
   Array() = default;
-  /// Throws TypeError for what is no array, and Error for one that no view can describe.
+  /// Throws TypeError for what is not an array, and Error for one that no view can describe.
   static Array input(nb::handle object, const Where& where);
   /// May be written to. Throws Error for a read-only array.
   static Array output(nb::handle object, const Where& where);

@@ -224,8 +224,8 @@ void bind_caches(nb::module_& module) {
       .def(
           "reserve",
           [](Cache& self, nb::handle length) {
-            const std::int64_t room = to_integer(length, {"KvCache.reserve", "length"});
-            changing(self, [&] { self.cache.reserve(default_context(), room); });
+            const std::int64_t tokens = to_integer(length, {"KvCache.reserve", "length"});
+            changing(self, [&] { self.cache.reserve(default_context(), tokens); });
           },
           nb::arg("length"), nb::sig("def reserve(self, length: int) -> None"),
           "Allocates beforehand for this many tokens of each sequence.")

@@ -1,4 +1,4 @@
-// MultiHeadAttention and LatentAttention: their options, and what each has of its own.
+// MultiHeadAttention and LatentAttention: their options, and what only one of them has.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 

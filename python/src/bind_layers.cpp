@@ -293,7 +293,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
       .def_prop_ro("options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
                    "With every default filled in: type(layer)(**layer.options) is such a layer.")
       .def("copy", &copy_layer, nb::sig("def copy(self) -> Self"),
-           "A layer of its own with the same weights and gradients.")
+           "A deep copy: a separate layer with the same weights and gradients.")
       .def(
           "__deepcopy__", [](const Layer& self, nb::handle /*memo*/) { return copy_layer(self); },
           nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> Self"))

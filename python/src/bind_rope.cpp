@@ -12,7 +12,7 @@
 namespace ladon::python {
 namespace {
 
-nb::object turn(nb::handle x_object, const nb::kwargs& kwargs, bool back) {
+nb::object rotate(nb::handle x_object, const nb::kwargs& kwargs, bool back) {
   Keywords keywords(back ? "rope_backward" : "rope", kwargs);
   const Array x = required(x_object, keywords.where(back ? "dout" : "x"));
   RopeOptions options;
@@ -49,10 +49,10 @@ nb::object turn(nb::handle x_object, const nb::kwargs& kwargs, bool back) {
   return out.absent() ? to_array(std::move(memory), x.framework()) : out.object();
 }
 
-nb::object py_rope(nb::handle x, const nb::kwargs& kwargs) { return turn(x, kwargs, false); }
+nb::object py_rope(nb::handle x, const nb::kwargs& kwargs) { return rotate(x, kwargs, false); }
 
 nb::object py_rope_backward(nb::handle dout, const nb::kwargs& kwargs) {
-  return turn(dout, kwargs, true);
+  return rotate(dout, kwargs, true);
 }
 
 nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const nb::kwargs& kwargs) {

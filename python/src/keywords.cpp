@@ -8,7 +8,7 @@ namespace ladon::python {
 
 bool to_bool(nb::handle object, const Where& where) {
   if (PyBool_Check(object.ptr())) return object.is(Py_True);
-  // NumPy has a bool of its own.
+  // NumPy has its own bool.
   const auto type = readable(object.type().attr("__name__"));
   if (type == "bool" || type == "bool_") {
     const int truth = PyObject_IsTrue(object.ptr());

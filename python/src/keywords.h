@@ -95,7 +95,7 @@ class Keywords {
   /// The Context given as `context`, or the one that all calls without it share.
   const Context& context();
 
-  /// TypeError where an argument was given that nobody took.
+  /// TypeError where an argument was given that was not taken.
   void finish() const;
 
  private:

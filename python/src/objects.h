@@ -2,7 +2,7 @@
 // in one object at the same time: each has a lock, shared by calls that only read.
 //
 // Locks are taken after the GIL is given up and given back before it is taken again, layers before
-// caches; so nobody waits in a circle.
+// caches; so there is no deadlock.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -60,7 +60,7 @@ decltype(auto) changing(Object& object, Work&& work) {
 nb::object wrap_layer(std::unique_ptr<AttentionLayer>&& layer);
 /// With every default filled in.
 nb::dict layer_options(const Layer& self);
-/// A layer of its own with the same weights, gradients and mode.
+/// A separate layer with the same weights, gradients and mode.
 nb::object copy_layer(const Layer& self);
 
 /// The object in the argument. Throws TypeError.

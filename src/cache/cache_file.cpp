@@ -214,7 +214,7 @@ Header read_header(Reader& reader, const KvCacheOptions& options) {
                 std::to_string(batch) + " sequences");
   }
   Header header;
-  const std::uint64_t room = file.size() - kFixed - 16 * batch;
+  const std::uint64_t available = file.size() - kFixed - 16 * batch;
   const auto token_bytes = static_cast<std::uint64_t>(bytes_per_token(options));
   std::uint64_t tokens = 0;
   for (std::uint64_t b = 0; b < batch; ++b) {
@@ -225,12 +225,12 @@ Header read_header(Reader& reader, const KvCacheOptions& options) {
                   " to " + std::to_string(length) + ", expected a range");
     }
     tokens += static_cast<std::uint64_t>(length - first);
-    if (tokens > room / token_bytes) break;
+    if (tokens > available / token_bytes) break;
     header.first.push_back(first);
     header.lengths.push_back(length);
   }
-  if (tokens > room / token_bytes || tokens * token_bytes != room) {
-    file.refuse("got " + std::to_string(room) + " bytes of tokens, expected as many as its " +
+  if (tokens > available / token_bytes || tokens * token_bytes != available) {
+    file.refuse("got " + std::to_string(available) + " bytes of tokens, expected as many as its " +
                 "lengths say, " + std::to_string(token_bytes) + " for each");
   }
   return header;
@@ -271,7 +271,7 @@ std::unique_ptr<KvCache::Impl> load_cache(const Context& context, const KvCache:
                                           const std::filesystem::path& path) {
   Reader reader(kLoad, path);
   const Header header = read_header(reader, like.options());
-  // Before room is made: a pool gives up kept prefixes for it, which would not come back.
+  // Before slots are allocated: a pool evicts kept prefixes for them, which would not come back.
   reader.check_sum();
   std::unique_ptr<KvCache::Impl> cache = like.empty_at(context, header.first, header.lengths);
   if (cache == nullptr) {

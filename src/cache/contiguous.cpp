@@ -9,26 +9,27 @@
 
 #include "cache/kinds.h"
 #include "cache/kv_cache_impl.h"
-#include "cache/shared_room.h"
+#include "cache/shared_slots.h"
 #include "core/fail.h"
 
 namespace ladon {
 namespace {
 
 constexpr std::string_view kOperation = "KvCache::contiguous";
-/// A growing cache starts with this many tokens: small beside any model, and past the first steps.
+/// A growing cache starts with this many tokens: small compared with any model, and past the first
+/// steps.
 constexpr std::int64_t kFirstCapacity = 64;
 
 struct SharedBlock {
   SharedBlock(const Context& context, const KvCacheOptions& options, std::int64_t tokens)
       : capacity(tokens),
         storage(KvStorage::make(context, options, options.batch, tokens)),
-        rooms(static_cast<std::size_t>(options.batch), SharedRoom{.owners = 1}) {}
+        slots(static_cast<std::size_t>(options.batch), SharedSlots{.owners = 1}) {}
 
   const std::int64_t capacity;  // of each sequence
   KvStorage storage;
   std::mutex mutex;
-  std::vector<SharedRoom> rooms;  // of each sequence; guarded by the mutex
+  std::vector<SharedSlots> slots;  // of each sequence; guarded by the mutex
 };
 
 class Contiguous final : public KvCache::Impl {
@@ -42,8 +43,8 @@ class Contiguous final : public KvCache::Impl {
 
   Contiguous(const Contiguous& other) : Impl(other), fixed_(other.fixed_), block_(other.block_) {
     const std::lock_guard lock(block_->mutex);
-    for (std::size_t b = 0; b < block_->rooms.size(); ++b) {
-      block_->rooms[b].add_owner(lengths_[b]);
+    for (std::size_t b = 0; b < block_->slots.size(); ++b) {
+      block_->slots[b].add_owner(lengths_[b]);
     }
   }
 
@@ -63,7 +64,7 @@ class Contiguous final : public KvCache::Impl {
     for (std::size_t b = 0; b < from.size(); ++b) {
       const std::int64_t length = lengths_[index(from[b])];
       other->lengths_[b] = length;
-      other->block_->rooms[b].filled = length;
+      other->block_->slots[b].filled = length;
       other->block_->storage.copy_slots(context, block_->storage, from[b] * block_->capacity,
                                         static_cast<std::int64_t>(b) * block_->capacity, length);
     }
@@ -85,7 +86,7 @@ class Contiguous final : public KvCache::Impl {
     if (length > block_->capacity && fixed_) refuse("KvCache::reserve", length);
     if (length <= block_->capacity && !is_shared()) return;
     replace_block(context, std::max(length, block_->capacity));
-    keep_room(context);
+    keep_slots(context);
     refresh();
   }
 
@@ -97,13 +98,13 @@ class Contiguous final : public KvCache::Impl {
  private:
   bool is_shared() const {
     const std::lock_guard lock(block_->mutex);
-    return std::any_of(block_->rooms.begin(), block_->rooms.end(),
-                       [](const SharedRoom& room) { return room.owners > 1; });
+    return std::any_of(block_->slots.begin(), block_->slots.end(),
+                       [](const SharedSlots& slots) { return slots.owners > 1; });
   }
 
   static void leave(SharedBlock& block) noexcept {
     const std::lock_guard lock(block.mutex);
-    for (SharedRoom& room : block.rooms) --room.owners;
+    for (SharedSlots& slots : block.slots) --slots.owners;
   }
 
   [[noreturn]] void refuse(std::string_view operation, std::int64_t wanted) const {
@@ -121,7 +122,7 @@ class Contiguous final : public KvCache::Impl {
       const std::int64_t length = lengths_[index(b)];
       block->storage.copy_slots(context, block_->storage, b * block_->capacity, b * capacity,
                                 length);
-      block->rooms[index(b)].filled = length;
+      block->slots[index(b)].filled = length;
     }
     replaced_ = std::exchange(block_, std::move(block));
   }
@@ -130,7 +131,7 @@ class Contiguous final : public KvCache::Impl {
   bool claim(std::span<const std::int64_t> counts) noexcept {
     const std::lock_guard lock(block_->mutex);
     for (std::size_t b = 0; b < counts.size(); ++b) {
-      if (counts[b] == 0 || block_->rooms[b].claim(lengths_[b], lengths_[b] + counts[b])) continue;
+      if (counts[b] == 0 || block_->slots[b].claim(lengths_[b], lengths_[b] + counts[b])) continue;
       give_back(counts.first(b));
       return false;
     }
@@ -139,12 +140,12 @@ class Contiguous final : public KvCache::Impl {
 
   void give_back(std::span<const std::int64_t> counts) noexcept {
     for (std::size_t b = 0; b < counts.size(); ++b) {
-      if (counts[b] > 0) block_->rooms[b].give_back(lengths_[b], lengths_[b] + counts[b]);
+      if (counts[b] > 0) block_->slots[b].give_back(lengths_[b], lengths_[b] + counts[b]);
     }
   }
 
-  void make_room(const Context& context, std::string_view operation,
-                 std::span<const std::int64_t> counts) override {
+  void allocate_slots(const Context& context, std::string_view operation,
+                      std::span<const std::int64_t> counts) override {
     std::int64_t longest = 0;
     for (std::size_t b = 0; b < counts.size(); ++b) {
       longest = std::max(longest, lengths_[b] + counts[b]);
@@ -159,15 +160,15 @@ class Contiguous final : public KvCache::Impl {
     claim(counts);  // cannot fail: the block is ours alone
   }
 
-  void keep_room(const Context&) noexcept override {
+  void keep_slots(const Context&) noexcept override {
     if (replaced_ == nullptr) return;
     leave(*replaced_);
     replaced_.reset();
   }
 
-  void give_back_room() noexcept override {
+  void release_slots() noexcept override {
     if (replaced_ != nullptr) {
-      block_ = std::move(replaced_);  // nobody else has seen the new one
+      block_ = std::move(replaced_);  // the new one was never visible to others
       return;
     }
     const std::lock_guard lock(block_->mutex);
@@ -176,7 +177,7 @@ class Contiguous final : public KvCache::Impl {
 
   void drop_tail(std::int64_t sequence) noexcept override {
     const std::lock_guard lock(block_->mutex);
-    block_->rooms[index(sequence)].drop_behind(lengths_[index(sequence)]);
+    block_->slots[index(sequence)].drop_behind(lengths_[index(sequence)]);
   }
 
   KvSequenceView describe(std::int64_t sequence, std::int64_t length) const noexcept override {

@@ -195,7 +195,7 @@ void KvCache::Impl::begin(const Context& context, std::string_view operation,
   check_context(context, operation);
   try {
     set_counts(Operation(operation, context), k, v, new_lengths);
-    make_room(context, operation, counts_);
+    allocate_slots(context, operation, counts_);
   } catch (...) {
     std::fill(counts_.begin(), counts_.end(), 0);
     refresh();  // a page table may have moved to a larger place before there were too few pages
@@ -215,7 +215,7 @@ void KvCache::Impl::begin_raw(const Context& context, std::string_view operation
                               std::span<const std::int64_t> counts) {
   std::copy(counts.begin(), counts.end(), counts_.begin());
   try {
-    make_room(context, operation, counts_);
+    allocate_slots(context, operation, counts_);
   } catch (...) {
     std::fill(counts_.begin(), counts_.end(), 0);
     throw;
@@ -226,13 +226,13 @@ void KvCache::Impl::begin_raw(const Context& context, std::string_view operation
 void KvCache::Impl::commit(const Context& context) noexcept {
   for (std::size_t b = 0; b < lengths_.size(); ++b) lengths_[b] += counts_[b];
   std::fill(counts_.begin(), counts_.end(), 0);
-  keep_room(context);
+  keep_slots(context);
   busy_ = false;
   refresh();
 }
 
 void KvCache::Impl::abandon() noexcept {
-  give_back_room();
+  release_slots();
   std::fill(counts_.begin(), counts_.end(), 0);
   busy_ = false;
   refresh();

@@ -53,12 +53,12 @@ class KvCache::Impl {
   virtual std::unique_ptr<Impl> empty_at(const Context& context,
                                          std::span<const std::int64_t> first,
                                          std::span<const std::int64_t> lengths) const = 0;
-  /// Slots for tokens that someone else writes into storage(); commit() or abandon() must follow.
+  /// Slots for tokens that the caller writes into storage(); commit() or abandon() must follow.
   void begin_raw(const Context& context, std::string_view operation,
                  std::span<const std::int64_t> counts);
   virtual KvStorage& storage() noexcept = 0;
   const KvStorage& storage() const noexcept { return const_cast<Impl*>(this)->storage(); }
-  /// The slot of a sequence's token: one that is held, or that has been made room for.
+  /// The slot of a sequence's token: one that is held, or whose slot has been allocated.
   virtual std::int64_t slot_of(std::int64_t sequence, std::int64_t token) const noexcept = 0;
 
   /// visit(token, count, slot) for tokens [begin, end), as many at a time as have consecutive
@@ -88,12 +88,12 @@ class KvCache::Impl {
   Impl(const Impl&) = default;
 
   /// Finds slots for counts[b] more tokens of each sequence, or throws and has changed nothing.
-  virtual void make_room(const Context& context, std::string_view operation,
-                         std::span<const std::int64_t> counts) = 0;
+  virtual void allocate_slots(const Context& context, std::string_view operation,
+                              std::span<const std::int64_t> counts) = 0;
   /// The slots are taken for good: lengths_ count the new tokens.
-  virtual void keep_room(const Context&) noexcept {}
+  virtual void keep_slots(const Context&) noexcept {}
   /// The slots are not wanted.
-  virtual void give_back_room() noexcept {}
+  virtual void release_slots() noexcept {}
   /// Tokens from the sequence's length on are gone.
   virtual void drop_tail(std::int64_t) noexcept {}
   /// The shortest length that truncate() can go back to.

@@ -44,18 +44,18 @@ std::int32_t PagePool::Impl::take(std::int64_t filled) noexcept {
   }
   const std::int32_t number = free_.back();
   free_.pop_back();
-  page(number).room = {.owners = 1, .filled = filled};
+  page(number).slots = {.owners = 1, .filled = filled};
   return number;
 }
 
 void PagePool::Impl::add_owner(std::int32_t number, std::int64_t used) noexcept {
-  if (page(number).room.owners == 0) unlink_kept(number);
+  if (page(number).slots.owners == 0) unlink_kept(number);
   drop_behind(number, used);
-  ++page(number).room.owners;
+  ++page(number).slots.owners;
 }
 
 void PagePool::Impl::release(std::int32_t number) noexcept {
-  if (--page(number).room.owners > 0) return;
+  if (--page(number).slots.owners > 0) return;
   if (index_.has(number)) {
     push_kept(number);
   } else {
@@ -64,15 +64,15 @@ void PagePool::Impl::release(std::int32_t number) noexcept {
 }
 
 bool PagePool::Impl::claim(std::int32_t number, std::int64_t begin, std::int64_t end) noexcept {
-  return !index_.has(number) && page(number).room.claim(begin, end);
+  return !index_.has(number) && page(number).slots.claim(begin, end);
 }
 
 void PagePool::Impl::give_back(std::int32_t number, std::int64_t begin, std::int64_t end) noexcept {
-  page(number).room.give_back(begin, end);
+  page(number).slots.give_back(begin, end);
 }
 
 void PagePool::Impl::drop_behind(std::int32_t number, std::int64_t end) noexcept {
-  if (!index_.has(number)) page(number).room.drop_behind(end);
+  if (!index_.has(number)) page(number).slots.drop_behind(end);
 }
 
 void PagePool::Impl::push_kept(std::int32_t number) noexcept {
@@ -92,7 +92,7 @@ void PagePool::Impl::unlink_kept(std::int32_t number) noexcept {
 
 void PagePool::Impl::forget(std::int32_t number) noexcept {
   index_.remove(number, [&](std::int32_t removed) {
-    if (page(removed).room.owners > 0) return;
+    if (page(removed).slots.owners > 0) return;
     unlink_kept(removed);
     free_.push_back(removed);
   });
@@ -138,8 +138,8 @@ PagePool::Statistics PagePool::Impl::statistics() const {
   statistics.free_pages = static_cast<std::int64_t>(free_.size());
   statistics.kept_pages = num_kept_;
   for (const Page& one : pages_) {
-    if (one.room.owners > 0) ++statistics.used_pages;
-    if (one.room.owners > 1) ++statistics.shared_pages;
+    if (one.slots.owners > 0) ++statistics.used_pages;
+    if (one.slots.owners > 1) ++statistics.shared_pages;
   }
   statistics.published_pages = index_.size();
   statistics.page_bytes = page_bytes();

@@ -8,7 +8,7 @@
 
 #include "cache/kv_storage.h"
 #include "cache/prefix_index.h"
-#include "cache/shared_room.h"
+#include "cache/shared_slots.h"
 #include "ladon/paged_kv_cache.h"
 
 namespace ladon {
@@ -38,14 +38,14 @@ class PagePool::Impl {
   /// For an owner that holds `used` slots of it.
   void add_owner(std::int32_t page, std::int64_t used) noexcept;
   void release(std::int32_t page) noexcept;
-  /// As SharedRoom's; published pages are never written again.
+  /// As SharedSlots's; published pages are never written again.
   bool claim(std::int32_t page, std::int64_t begin, std::int64_t end) noexcept;
   void give_back(std::int32_t page, std::int64_t begin, std::int64_t end) noexcept;
   void drop_behind(std::int32_t page, std::int64_t end) noexcept;
 
   /// Enters the full pages of a sequence that holds these tokens.
   void publish(std::span<const std::int32_t> table, std::span<const std::int64_t> tokens) noexcept;
-  /// Appends to `table`, which has the room, the longest run of pages that hold these tokens.
+  /// Appends to `table`, which has the capacity, the longest run of pages that hold these tokens.
   void adopt(std::span<const std::int64_t> tokens, std::vector<std::int32_t>& table) noexcept;
   void forget_kept() noexcept;
 
@@ -53,7 +53,7 @@ class PagePool::Impl {
   static constexpr std::int32_t kNone = PrefixIndex::kNone;
 
   struct Page {
-    SharedRoom room;
+    SharedSlots slots;
     // The list of kept pages; the first was left the longest ago.
     std::int32_t previous_kept = kNone;
     std::int32_t next_kept = kNone;

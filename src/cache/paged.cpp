@@ -133,7 +133,7 @@ class Paged final : public KvCache::Impl {
   std::size_t pages_for(std::int64_t tokens) const noexcept {
     return index(ceil_div(tokens, pool_->page_size()));
   }
-  /// A sequence never has more pages than there are: no more room than that in its table, or a
+  /// A sequence never has more pages than there are: its table is no larger, or a
   /// length that no pool can hold would end as a lack of memory.
   std::size_t useful(std::size_t pages) const noexcept {
     return std::min(pages, index(pool_->num_pages()));
@@ -184,8 +184,8 @@ class Paged final : public KvCache::Impl {
     return wanted;
   }
 
-  void make_room(const Context& context, std::string_view operation,
-                 std::span<const std::int64_t> counts) override {
+  void allocate_slots(const Context& context, std::string_view operation,
+                      std::span<const std::int64_t> counts) override {
     for (std::size_t b = 0; b < counts.size(); ++b) {
       const std::size_t wanted = pages_for(lengths_[b] + counts[b]);
       if (wanted > tables_[b].capacity()) tables_[b].reserve(useful(2 * wanted));
@@ -223,7 +223,7 @@ class Paged final : public KvCache::Impl {
     }
   }
 
-  void keep_room(const Context&) noexcept override {
+  void keep_slots(const Context&) noexcept override {
     const auto held = pages().lock();
     for (Tail& tail : tails_) {
       if (tail.replaced != kNone) pages().release(tail.replaced);
@@ -231,7 +231,7 @@ class Paged final : public KvCache::Impl {
     }
   }
 
-  void give_back_room() noexcept override {
+  void release_slots() noexcept override {
     const auto held = pages().lock();
     give_back_locked();
   }

@@ -97,8 +97,8 @@ class Window final : public KvCache::Impl {
 
   bool staged() const noexcept { return staging_stride_ != 0; }
 
-  void make_room(const Context& context, std::string_view,
-                 std::span<const std::int64_t> counts) override {
+  void allocate_slots(const Context& context, std::string_view,
+                      std::span<const std::int64_t> counts) override {
     // One token goes where nothing is held: the ring has a slot more than past_.
     if (std::all_of(counts.begin(), counts.end(), [](std::int64_t n) { return n <= 1; })) return;
     std::int64_t stride = 0;
@@ -118,7 +118,7 @@ class Window final : public KvCache::Impl {
     staging_stride_ = stride;
   }
 
-  void keep_room(const Context& context) noexcept override {
+  void keep_slots(const Context& context) noexcept override {
     for (std::int64_t b = 0; b < options_.batch; ++b) {
       const std::int64_t length = lengths_[index(b)];
       const std::int64_t kept = std::max(first_[index(b)], length - past_);
@@ -130,10 +130,10 @@ class Window final : public KvCache::Impl {
       }
       first_[index(b)] = kept;
     }
-    give_back_room();
+    release_slots();
   }
 
-  void give_back_room() noexcept override {
+  void release_slots() noexcept override {
     staging_ = {};
     staging_stride_ = 0;
   }

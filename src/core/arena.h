@@ -2,7 +2,7 @@
 //
 // A struct whose constructor takes its arrays from an Arena is a layout. InWorkspace makes it
 // twice: once over an Arena that only counts, then over a workspace of exactly that size. So the
-// size cannot be miscounted; an Arena that is asked for more than it has throws.
+// size cannot be miscounted; an Arena throws where more is taken than it has.
 #pragma once
 
 #include <cstddef>

@@ -94,7 +94,7 @@ class Backend {
   Backend() = default;
 };
 
-/// The backend that the options ask for. `host` outlives it. Throws Error where this build or this
+/// The backend that the options name. `host` outlives it. Throws Error where this build or this
 /// machine has none. Defined in backends.cpp, the one file that knows them all.
 std::unique_ptr<Backend> make_backend(const ContextOptions& options, Host& host);
 

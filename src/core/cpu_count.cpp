@@ -21,7 +21,7 @@ namespace {
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
 /// Cuts the text up to the separator off the front of `text` and returns it; all of it where there
-/// is no separator.
+/// is not a separator.
 std::string_view take_until(std::string_view& text, char separator) {
   const std::size_t end = text.find(separator);
   const std::string_view front = text.substr(0, end);
@@ -44,7 +44,7 @@ std::optional<std::int64_t> parse_number(std::string_view text) {
   return value;
 }
 
-/// CPUs that `quota` microseconds in each `period` make; nothing where that is no limit.
+/// CPUs that `quota` microseconds in each `period` make; nothing where that is not a limit.
 std::optional<int> cpus_of(std::optional<std::int64_t> quota, std::optional<std::int64_t> period) {
   if (!quota || !period || *quota <= 0 || *period <= 0) return {};
   const std::int64_t cpus = *quota / *period + (*quota % *period != 0 ? 1 : 0);
@@ -127,7 +127,7 @@ std::optional<Mount> find_mount(std::string_view text, bool unified) {
 /// The directories whose limits bind the group: its own and those above it, up to the mount.
 std::vector<std::string> directories_of(const Mount& mount, std::string group) {
   const std::string root = mount.root == "/" ? "" : mount.root;
-  // Under a container's own mount the group is that root or lies below it. A group outside of what
+  // Under a container's own mount the group is that root or is below it. A group outside of what
   // is mounted ("/../x") leaves only the mount itself to look at.
   const bool below = group.compare(0, root.size(), root) == 0 &&
                      (group.size() == root.size() || group[root.size()] == '/') &&

@@ -189,7 +189,8 @@ void copy_part(const ConstTensorView& from, const TensorView& to, const CopyLoop
   }
 }
 
-// Elements of one task: some tens of microseconds, so that handing it out costs little beside it.
+// Elements of one task: some tens of microseconds, so that handing it out costs little in
+// comparison.
 constexpr std::int64_t kElementsPerTask = std::int64_t{1} << 16;
 
 }  // namespace

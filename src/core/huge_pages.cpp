@@ -16,7 +16,7 @@ void prefer_huge_pages(void* data, std::size_t bytes) noexcept {
   const std::size_t skipped = past == 0 ? 0 : kPage - past;
   if (bytes < skipped + kPage) return;
   const std::size_t whole = (bytes - skipped) / kPage * kPage;
-  // Refusal is no error: the array is just as good on small pages.
+  // Refusal is not an error: the array is just as good on small pages.
   static_cast<void>(madvise(static_cast<std::byte*>(data) + skipped, whole, MADV_HUGEPAGE));
 #else
   static_cast<void>(data);

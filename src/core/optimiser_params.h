@@ -17,7 +17,7 @@ struct OptimiserOperands {
   DType dtype = DType::kF32;       // of the value
   const void* gradient = nullptr;  // compute type
   /// The weight in f32, for 16-bit values; null otherwise. Where value is not master rounded, it
-  /// was set by someone else and counts instead.
+  /// was set from outside and counts instead.
   void* master = nullptr;
 };
 

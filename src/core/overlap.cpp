@@ -89,7 +89,7 @@ class SumSearch {
     low = std::max<std::int64_t>(low, 0);
     high = std::min(high, tail.sum);
     if (low > high) return false;
-    if (tail.gcd == 0) return true;                      // no terms left, and 0 lies in [low, high]
+    if (tail.gcd == 0) return true;                      // no terms left, and 0 is in [low, high]
     if (high / tail.gcd * tail.gcd < low) return false;  // no multiple of the gcd in between
     if (tail.complete) return true;
     const Term& term = terms_[index];
@@ -178,7 +178,7 @@ bool overlaps_itself(const ConstTensorView& view) {
   }
   sort_largest_first({dims.data(), count});
   // Two indices meet when their difference d, not all zero, has sum(d * stride) = 0. Let the first
-  // difference that is not zero be number k; it may be taken as positive, 1 + f. The others lie in
+  // difference that is not zero be number k; it may be taken as positive, 1 + f. The others are in
   // [-limit, limit]; as e = d + limit they are not negative, and the question is again a sum:
   //   f * stride_k + sum(e * stride) = sum(limit * stride) - stride_k   over those after k.
   for (std::size_t k = 0; k < count; ++k) {

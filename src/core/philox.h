@@ -33,7 +33,7 @@ struct PhiloxBlock {
 [[maybe_unused]] inline PhiloxBlock dropout_block(std::uint64_t seed, std::int64_t sequence,
                                                   std::int64_t head, std::int64_t query,
                                                   std::int64_t key) noexcept {
-  // A counter has room for 32 bits of each; sequences may be numbered beyond that.
+  // A counter has 32 bits for each; sequences may be numbered beyond that.
   const std::uint64_t beyond = static_cast<std::uint64_t>(sequence) >> 32;
   return philox_block({{static_cast<std::uint32_t>(key / 4), static_cast<std::uint32_t>(query),
                         static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(sequence)}},

@@ -1,5 +1,5 @@
 // One list of jobs under one mutex. Indices are handed out under the mutex too: a job has at most
-// as many as there are threads (parallel_for hands out its tasks by an atomic of its own), so it is
+// as many as there are threads (parallel_for hands out its tasks by its own atomic), so it is
 // taken a handful of times for each parallel region.
 #include "core/thread_pool.h"
 
@@ -17,12 +17,12 @@ namespace ladon {
 namespace {
 
 /// One call of run(). Lives on its caller's stack, which is safe because the caller leaves only
-/// when `unfinished` is 0, and nobody touches a job after bringing that to 0 under the mutex.
+/// when `unfinished` is 0, and no thread touches a job after bringing that to 0 under the mutex.
 struct Job {
   int count;
   void (*body)(void* state, int index);
   void* state;
-  int next = 0;  // the first index that nobody has taken
+  int next = 0;  // the first index that has not been taken
   int unfinished;
   std::condition_variable done = {};
   Job* following = nullptr;

@@ -11,7 +11,7 @@
 namespace ladon::io {
 namespace {
 
-// The formats are little-endian, and elements are read and written as they lie in memory.
+// The formats are little-endian, and elements are read and written as they are in memory.
 static_assert(std::endian::native == std::endian::little);
 
 // Large enough that the system calls cost nothing, small enough to stay in the L2 cache between

@@ -9,7 +9,7 @@
 
 namespace ladon::io {
 
-/// A dense tensor whose elements lie one after the other in the file, converted to `dtype`.
+/// A contiguous tensor whose elements are contiguous in the file, converted to `dtype`.
 Tensor read_elements(const InputFile& file, std::uint64_t offset, DType stored, const Dims& shape,
                      DType dtype);
 

@@ -20,7 +20,7 @@ std::string text_of_errno(int error) { return std::generic_category().message(er
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
 /// The folder's own record of a rename must reach the disk too. Some file systems cannot do this
-/// for folders; the file's bytes are safe by then, so a refusal is no failure.
+/// for folders; the file's bytes are safe by then, so a refusal is not a failure.
 void sync_folder(const std::filesystem::path& folder) noexcept {
   const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) return;

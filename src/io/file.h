@@ -1,5 +1,5 @@
-// Files as the readers and writers of src/io use them: read at an offset, mapped, or written beside
-// their target and renamed. Every failure is Error (kIo) with the path.
+// Files as the readers and writers of src/io use them: read at an offset, mapped, or written next
+// to their target and renamed. Every failure is Error (kIo) with the path.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace ladon::io {
 /// Text out of a file, in_quotes for a message: shortened, and without control characters.
 std::string in_quotes(std::string_view text);
 
-/// Bytes that lie in memory. Unmapped with the object.
+/// Mapped bytes. Unmapped with the object.
 class Mapping {
  public:
   Mapping(const std::byte* data, std::size_t size) noexcept : data_(data), size_(size) {}

@@ -260,7 +260,7 @@ std::string npy_header_text(DType dtype, const Dims& shape) {
     if (dim + 1 < shape.rank() || shape.rank() == 1) dictionary += ',';
   }
   dictionary += "), }";
-  // NumPy leaves room for the first size to grow to 21 digits in place.
+  // NumPy leaves space for the first size to grow to 21 digits in place.
   constexpr std::size_t kRoomForSize = 21;
   if (shape.rank() > 0) {
     dictionary.append(kRoomForSize - std::to_string(shape[0]).size(), ' ');

@@ -1,4 +1,4 @@
-// The header of a .npy file: a Python dictionary as text, read by a small parser of its own that
+// The header of a .npy file: a Python dictionary as text, read by a small parser that
 // knows just what such a dictionary may hold.
 #pragma once
 

@@ -26,7 +26,7 @@ constexpr std::size_t kMemberSize = 46;
 constexpr std::size_t kLocalSize = 30;
 constexpr std::uint64_t kMaxListBytes = 100'000'000;
 
-/// A little-endian number; the caller has checked that it lies within the bytes.
+/// A little-endian number; the caller has checked that it is within the bytes.
 template <class Number>
 Number number_at(const std::string& bytes, std::size_t offset) {
   Number value{};
@@ -141,7 +141,7 @@ void check_sum(const io::NpyRegion& region, std::uint32_t expected) {
   }
 }
 
-/// Where the member's own bytes lie: behind a header of its own, which ends before the list does.
+/// Where the member's bytes are: behind a local header, which ends before the list does.
 io::NpyRegion region_of(const InputFile& file, const Member& member, std::uint64_t limit) {
   const std::string label = "member " + in_quotes(member.name) + ": ";
   const auto outside = [&] {

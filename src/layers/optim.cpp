@@ -272,7 +272,7 @@ double norm_of(Backend& backend, std::span<const FloatArray> gradients) {
 double clip_gradients(const Context& context, std::span<Parameter* const> parameters,
                       double max_norm) {
   const Operation operation("clip_gradients", context);
-  // Infinity is a way to ask for the norm alone.
+  // With infinity, the norm alone is computed.
   if (!(max_norm > 0)) {
     fail(operation, "max_norm", "got " + text_of(max_norm) + ", expected a positive number");
   }

@@ -108,15 +108,15 @@ struct YarnRamp {
 };
 
 YarnRamp yarn_ramp(double rotary_dim, double base, const RopeScalingOptions& scaling) {
-  // The pair, as a real number, that turns `turns` times over the original context:
-  // original * base^(-2n / rotary_dim) / (2 pi) = turns, solved for n.
-  const auto pair_that_turns = [&](double turns) {
-    return rotary_dim * std::log(scaling.original_context / (kTwoPi * turns)) /
+  // The pair, as a real number, that rotates `rotations` times over the original context:
+  // original * base^(-2n / rotary_dim) / (2 pi) = rotations, solved for n.
+  const auto pair_with = [&](double rotations) {
+    return rotary_dim * std::log(scaling.original_context / (kTwoPi * rotations)) /
            (2 * std::log(base));
   };
-  YarnRamp ramp{pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)};
+  YarnRamp ramp{pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)};
   if (scaling.truncate) ramp = {std::floor(ramp.low), std::ceil(ramp.high)};
-  // Published code bounds `low` from below and `high` from above only. Where the whole blend lies
+  // Published code bounds `low` from below and `high` from above only. Where the whole blend is
   // outside (a tiny or a huge original context) its ramp then runs backwards; bounding both ends on
   // both sides keeps the meaning and changes nothing else.
   const double last = rotary_dim - 1;

@@ -60,7 +60,7 @@ void check_options(const Names& names, const RopeOptions& options, bool has_tabl
     check_scaling(names.operation, options.base, options.scaling);
     return;
   }
-  // A base or a scaling beside a table would be silently without effect.
+  // A base or a scaling in addition to a table would silently have no effect.
   if (options.base != RopeOptions{}.base) {
     fail(names.operation, "base", "got a base beside a table, expected the default");
   }

@@ -24,7 +24,7 @@ bool any_word(std::string_view list, Call&& call) {
 }
 
 /// Parts of names that attention's settings have had in published models. A field with one of them
-/// that nobody has read is refused: better a false alarm than a wrong layer.
+/// that was not read is refused: better a false alarm than a wrong layer.
 constexpr std::array<std::string_view, 26> kAttentionWords = {
     "attn",  "attention", "head",  "rope",       "rotary",       "window", "sliding",
     "alibi", "qk",        "query", "key",        "value",        "kv",     "bias",

@@ -1,5 +1,5 @@
-// The fields of a config by name and type. Whoever reads a family's config asks for what it
-// honours; what was never asked for is looked at in the end, so that nothing about attention is
+// The fields of a config by name and type. The reader of a family's config requests what it
+// honours; what was never requested is looked at in the end, so that nothing about attention is
 // passed over.
 #pragma once
 

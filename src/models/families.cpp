@@ -88,11 +88,11 @@ void read_deepseek_v3(ConfigFields& fields, FamilyOptions& options) {
   options.latent->rope.layout = interleaved ? RopeLayout::kInterleaved : RopeLayout::kHalfSplit;
 }
 
-/// Beside experts and prediction layers, published files name code of their own, which has become
+/// Besides experts and prediction layers, published files name custom code, which has become
 /// the library's.
 constexpr std::string_view kDeepSeekIrrelevant =
     "auto_map routed_scaling_factor num_local_experts mlp_bias is_decoder";
-/// The later models' choice of keys, by an indexer of its own.
+/// The later models' choice of keys, by a separate indexer.
 constexpr std::string_view kDeepSeekIndexer = "index_n_heads index_head_dim index_topk";
 
 constexpr std::array kFamilies = {
@@ -158,7 +158,7 @@ constexpr std::array kFamilies = {
            .bias = "bias",
            .rope_base = 10000,
            .particular = read_falcon,
-           // Published files name code of their own, which is the library's.
+           // Published files name custom code, which is the library's.
            .irrelevant = "parallel_attn num_ln_in_parallel_attn auto_map is_decoder"},
     Family{.model_type = "gemma2",
            .outer = "model.",

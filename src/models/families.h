@@ -16,7 +16,7 @@
 
 namespace ladon::models {
 
-/// How the rows of the three input projections lie in the file.
+/// How the rows of the three input projections are arranged in the file.
 enum class QkvStorage : std::uint8_t {
   kSeparate,      // three tensors
   kConcatenated,  // one: all query heads, all key heads, all value heads
@@ -72,7 +72,7 @@ struct Family {
   bool transposed = false;  // weights are [in, out]
   bool qk_norm = false;     // q_norm.weight, k_norm.weight
   bool sinks = false;       // sinks
-  /// * Tensors under the layer's name that are no weights of attention.
+  /// * Tensors under the layer's name that are not weights of attention.
   std::string_view other_tensors{};
 
   // Fields. Names that mean the same are listed together.
@@ -85,7 +85,7 @@ struct Family {
   std::string_view dropout = "attention_dropout";  // *
   BiasRule qkv_bias = BiasRule::kByConfig;
   BiasRule out_bias = BiasRule::kByConfig;
-  std::string_view bias{};  // the field, where a rule asks for one
+  std::string_view bias{};  // the field, where a rule needs one
   bool bias_default = false;
   bool causal = true;
   double rope_base = 0;  // * the default; 0: no rope

@@ -11,14 +11,14 @@
 namespace ladon::models {
 namespace {
 
-/// What stands beside rope_scaling and rope_parameters, and counts where they say nothing.
+/// What is next to rope_scaling and rope_parameters, and counts where they say nothing.
 struct Outside {
   std::optional<double> base;
   std::optional<double> original_context;
   std::optional<double> context;
 };
 
-/// The context before stretching: published files name it inside, beside, or not at all, and then
+/// The context before stretching: published files name it inside, outside, or not at all, and then
 /// mean the model's own.
 double original_context(ConfigFields& fields, const Outside& outside) {
   constexpr std::string_view kName = "original_max_position_embeddings";

@@ -1,4 +1,4 @@
-// The rotary positions that a config asks for, in the old style (rope_theta beside rope_scaling)
+// The rotary positions of a config, in the old style (rope_theta next to rope_scaling)
 // and in the new (rope_parameters, one for the model or one for each type of layer).
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace ladon::models {
 
-/// By the type of layer; the empty name stands for every type that has none of its own.
+/// By the type of layer; the empty name stands for every type without an entry.
 using RopeOfType = std::map<std::string, RopeOptions, std::less<>>;
 
 /// `path` is the file's. Throws Error, kUnsupported for a kind of scaling that Ladon lacks.

@@ -70,7 +70,7 @@ bool same_shape(const std::vector<std::int64_t>& shape, const Dims& wanted) {
   fail(code, names.operation, path + ": tensor " + io::in_quotes(tensor), what);
 }
 
-/// F8_E4M3 and its like, which are worth nothing without the scales beside them.
+/// F8_E4M3 and its like, which are worth nothing without their scales.
 bool is_quantised(const SafetensorsEntry& entry) { return entry.dtype_name.starts_with("F8_"); }
 
 /// Refuses what stands under the layer's prefix and is not known.
@@ -143,7 +143,7 @@ DType check_layer(const TensorSource& source, const LayerNames& names,
     fail(names.operation, "dtype",
          std::string("got ") + name_of(*dtype) + ", expected f64, f32, f16 or bf16");
   }
-  // Tensors of the right name and the wrong dtype first: the scales beside quantised weights are
+  // Tensors of the right name and the wrong dtype first: the scales of quantised weights are
   // not expected either, but the dtype says why.
   const DType found = check_tensors(source, names, tensors, dtype);
   check_no_other(source, names, tensors);

@@ -1,5 +1,5 @@
 // The weights of a layer as a file keeps them: which tensors, of which shapes, and where in them
-// each parameter lies. Loading and saving go by the same list.
+// each parameter is. Loading and saving go by the same list.
 #pragma once
 
 #include <cstdint>

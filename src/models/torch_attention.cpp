@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kLoad = "load_torch_attention";
 constexpr std::string_view kSave = "torch_attention_tensors";
 
-/// The width of a weight's input; throws where it is no matrix.
+/// The width of a weight's input; throws where it is not a matrix.
 std::int64_t input_width(const models::TensorSource& source, const std::string& name) {
   if (!source.has(name)) {
     fail(ErrorCode::kIo, kLoad, source.path() + ": tensor " + io::in_quotes(name),

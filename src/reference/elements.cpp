@@ -28,7 +28,7 @@ auto with_float_type(DType dtype, const Function& function) {
 // change no bit.
 constexpr std::int64_t kMagnitudeBlock = std::int64_t{1} << 14;
 
-/// Eight sums that take turns, so that one addition need not wait for the one before it.
+/// Eight interleaved sums, so that one addition does not wait for the one before it.
 template <class T>
 Magnitude magnitude_of_block(const T* data, std::int64_t count, int exponent) {
   constexpr std::int64_t kSums = 8;

@@ -42,7 +42,7 @@ void update(const OptimiserOperands& operands, const Rule& rule) {
   if constexpr (sizeof(Weight) == 2) {
     auto* const master = static_cast<Compute*>(operands.master);
     for (std::int64_t i = 0; i < operands.count; ++i) {
-      // A weight that is not its master rounded was set by someone else (a checkpoint was loaded):
+      // A weight that is not its master rounded was set from outside (a checkpoint was loaded):
       // it counts, not the master.
       const bool is_ours = Weight(master[i]).bits == value[i].bits;
       const Compute weight = is_ours ? master[i] : static_cast<Compute>(value[i]);

@@ -1,5 +1,5 @@
-// Case: one attention problem, described. Tests, the fuzzer and the benchmark all speak of problems
-// as Cases; it also knows its flops and bytes.
+// Case: one attention call, described. Tests and the fuzzer speak of calls as Cases; the benchmark
+// has its own, bench/shape.h.
 #pragma once
 
 #include <array>

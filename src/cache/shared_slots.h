@@ -1,4 +1,4 @@
-// Who may write where in memory that several sequences hold.
+// Copy-on-write bookkeeping of slots that several sequences share.
 #pragma once
 
 #include <cstdint>
@@ -6,16 +6,14 @@
 namespace ladon {
 
 /// A run of slots that fills from its start: a block of a contiguous cache, or a page. Owners read
-/// no further than their own length, so one that shares the memory may still write behind it where
-/// nobody has written before. That is what lets a fork go on without copying what both hold.
-/// Guarded by the lock of whoever keeps it.
-struct SharedRoom {
+/// no further than their own length, so an owner may append to shared slots that have not been
+/// written yet. That is what lets a fork append without a copy. Guarded by its holder's lock.
+struct SharedSlots {
   std::int32_t owners = 0;
   std::int64_t filled = 0;  // slots that some owner has claimed
 
-  /// One more owner, of the `length` tokens that one who is there holds. Where that is the only
-  /// one, what forks that are gone have written behind is room again: or each later fork would
-  /// copy.
+  /// One more owner, of the first `length` tokens. Where there was only one, slots past them that
+  /// former forks wrote are free again: otherwise each later fork would copy.
   void add_owner(std::int64_t length) noexcept {
     drop_behind(length);
     ++owners;
@@ -26,7 +24,7 @@ struct SharedRoom {
     filled = end;
     return true;
   }
-  /// Takes a claim back, unless another owner has gone on behind it.
+  /// Takes a claim back, unless another owner has appended after it.
   void give_back(std::int64_t begin, std::int64_t end) noexcept {
     if (filled == end) filled = begin;
   }
