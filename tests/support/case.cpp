@@ -111,18 +111,6 @@ Case random_case(Random& random) {
   return problem;
 }
 
-double Case::forward_flops() const {
-  double pairs = static_cast<double>(query_len) * static_cast<double>(kv_len);
-  if (causal) pairs /= 2;
-  return 2.0 * static_cast<double>(batch * num_heads) * pairs *
-         static_cast<double>(head_dim + value_dim);
-}
-
-double Case::kv_bytes() const {
-  return static_cast<double>(batch * kv_len * num_kv_heads * (head_dim + value_dim)) *
-         static_cast<double>(size_of(kv_dtype));
-}
-
 std::string Case::describe() const {
   std::ostringstream text;
   const auto broadcast = [&](const char* name, const Broadcast& value) {

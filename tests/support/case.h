@@ -54,11 +54,6 @@ struct Case {
   Memory memory = Memory::kDense;
   std::uint64_t seed = 1;  // of the data
 
-  /// Useful flops: pairs of query and key that a causal mask lets through, full lengths.
-  double forward_flops() const;
-  double backward_flops() const { return 2.5 * forward_flops(); }
-  /// Bytes of K and V, each read once.
-  double kv_bytes() const;
   /// One line that says everything, for failure messages.
   std::string describe() const;
 };
