@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "ladon/random.h"
 #include "ladon/tensor.h"
 #include "support/contexts.h"
+#include "support/finite_differences.h"
 
 namespace ladon {
 namespace {
@@ -175,19 +177,6 @@ double objective(const Context& context, const Tensor& x, const Tensor& weight, 
   return std::inner_product(left.begin(), left.end(), right.begin(), 0.0);
 }
 
-/// The derivative for element i of `variable`, by central differences.
-double slope(const Context& context, Tensor& variable, std::int64_t i, const Tensor& x,
-             const Tensor& weight, const Tensor& dy) {
-  const double step = 1e-5;
-  const double kept = at(elements_of(variable), i);
-  test::set_element(context, variable, i, kept + step);
-  const double above = objective(context, x, weight, dy);
-  test::set_element(context, variable, i, kept - step);
-  const double below = objective(context, x, weight, dy);
-  test::set_element(context, variable, i, kept);
-  return (above - below) / (2 * step);
-}
-
 TEST_P(Norm, BackwardAgreesWithFiniteDifferences) {
   for (const std::int64_t dim : {1, 2, 7, 16, 33}) {
     Tensor x = normal(DType::kF64, {4, dim}, 1);
@@ -197,17 +186,16 @@ TEST_P(Norm, BackwardAgreesWithFiniteDifferences) {
     const Guarded dweight(context_, DType::kF64, {dim}, 5);
     const Elements before = dweight.elements();
     rms_norm_backward(context_, x, weight, kEpsilon, dy, dx.view(), dweight.view());
-    const Elements got_dx = dx.elements();
-    const Elements got_dweight = dweight.elements();
-    for (std::int64_t i = 0; i < x.num_elements(); ++i) {
-      const double expected = slope(context_, x, i, x, weight, dy);
-      EXPECT_NEAR(at(got_dx, i), expected, 1e-7 * (1 + std::fabs(expected))) << "dim " << dim;
-    }
-    for (std::int64_t i = 0; i < dim; ++i) {
-      const double expected = slope(context_, weight, i, x, weight, dy);
-      EXPECT_NEAR(at(got_dweight, i) - at(before, i), expected, 1e-7 * (1 + std::fabs(expected)))
-          << "dim " << dim;
-    }
+    const auto loss = [&] { return objective(context_, x, weight, dy); };
+    const auto expect_near = [&](const Elements& got, const Elements& expected) {
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_NEAR(got[i], expected[i], 1e-7 * (1 + std::fabs(expected[i]))) << "dim " << dim;
+      }
+    };
+    expect_near(dx.elements(), test::slopes_of(context_, x, loss));
+    Elements added = dweight.elements();
+    std::transform(added.begin(), added.end(), before.begin(), added.begin(), std::minus<>());
+    expect_near(added, test::slopes_of(context_, weight, loss));
     EXPECT_TRUE(dx.intact());
     EXPECT_TRUE(dweight.intact());
   }
