@@ -324,8 +324,11 @@ TEST_P(MultiHeadApi, SeedsAndStreams) {
 
 // ---- a real model ----------------------------------------------------------------------------
 
-TEST_P(MultiHeadApi, Llama3BuildsAndRuns) {
-  if (GetParam().isa != test::runnable_isas().back()) GTEST_SKIP() << "large: fast kernels only";
+class LargeMultiHead : public MultiHeadApi {};
+INSTANTIATE_TEST_SUITE_P(FastestPlaces, LargeMultiHead, testing::ValuesIn(test::fastest_places()),
+                         test::place_name);
+
+TEST_P(LargeMultiHead, Llama3BuildsAndRuns) {
   const Tensor x = normal(DType::kF32, {1, 2, 4096}, 1);
   std::vector<double> outs[2];
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

@@ -40,6 +40,13 @@ inline std::vector<Place> places() {
   return all;
 }
 
+/// The fastest kernels and the pretended device, for tests that take long.
+inline std::vector<Place> fastest_places() {
+  std::vector<Place> two{{.isa = runnable_isas().back()}};
+  if (places().back().pretended) two.push_back(places().back());
+  return two;
+}
+
 inline std::string place_name(const testing::TestParamInfo<Place>& info) {
   return info.param.name();
 }
