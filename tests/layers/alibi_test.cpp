@@ -8,7 +8,6 @@
 #include "ladon/alibi.h"
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
-#include "ladon/random.h"
 #include "support/contexts.h"
 
 namespace ladon {

@@ -15,7 +15,6 @@
 
 #include "core/element.h"
 #include "ladon/attention.h"
-#include "ladon/random.h"
 #include "support/contexts.h"
 #include "support/error_of.h"
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "ladon/multi_head_attention.h"
-#include "ladon/random.h"
 #include "support/contexts.h"
 
 namespace ladon {
