@@ -10,35 +10,15 @@
 
 #include "cache/cache_support.h"
 #include "ladon/multi_head_attention.h"
-#include "support/host_context.h"
-#include "support/isas.h"
-#include "support/run_case.h"
+#include "support/contexts.h"
 #include "support/temp_folder.h"
 
 namespace ladon::test {
 namespace {
 
-class CacheChunks : public IsaTest {};
-
 constexpr std::int64_t kEmbed = 24;
 constexpr std::int64_t kWindow = 9;
 const std::vector<std::int64_t> kLengths = {37, 20, 1};
-
-MultiHeadAttention make_layer(std::int64_t kv_heads, bool window, DType dtype = DType::kF32) {
-  MultiHeadAttentionOptions options{.embed_dim = kEmbed,
-                                    .num_heads = 4,
-                                    .num_kv_heads = kv_heads,
-                                    .head_dim = 10,
-                                    .value_bias = true,
-                                    .out_bias = true,
-                                    .causal = true,
-                                    .rope = RopeOptions{},
-                                    .qk_norm = true,
-                                    .sinks = true,
-                                    .dtype = dtype};
-  if (window) options.window_left = kWindow;
-  return MultiHeadAttention(options, 5);
-}
 
 /// How much an f32 layer's output may move when its cache is stored in a dtype, as a share of the
 /// largest output.
@@ -59,7 +39,7 @@ struct Sequences {
 Sequences sequences_of(const Context& context, const MultiHeadAttention& layer) {
   Sequences all;
   for (std::size_t b = 0; b < kLengths.size(); ++b) {
-    all.x.push_back(random_tensor(layer.dtype(), {kLengths[b], kEmbed}, b));
+    all.x.push_back(random_tensor(context, layer.dtype(), {kLengths[b], kEmbed}, b));
     all.truth.push_back(layer.forward(context, all.x.back()));
   }
   return all;
@@ -73,10 +53,8 @@ void step(const Context& context, const MultiHeadAttention& layer, const Sequenc
   const std::int64_t longest = *std::max_element(counts.begin(), counts.end());
   std::int64_t total = 0;
   for (const std::int64_t count : counts) total += count;
-  Tensor x(layer.dtype(), packed ? Dims{total, kEmbed} : Dims{batch, longest, kEmbed});
-  for (std::int64_t i = 0; i < x.num_elements(); ++i) {
-    store_element(x.data(), x.dtype(), i, std::nan(""));
-  }
+  Tensor x =
+      poisoned(context, layer.dtype(), packed ? Dims{total, kEmbed} : Dims{batch, longest, kEmbed});
   const auto rows_of = [&](Tensor& tensor, std::int64_t b, std::int64_t begin) {
     const std::int64_t count = counts[static_cast<std::size_t>(b)];
     return packed ? tensor.view().slice(0, begin, begin + count)
@@ -87,8 +65,7 @@ void step(const Context& context, const MultiHeadAttention& layer, const Sequenc
   for (std::int64_t b = 0; b < batch; ++b) {
     const auto i = static_cast<std::size_t>(b);
     starts.push_back(cache.length(b));
-    copy(host_context(), all.x[i].view().slice(0, starts[i], starts[i] + counts[i]),
-         rows_of(x, b, row));
+    copy(context, all.x[i].view().slice(0, starts[i], starts[i] + counts[i]), rows_of(x, b, row));
     row += counts[i];
   }
   Tensor out = layer.forward(context, x, cache, {.new_lengths = counts});
@@ -96,8 +73,7 @@ void step(const Context& context, const MultiHeadAttention& layer, const Sequenc
   for (std::int64_t b = 0; b < batch; ++b) {
     const auto i = static_cast<std::size_t>(b);
     EXPECT_EQ(cache.length(b), starts[i] + counts[i]);
-    copy(host_context(), rows_of(out, b, row),
-         outs[i].view().slice(0, starts[i], starts[i] + counts[i]));
+    copy(context, rows_of(out, b, row), outs[i].view().slice(0, starts[i], starts[i] + counts[i]));
     row += counts[i];
   }
 }
@@ -122,9 +98,9 @@ void run_chunks(
   }
 }
 
-std::vector<Tensor> empty_outs(const Sequences& all) {
+std::vector<Tensor> empty_outs(const Context& context, const Sequences& all) {
   std::vector<Tensor> outs;
-  for (const Tensor& truth : all.truth) outs.emplace_back(truth.dtype(), truth.shape());
+  for (const Tensor& truth : all.truth) outs.emplace_back(context, truth.dtype(), truth.shape());
   return outs;
 }
 
@@ -140,21 +116,43 @@ std::string label_of(const CacheKind& kind, DType dtype, std::int64_t kv_heads) 
          " kv_heads " + std::to_string(kv_heads);
 }
 
-/// Runs `body` for every kind, storage and number of KV heads.
-void for_every_cache(const std::function<void(const MultiHeadAttention&, const CacheKind&,
-                                              const KvCacheOptions&)>& body) {
-  std::vector<CacheKind> kinds = unlimited_kinds();
-  kinds.push_back({"window", 0, kWindow});
-  for (const std::int64_t kv_heads : {4, 2, 1}) {
-    for (const CacheKind& kind : kinds) {
-      const MultiHeadAttention layer = make_layer(kv_heads, kind.name == "window");
-      for (const DType dtype : kStorages) {
-        SCOPED_TRACE(label_of(kind, dtype, kv_heads));
-        body(layer, kind, layer.cache_options(static_cast<std::int64_t>(kLengths.size()), dtype));
+class CacheChunks : public ContextTest {
+ protected:
+  MultiHeadAttention make_layer(std::int64_t kv_heads, bool window,
+                                DType dtype = DType::kF32) const {
+    MultiHeadAttentionOptions options{.embed_dim = kEmbed,
+                                      .num_heads = 4,
+                                      .num_kv_heads = kv_heads,
+                                      .head_dim = 10,
+                                      .value_bias = true,
+                                      .out_bias = true,
+                                      .causal = true,
+                                      .rope = RopeOptions{},
+                                      .qk_norm = true,
+                                      .sinks = true,
+                                      .dtype = dtype};
+    if (window) options.window_left = kWindow;
+    return there(MultiHeadAttention(options, 5));
+  }
+  /// Runs `body` for every kind, storage and number of KV heads.
+  void for_every_cache(const std::function<void(const MultiHeadAttention&, const CacheKind&,
+                                                const KvCacheOptions&)>& body) const {
+    std::vector<CacheKind> kinds = unlimited_kinds();
+    kinds.push_back({"window", 0, kWindow});
+    for (const std::int64_t kv_heads : {4, 2, 1}) {
+      for (const CacheKind& kind : kinds) {
+        const MultiHeadAttention layer = make_layer(kv_heads, kind.name == "window");
+        for (const DType dtype : kStorages) {
+          SCOPED_TRACE(label_of(kind, dtype, kv_heads));
+          body(layer, kind, layer.cache_options(static_cast<std::int64_t>(kLengths.size()), dtype));
+        }
       }
     }
   }
-}
+  KvCache cache_of(const CacheKind& kind, const KvCacheOptions& options) const {
+    return make_cache(context_, kind, options);
+  }
+};
 
 TEST_P(CacheChunks, AnySplitGivesTheWholeSequencesAnswer) {
   for_every_cache(
@@ -163,13 +161,13 @@ TEST_P(CacheChunks, AnySplitGivesTheWholeSequencesAnswer) {
         Random random(3);
         std::vector<Tensor> at_once;
         for (const std::int64_t most : {1000, 1, 3, 12}) {
-          KvCache cache = make_cache(host_context(), kind, options);
-          std::vector<Tensor> outs = empty_outs(all);
+          KvCache cache = cache_of(kind, options);
+          std::vector<Tensor> outs = empty_outs(context_, all);
           if (most == 1000) {
             step(context_, layer, all, cache, kLengths, false, outs);
           } else {
             run_chunks(context_, layer, all, cache, most, random, outs,
-                       [&] { poison_dead_slots({&cache}); });
+                       [&] { poison_dead_slots(context_, {&cache}); });
           }
           expect_near(outs, all.truth, storage_bound(options.format.dtype),
                       "chunks of " + std::to_string(most));
@@ -189,10 +187,10 @@ TEST_P(CacheChunks, TruncateForkReorderSaveAndLoadChangeNothing) {
         const Sequences all = sequences_of(context_, layer);
         const double bound = storage_bound(options.format.dtype);
         Random random(4);
-        KvCache cache = make_cache(host_context(), kind, options);
-        std::vector<Tensor> outs = empty_outs(all);
+        KvCache cache = cache_of(kind, options);
+        std::vector<Tensor> outs = empty_outs(context_, all);
         const auto drafts = [&] {  // tokens that are taken back
-          const Tensor x = random_tensor(DType::kF32, {cache.batch(), 3, kEmbed}, 50);
+          const Tensor x = random_tensor(context_, DType::kF32, {cache.batch(), 3, kEmbed}, 50);
           layer.forward(context_, x, cache);
           for (std::int64_t b = 0; b < cache.batch(); ++b) cache.truncate(b, cache.length(b) - 3);
         };
@@ -200,26 +198,26 @@ TEST_P(CacheChunks, TruncateForkReorderSaveAndLoadChangeNothing) {
         drafts();
         step(context_, layer, all, cache, {4, 0, 0}, true, outs);
         // Two forks go on from here, one of them with other tokens.
-        KvCache other = cache.fork(host_context());
-        const Tensor noise = random_tensor(DType::kF32, {3, 5, kEmbed}, 51);
+        KvCache other = cache.fork(context_);
+        const Tensor noise = random_tensor(context_, DType::kF32, {3, 5, kEmbed}, 51);
         layer.forward(context_, noise, other);
         step(context_, layer, all, cache, {3, 0, 0}, false, outs);
-        cache.save(host_context(), folder / "cache");
+        cache.save(context_, folder / "cache");
         cache.reset();
         drafts();
-        cache.load(host_context(), folder / "cache");
+        cache.load(context_, folder / "cache");
         // There and back again.
-        cache.reorder(host_context(), std::vector<std::int64_t>{2, 0, 1, 0});
+        cache.reorder(context_, std::vector<std::int64_t>{2, 0, 1, 0});
         EXPECT_EQ(cache.batch(), 4);
-        cache.reorder(host_context(), std::vector<std::int64_t>{1, 2, 0});
+        cache.reorder(context_, std::vector<std::int64_t>{1, 2, 0});
         run_chunks(context_, layer, all, cache, 5, random, outs);
         expect_near(outs, all.truth, bound, "after operations");
         // The fork had its own tokens all along.
-        KvCache again = make_cache(host_context(), kind, options);
-        std::vector<Tensor> unused = empty_outs(all);
+        KvCache again = cache_of(kind, options);
+        std::vector<Tensor> unused = empty_outs(context_, all);
         step(context_, layer, all, again, {15, 20, 1}, false, unused);
         layer.forward(context_, noise, again);
-        const Tensor probe = random_tensor(DType::kF32, {3, 1, kEmbed}, 52);
+        const Tensor probe = random_tensor(context_, DType::kF32, {3, 1, kEmbed}, 52);
         const Tensor by_fork = layer.forward(context_, probe, other);
         const Tensor by_again = layer.forward(context_, probe, again);
         EXPECT_LE(relative_difference(by_fork, by_again), 1e-5);
@@ -233,8 +231,8 @@ TEST_P(CacheChunks, ContiguousAndPagedGiveTheSameBits) {
     std::vector<Tensor> first;
     for (const CacheKind& kind : unlimited_kinds()) {
       Random random(9);  // the same chunks for each
-      KvCache cache = make_cache(host_context(), kind, layer.cache_options(3));
-      std::vector<Tensor> outs = empty_outs(all);
+      KvCache cache = cache_of(kind, layer.cache_options(3));
+      std::vector<Tensor> outs = empty_outs(context_, all);
       run_chunks(context_, layer, all, cache, 6, random, outs);
       if (first.empty()) {
         first = std::move(outs);
@@ -257,8 +255,8 @@ TEST_P(CacheChunks, EveryStorageServesEveryQueryDType) {
     if (dtype == DType::kF64) storages.push_back(dtype);
     for (const DType storage : storages) {
       for (const CacheKind& kind : unlimited_kinds()) {
-        KvCache cache = make_cache(host_context(), kind, layer.cache_options(3, storage));
-        std::vector<Tensor> outs = empty_outs(all);
+        KvCache cache = cache_of(kind, layer.cache_options(3, storage));
+        std::vector<Tensor> outs = empty_outs(context_, all);
         Random random(2);
         run_chunks(context_, layer, all, cache, 8, random, outs);
         const double bound = own + (storage == DType::kF64 ? 0 : storage_bound(storage));
@@ -271,12 +269,12 @@ TEST_P(CacheChunks, EveryStorageServesEveryQueryDType) {
 
 TEST_P(CacheChunks, WindowCacheHoldsTheWindowAndNoMore) {
   const MultiHeadAttention layer = make_layer(2, true);
-  KvCache cache = KvCache::window(host_context(), layer.cache_options(), kWindow);
+  KvCache cache = KvCache::window(context_, layer.cache_options(), kWindow);
   const std::int64_t reserved = cache.bytes_reserved();
   EXPECT_EQ(reserved, (kWindow + 1) * 2 * 2 * 10 * 4);
-  const Tensor x = random_tensor(DType::kF32, {300, kEmbed}, 8);
+  const Tensor x = random_tensor(context_, DType::kF32, {300, kEmbed}, 8);
   const Tensor truth = layer.forward(context_, x);
-  Tensor out(DType::kF32, {300, kEmbed});
+  Tensor out(context_, DType::kF32, {300, kEmbed});
   for (std::int64_t t = 0; t < 300; ++t) {
     layer.forward(context_, x.view().slice(0, t, t + 1), cache, {}, out.view().slice(0, t, t + 1));
     EXPECT_EQ(cache.held(), std::min<std::int64_t>(t + 1, kWindow));
@@ -289,19 +287,19 @@ TEST_P(CacheChunks, WindowCacheHoldsTheWindowAndNoMore) {
 TEST_P(CacheChunks, TheFunctionalFormLeavesThePastAlone) {
   for (const CacheKind& kind : unlimited_kinds()) {
     const MultiHeadAttention layer = make_layer(2, false);
-    const Tensor x = random_tensor(DType::kF32, {12, kEmbed}, 8);
+    const Tensor x = random_tensor(context_, DType::kF32, {12, kEmbed}, 8);
     const Tensor truth = layer.forward(context_, x);
-    KvCache empty = make_cache(host_context(), kind, layer.cache_options());
-    empty.reserve(host_context(), 64);
+    KvCache empty = cache_of(kind, layer.cache_options());
+    empty.reserve(context_, 64);
     CachedForward first = layer.forward_from(context_, x.view().slice(0, 0, 5), empty);
     EXPECT_EQ(empty.length(), 0);
-    const CacheState before = state_of(first.cache);
+    const CacheState before = state_of(context_, first.cache);
     const CachedForward second =
         layer.forward_from(context_, x.view().slice(0, 5, 12), first.cache);
-    EXPECT_EQ(state_of(first.cache), before);
-    EXPECT_LE(relative_difference(second.out,
-                                  Tensor::copy_of(host_context(), truth.view().slice(0, 5, 12))),
-              1e-5);
+    EXPECT_EQ(state_of(context_, first.cache), before);
+    EXPECT_LE(
+        relative_difference(second.out, Tensor::copy_of(context_, truth.view().slice(0, 5, 12))),
+        1e-5);
     // What both hold lies in the same slots of the same memory.
     const KvCacheView a = first.cache.view();
     const KvCacheView b = second.cache.view();
@@ -315,7 +313,7 @@ TEST_P(CacheChunks, TheFunctionalFormLeavesThePastAlone) {
   }
 }
 
-LADON_FOR_EACH_ISA(CacheChunks);
+LADON_FOR_EACH_CONTEXT(CacheChunks);
 
 }  // namespace
 }  // namespace ladon::test

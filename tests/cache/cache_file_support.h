@@ -61,21 +61,25 @@ inline KvCacheOptions options_of(DType dtype, std::int64_t batch = 2) {
   return {.batch = batch, .num_kv_heads = 2, .head_dim = 3, .value_dim = 2, .format = dtype};
 }
 
-inline KvCache paged(const KvCacheOptions& options, std::int64_t page_size,
+inline KvCache paged(const Context& context, const KvCacheOptions& options, std::int64_t page_size,
                      std::int64_t pages = 100) {
-  return KvCache::paged(std::make_shared<PagePool>(host_context(), options, page_size, pages),
+  return KvCache::paged(std::make_shared<PagePool>(context, options, page_size, pages),
                         options.batch);
 }
 
 /// So many random tokens to each sequence.
-inline void append_random(KvCache& cache, const std::vector<std::int64_t>& counts,
-                          std::uint64_t stream) {
+inline void append_random(const Context& context, KvCache& cache,
+                          const std::vector<std::int64_t>& counts, std::uint64_t stream) {
   const KvCacheOptions& options = cache.options();
   const std::int64_t most = *std::max_element(counts.begin(), counts.end());
   const Dims k_shape = {options.batch, most, options.num_kv_heads, options.head_dim};
   const Dims v_shape = {options.batch, most, options.num_kv_heads, options.value_dim};
-  cache.append(host_context(), random_tensor(DType::kF32, k_shape, stream),
-               random_tensor(DType::kF32, v_shape, stream + 100), counts);
+  cache.append(context, random_tensor(context, DType::kF32, k_shape, stream),
+               random_tensor(context, DType::kF32, v_shape, stream + 100), counts);
+}
+inline void append_random(KvCache& cache, const std::vector<std::int64_t>& counts,
+                          std::uint64_t stream) {
+  append_random(host_context(), cache, counts, stream);
 }
 
 }  // namespace ladon::test

@@ -1,5 +1,4 @@
 #include "cache/cache_fleet.h"
-#include "support/host_context.h"
 
 #include <gtest/gtest.h>
 
@@ -22,10 +21,11 @@ std::int64_t longest_of(const std::vector<Tokens>& sequences) {
 
 }  // namespace
 
-Fleet::Fleet(const FleetOptions& options) : options_(options) {
+Fleet::Fleet(const Context& context, const FleetOptions& options)
+    : context_(context), options_(options) {
   if (options.kind != "paged") return;
-  pool_ = std::make_shared<PagePool>(host_context(), cache_options(0), options.page_size,
-                                     options.num_pages);
+  pool_ =
+      std::make_shared<PagePool>(context_, cache_options(0), options.page_size, options.num_pages);
   model_.emplace(options.num_pages, options.page_size);
 }
 
@@ -63,16 +63,14 @@ void Fleet::release_all(const std::vector<Table>& tables) {
   }
 }
 
-// ---- operations
-// ----------------------------------------------------------------------------------
+// ---- operations ---------------------------------------------------------------------------------
 
 void Fleet::add(std::int64_t batch) {
   const KvCacheOptions wanted = cache_options(batch);
-  KvCache cache =
-      paged() ? KvCache::paged(pool_, batch)
-      : options_.kind == "window"
-          ? KvCache::window(host_context(), wanted, options_.window_left, options_.spare)
-          : KvCache::contiguous(host_context(), wanted, options_.capacity);
+  KvCache cache = paged() ? KvCache::paged(pool_, batch)
+                  : options_.kind == "window"
+                      ? KvCache::window(context_, wanted, options_.window_left, options_.spare)
+                      : KvCache::contiguous(context_, wanted, options_.capacity);
   const auto count = static_cast<std::size_t>(batch);
   members_.push_back({std::move(cache), std::vector<Tokens>(count),
                       std::vector<std::int64_t>(count, 0), options_.capacity,
@@ -86,13 +84,13 @@ void Fleet::remove(std::size_t at) {
 
 void Fleet::fork(std::size_t at) {
   const Member& old = members_[at];
-  Member made{old.cache.fork(host_context()), old.tokens, old.first, old.capacity, old.tables};
+  Member made{old.cache.fork(context_), old.tokens, old.first, old.capacity, old.tables};
   own_all(made.tables);
   members_.push_back(std::move(made));
 }
 
 void Fleet::reorder(Member& member, const std::vector<std::int64_t>& from) {
-  member.cache.reorder(host_context(), from);
+  member.cache.reorder(context_, from);
   const auto picked = [&](const auto& of_each) {
     std::decay_t<decltype(of_each)> result;
     for (const std::int64_t b : from) result.push_back(of_each[static_cast<std::size_t>(b)]);
@@ -107,7 +105,7 @@ void Fleet::reorder(Member& member, const std::vector<std::int64_t>& from) {
 
 bool Fleet::append(Member& member, const Chunk& chunk) {
   const bool ran = expect_room(member, chunk, [&] {
-    member.cache.append(host_context(), chunk.k_view, chunk.v_view, chunk.lengths());
+    member.cache.append(context_, chunk.k_view, chunk.v_view, chunk.lengths());
   });
   if (!ran) return false;
   const std::vector<Table> old = std::exchange(member.tables, tables_in(member.cache.view()));
@@ -127,12 +125,11 @@ bool Fleet::append(Member& member, const Chunk& chunk) {
 bool Fleet::abandon(Member& member, const Chunk& chunk, const std::function<void()>& during) {
   std::vector<Table> tables;
   const bool ran = expect_room(member, chunk, [&] {
-    const KvAppend append(host_context(), member.cache, chunk.k_view, chunk.v_view,
-                          chunk.lengths());
-    const KvCacheView view = append.view();
-    tables = tables_in(view);
+    const KvAppend append(context_, member.cache, chunk.k_view, chunk.v_view, chunk.lengths());
+    const HostView host = host_view(context_, append.view());
+    tables = tables_in(host.view);
     for (std::size_t b = 0; b < chunk.after.size(); ++b) {
-      EXPECT_EQ(difference(view, b, chunk.after[b], member.first[b]), "");
+      EXPECT_EQ(difference(host.view, b, chunk.after[b], member.first[b]), "");
     }
     during();
   });
@@ -167,22 +164,22 @@ void Fleet::reset(Member& member) {
 
 void Fleet::reserve(Member& member, std::int64_t length) {
   if (options_.capacity != 0 && length > options_.capacity) {
-    expect_refused([&] { member.cache.reserve(host_context(), length); });
+    expect_refused([&] { member.cache.reserve(context_, length); });
     return;
   }
-  member.cache.reserve(host_context(), length);
+  member.cache.reserve(context_, length);
   if (options_.kind == "contiguous") member.capacity = std::max(member.capacity, length);
 }
 
 bool Fleet::copy_by_file(Member& from, Member& to, const std::filesystem::path& path) {
-  from.cache.save(host_context(), path);
+  from.cache.save(context_, path);
   std::size_t wanted = 0;
   for (const Table& table : from.tables) wanted += table.size();
   if (paged() && static_cast<std::int64_t>(wanted) > model_->available()) {
-    expect_refused([&] { to.cache.load(host_context(), path); }, ErrorCode::kOutOfMemory);
+    expect_refused([&] { to.cache.load(context_, path); }, ErrorCode::kOutOfMemory);
     return false;
   }
-  to.cache.load(host_context(), path);
+  to.cache.load(context_, path);
   const std::vector<Table> old = std::exchange(to.tables, tables_in(to.cache.view()));
   for (const Table& table : to.tables) {
     for (const std::int32_t page : table) model_->take(page);
@@ -213,8 +210,7 @@ void Fleet::forget_prefixes() {
   model_->forget_kept();
 }
 
-// ---- what they do to the model
-// -------------------------------------------------------------------
+// ---- what they do to the model ------------------------------------------------------------------
 
 /// Tells the pool's model which pages an append took.
 void Fleet::take_all(const std::vector<Table>& old, const std::vector<Table>& now,
@@ -295,8 +291,7 @@ void Fleet::forget_from(Member& member, std::size_t b, std::int64_t length) {
   member.tables[b].resize(pages_for(length));
 }
 
-// ---- checks
-// --------------------------------------------------------------------------------------
+// ---- checks -------------------------------------------------------------------------------------
 
 void Fleet::check() {
   poison();
@@ -321,13 +316,14 @@ void Fleet::poison() {
   }
   for (auto& [address, memory] : memories) {
     if (paged()) model_->mark_published(memory.second);
-    poison_slots(memory.first, memory.second);
+    poison_slots(context_, memory.first, memory.second);
   }
 }
 
 void Fleet::check_member(const Member& member) const {
   const KvCache& cache = member.cache;
-  const KvCacheView view = cache.view();
+  const HostView host = host_view(context_, cache.view());
+  const KvCacheView& view = host.view;
   const KvCacheOptions options = cache_options(cache.batch());
   ASSERT_EQ(view.sequences.size(), member.tokens.size());
   std::int64_t seen = 0;

@@ -51,7 +51,8 @@ struct FleetOptions {
 
 class Fleet {
  public:
-  explicit Fleet(const FleetOptions& options);
+  /// On the Context's device; the Context must outlive it.
+  Fleet(const Context& context, const FleetOptions& options);
 
   const FleetOptions& options() const { return options_; }
   bool paged() const { return pool_ != nullptr; }
@@ -100,6 +101,7 @@ class Fleet {
   void check_member(const Member& member) const;
   void check_pages() const;
 
+  const Context& context_;
   FleetOptions options_;
   std::shared_ptr<PagePool> pool_;
   std::optional<PoolModel> model_;

@@ -9,19 +9,20 @@
 #include <vector>
 
 #include "cache/cache_support.h"
-#include "support/host_context.h"
-#include "support/isas.h"
+#include "support/contexts.h"
 
 namespace ladon::test {
 namespace {
 
-class CacheInt8 : public IsaTest {};
+class CacheInt8 : public ContextTest {};
+class CacheInt8Storage : public ContextTest {};
 
 constexpr std::int64_t kTokens = 700;
 constexpr std::int64_t kHeads = 8;
 constexpr std::int64_t kKvHeads = 2;
 constexpr std::int64_t kDim = 64;
 
+/// Of a tensor on the host.
 double largest_in_row(const Tensor& tensor, std::int64_t row, std::int64_t dim) {
   double largest = 0;
   for (std::int64_t i = 0; i < dim; ++i) {
@@ -30,8 +31,8 @@ double largest_in_row(const Tensor& tensor, std::int64_t row, std::int64_t dim) 
   return largest;
 }
 
-/// One number of each row, in a fixed column, is `factor` times as large: what keys of real models
-/// look like.
+/// One number of each row of a tensor on the host, in a fixed column, is `factor` times as large:
+/// what keys of real models look like.
 void add_outliers(Tensor& tensor, double factor) {
   const std::int64_t dim = tensor.size(3);
   for (std::int64_t row = 0; row < tensor.num_elements() / dim; ++row) {
@@ -40,15 +41,15 @@ void add_outliers(Tensor& tensor, double factor) {
   }
 }
 
-TEST(CacheInt8Storage, EveryNumberIsWithinHalfAStep) {
+TEST_P(CacheInt8Storage, EveryNumberIsWithinHalfAStep) {
   for (const double factor : {1.0, 50.0}) {
     Tensor k = random_tensor(DType::kF32, {1, 50, 2, 33}, 1);
     Tensor v = random_tensor(DType::kF32, {1, 50, 2, 20}, 2);
     add_outliers(k, factor);
     KvCache cache = KvCache::contiguous(
-        host_context(), {.num_kv_heads = 2, .head_dim = 33, .value_dim = 20, .format = DType::kI8});
-    cache.append(host_context(), k, v);
-    const std::vector<double> content = content_of(cache, 0);
+        context_, {.num_kv_heads = 2, .head_dim = 33, .value_dim = 20, .format = DType::kI8});
+    cache.append(context_, there(k), there(v));
+    const std::vector<double> content = content_of(context_, cache, 0);
     std::size_t next = 0;
     for (std::int64_t row = 0; row < 100; ++row) {
       for (const auto& [tensor, dim] : {std::pair{&k, 33}, std::pair{&v, 20}}) {
@@ -62,24 +63,24 @@ TEST(CacheInt8Storage, EveryNumberIsWithinHalfAStep) {
   }
 }
 
-TEST(CacheInt8Storage, WhatIsNotFiniteIsNotLost) {
+TEST_P(CacheInt8Storage, WhatIsNotFiniteIsNotLost) {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double bad : {std::nan(""), infinity, -infinity, 1e300}) {
     Tensor k = random_tensor(DType::kF64, {1, 2, 1, 4}, 1);
     store_element(k.data(), DType::kF64, 2, bad);
-    KvCache cache = KvCache::contiguous(host_context(),
-                                        {.num_kv_heads = 1, .head_dim = 4, .format = DType::kI8});
-    cache.append(host_context(), k, k);
-    const std::vector<double> content = content_of(cache, 0);
+    KvCache cache =
+        KvCache::contiguous(context_, {.num_kv_heads = 1, .head_dim = 4, .format = DType::kI8});
+    cache.append(context_, there(k), there(k));
+    const std::vector<double> content = content_of(context_, cache, 0);
     for (std::size_t i = 0; i < 8; ++i) EXPECT_TRUE(std::isnan(content[i]));
     for (std::size_t i = 8; i < 16; ++i) EXPECT_TRUE(std::isfinite(content[i]));
   }
   // Nothing but zeros stays that.
   KvCache cache =
-      KvCache::contiguous(host_context(), {.num_kv_heads = 1, .head_dim = 4, .format = DType::kI8});
-  const Tensor zeros(DType::kF32, {1, 1, 1, 4});
-  cache.append(host_context(), zeros, zeros);
-  for (const double number : content_of(cache, 0)) EXPECT_EQ(number, 0);
+      KvCache::contiguous(context_, {.num_kv_heads = 1, .head_dim = 4, .format = DType::kI8});
+  const Tensor zeros(context_, DType::kF32, {1, 1, 1, 4});
+  cache.append(context_, zeros, zeros);
+  for (const double number : content_of(context_, cache, 0)) EXPECT_EQ(number, 0);
 }
 
 TEST_P(CacheInt8, ErrorAgainstF32StorageStaysWithinItsBound) {
@@ -92,16 +93,17 @@ TEST_P(CacheInt8, ErrorAgainstF32StorageStaysWithinItsBound) {
     Tensor outs[2];
     for (const DType storage : {DType::kF32, DType::kI8}) {
       KvCache cache = KvCache::contiguous(
-          host_context(), {.num_kv_heads = kKvHeads, .head_dim = kDim, .format = storage});
-      cache.append(host_context(), k, v);
-      Tensor& out = outs[storage == DType::kI8 ? 1 : 0];
-      out = Tensor(DType::kF32, {1, 1, kHeads, kDim});
-      attention(context_, q, cache.view(), {}, out);
+          context_, {.num_kv_heads = kKvHeads, .head_dim = kDim, .format = storage});
+      cache.append(context_, there(k), there(v));
+      Tensor out(context_, DType::kF32, {1, 1, kHeads, kDim});
+      attention(context_, there(q), cache.view(), {}, out);
+      outs[storage == DType::kI8 ? 1 : 0] = out.to_host();
     }
     // docs/numerics.md: |out - out'| <= half a step of v + (exp(2 * score_step) - 1) * sum(p *
     // |v|), where score_step is the most that a score can move.
-    Tensor weights(DType::kF64, {1, kHeads, 1, kTokens});
-    attention_weights(context_, q, k, {}, weights);
+    Tensor weights_there(context_, DType::kF64, {1, kHeads, 1, kTokens});
+    attention_weights(context_, there(q), there(k), {}, weights_there);
+    const Tensor weights = weights_there.to_host();
     const double scale = 1 / std::sqrt(static_cast<double>(kDim));
     double worst_share = 0;
     double worst_error = 0;
@@ -142,7 +144,8 @@ TEST_P(CacheInt8, ErrorAgainstF32StorageStaysWithinItsBound) {
   }
 }
 
-LADON_FOR_EACH_ISA(CacheInt8);
+LADON_FOR_EACH_CONTEXT(CacheInt8);
+LADON_FOR_EACH_CONTEXT(CacheInt8Storage);
 
 }  // namespace
 }  // namespace ladon::test

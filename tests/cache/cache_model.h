@@ -48,7 +48,8 @@ inline double number_of(const Token& token, bool value, std::int64_t head, std::
   return (i == 0 ? 127.0 : static_cast<double>(std::min<std::int64_t>(bits, 254) - 127)) * scale;
 }
 
-/// Where a sequence does not hold these tokens from `first` on; empty where it does.
+/// Where a sequence of a view on the host does not hold these tokens from `first` on; empty where
+/// it does.
 inline std::string difference(const KvCacheView& view, std::size_t b, const Tokens& tokens,
                               std::int64_t first) {
   const KvSequenceView& sequence = view.sequences[b];
@@ -80,26 +81,6 @@ inline std::string difference(const KvCacheView& view, std::size_t b, const Toke
     }
   }
   return {};
-}
-
-/// Overwrites with NaN the slots that are not live.
-inline void poison_slots(const KvCacheView& memory, const std::vector<bool>& live) {
-  for (std::size_t slot = 0; slot < live.size(); ++slot) {
-    if (live[slot]) continue;
-    const auto poison = [&](const void* data, DType dtype, std::int64_t stride) {
-      for (std::int64_t i = 0; i < stride; ++i) {
-        store_element(const_cast<void*>(data), dtype, static_cast<std::int64_t>(slot) * stride + i,
-                      std::nan(""));
-      }
-    };
-    if (memory.k_scales != nullptr) {
-      poison(memory.k_scales, DType::kF32, memory.scale_slot_stride);
-      poison(memory.v_scales, DType::kF32, memory.scale_slot_stride);
-    } else {
-      poison(memory.k, memory.format.dtype, memory.k_slot_stride);
-      poison(memory.v, memory.format.dtype, memory.v_slot_stride);
-    }
-  }
 }
 
 using Table = std::vector<std::int32_t>;

@@ -13,7 +13,7 @@
 
 #include "cache/cache_fleet.h"
 #include "ladon/random.h"
-#include "support/host_context.h"
+#include "support/contexts.h"
 #include "support/temp_folder.h"
 
 namespace ladon::test {
@@ -23,12 +23,14 @@ struct Setting {
   std::string name;
   FleetOptions fleet;
   int steps = 3000;
+  Place place{};
 };
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 
 class RandomRun {
  public:
-  RandomRun(const FleetOptions& options, std::uint64_t seed) : fleet_(options), random_(seed) {
+  RandomRun(const Context& context, const FleetOptions& options, std::uint64_t seed)
+      : context_(context), fleet_(context, options), random_(seed) {
     // Prompts that several requests begin with: they part at different places.
     for (std::int64_t p = 0; p < 5; ++p) {
       for (std::int64_t i = 0; i < 48; ++i) {
@@ -175,6 +177,7 @@ class RandomRun {
           }
         }
       }
+      tensor = tensor.to(context_);
       (value ? chunk.v_view : chunk.k_view) = tensor.view().slice(3, 0, dim);
     }
   }
@@ -187,18 +190,17 @@ class RandomRun {
     count("refused");
     expect_refused([&] { cache.truncate(batch, 0); });
     expect_refused([&] { cache.reset(-1); });
-    expect_refused([&] { cache.reserve(host_context(), -1); });
-    expect_refused([&] { cache.reorder(host_context(), std::vector<std::int64_t>{batch}); });
-    expect_refused([&] { cache.load(host_context(), folder_ / "none"); }, ErrorCode::kIo);
-    expect_refused(
-        [&] { cache.append(host_context(), chunk.v_view, chunk.v_view, chunk.lengths()); });
+    expect_refused([&] { cache.reserve(context_, -1); });
+    expect_refused([&] { cache.reorder(context_, std::vector<std::int64_t>{batch}); });
+    expect_refused([&] { cache.load(context_, folder_ / "none"); }, ErrorCode::kIo);
+    expect_refused([&] { cache.append(context_, chunk.v_view, chunk.v_view, chunk.lengths()); });
     std::vector<std::int64_t> lengths = chunk.counts;
     lengths.push_back(0);
-    expect_refused([&] { cache.append(host_context(), chunk.k_view, chunk.v_view, lengths); });
+    expect_refused([&] { cache.append(context_, chunk.k_view, chunk.v_view, lengths); });
     if (batch == 0) return;
     lengths.pop_back();
     lengths.back() = -1;
-    expect_refused([&] { cache.append(host_context(), chunk.k_view, chunk.v_view, lengths); });
+    expect_refused([&] { cache.append(context_, chunk.k_view, chunk.v_view, lengths); });
     const std::size_t b = index_below(member.tokens.size());
     const auto sequence = static_cast<std::int64_t>(b);
     expect_refused([&] { cache.truncate(sequence, member.length(b) + 1); });
@@ -215,25 +217,24 @@ class RandomRun {
   void refuse_while_busy(Member& member) {
     KvCache& cache = member.cache;
     const Chunk chunk = random_chunk(member);
+    expect_refused([&] { cache.append(context_, chunk.k_view, chunk.v_view, chunk.lengths()); });
     expect_refused(
-        [&] { cache.append(host_context(), chunk.k_view, chunk.v_view, chunk.lengths()); });
-    expect_refused([&] {
-      const KvAppend more(host_context(), cache, chunk.k_view, chunk.v_view, chunk.lengths());
-    });
+        [&] { const KvAppend more(context_, cache, chunk.k_view, chunk.v_view, chunk.lengths()); });
     expect_refused([&] { cache.truncate(0, 0); });
     expect_refused([&] { cache.reset(); });
     expect_refused([&] { cache.reset(0); });
-    expect_refused([&] { cache.reserve(host_context(), 9); });
-    expect_refused([&] { cache.reorder(host_context(), {}); });
-    expect_refused([&] { static_cast<void>(cache.fork(host_context())); });
+    expect_refused([&] { cache.reserve(context_, 9); });
+    expect_refused([&] { cache.reorder(context_, {}); });
+    expect_refused([&] { static_cast<void>(cache.fork(context_)); });
     expect_refused([&] { static_cast<void>(cache.view()); });
-    expect_refused([&] { cache.save(host_context(), folder_ / "busy"); });
-    expect_refused([&] { cache.load(host_context(), folder_ / "busy"); });
+    expect_refused([&] { cache.save(context_, folder_ / "busy"); });
+    expect_refused([&] { cache.load(context_, folder_ / "busy"); });
     if (!fleet_.paged()) return;
     expect_refused([&] { cache.publish_prefix(0, {}); });
     expect_refused([&] { static_cast<void>(cache.adopt_prefix(0, {})); });
   }
 
+  const Context& context_;
   Fleet fleet_;
   Random random_;
   TempFolder folder_;
@@ -245,10 +246,11 @@ class RandomRun {
 class CacheModel : public testing::TestWithParam<Setting> {};
 
 TEST_P(CacheModel, RandomOperationsKeepToTheModel) {
+  const Context context = GetParam().place.context(1);
   std::map<std::string, int> done;
   std::int64_t evictions = 0;
   for (const std::uint64_t seed : {1U, 2U, 3U}) {
-    RandomRun run(GetParam().fleet, seed);
+    RandomRun run(context, GetParam().fleet, seed);
     Fleet& fleet = run.fleet();
     for (int step = 0; step < GetParam().steps && !HasFailure(); ++step) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", step " + std::to_string(step));
@@ -307,7 +309,20 @@ std::vector<Setting> settings() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Settings, CacheModel, testing::ValuesIn(settings()),
+/// On the fastest kernels and on the pretended device.
+std::vector<Setting> settings_in_places() {
+  std::vector<Setting> all;
+  for (const Place& place : fastest_places()) {
+    for (Setting setting : settings()) {
+      if (place.pretended) setting.name += "_pretended";
+      setting.place = place;
+      all.push_back(setting);
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, CacheModel, testing::ValuesIn(settings_in_places()),
                          [](const auto& one) { return one.param.name; });
 
 }  // namespace

@@ -9,14 +9,13 @@
 #include "cache/cache_support.h"
 #include "cpu/drivers/forward_plan.h"
 #include "ladon/multi_head_attention.h"
-#include "support/host_context.h"
-#include "support/isas.h"
-#include "support/run_case.h"
+#include "support/contexts.h"
 
 namespace ladon::test {
 namespace {
 
-class CachePrefix : public IsaTest {};
+class CachePrefix : public ContextTest {};
+class CachePrefixGroups : public ContextTest {};
 
 /// The groups that the driver would make, as pairs (sequences, splits).
 std::vector<std::pair<std::int64_t, std::int64_t>> groups_of(const KvCache& cache,
@@ -52,29 +51,29 @@ std::vector<std::pair<std::int64_t, std::int64_t>> groups_of(const KvCache& cach
   return groups;
 }
 
-TEST(CachePrefixGroups, NeighboursWithTheSamePagesFormAGroup) {
+TEST_P(CachePrefixGroups, NeighboursWithTheSamePagesFormAGroup) {
   const KvCacheOptions options{.num_kv_heads = 1, .head_dim = 4};
-  const auto pool = std::make_shared<PagePool>(host_context(), options, 16, 4096);
-  const auto append = [](KvCache& cache, std::int64_t count) {
-    const Tensor k(DType::kF32, {cache.batch(), count, 1, 4});
-    cache.append(host_context(), k, k);
+  const auto pool = std::make_shared<PagePool>(context_, options, 16, 4096);
+  const auto append = [&](KvCache& cache, std::int64_t count) {
+    const Tensor k(context_, DType::kF32, {cache.batch(), count, 1, 4});
+    cache.append(context_, k, k);
   };
   KvCache cache = KvCache::paged(pool, 2);
   append(cache, 4 * cpu::kSplitKeys + 5);
   // Two prompts, three continuations of the first and one of the second.
-  cache.reorder(host_context(), std::vector<std::int64_t>{0, 0, 0, 1});
+  cache.reorder(context_, std::vector<std::int64_t>{0, 0, 0, 1});
   append(cache, 10);
   using Groups = std::vector<std::pair<std::int64_t, std::int64_t>>;
   EXPECT_EQ(groups_of(cache), (Groups{{3, 4}, {1, 0}}));
   // Many rows are tiles, which share nothing this way.
   EXPECT_EQ(groups_of(cache, 100), (Groups{{1, 0}, {1, 0}, {1, 0}, {1, 0}}));
   // A group has an end.
-  cache.reorder(host_context(), std::vector<std::int64_t>(40, 0));
+  cache.reorder(context_, std::vector<std::int64_t>(40, 0));
   EXPECT_EQ(groups_of(cache), (Groups{{16, 4}, {16, 4}, {8, 4}}));
   // A short prefix is left to itself.
   cache.reset();
   append(cache, 40);
-  cache.reorder(host_context(), std::vector<std::int64_t>{0, 0});
+  cache.reorder(context_, std::vector<std::int64_t>{0, 0});
   EXPECT_EQ(groups_of(cache), (Groups{{1, 0}, {1, 0}}));
 }
 
@@ -83,29 +82,31 @@ TEST_P(CachePrefix, SharedPagesGiveTheBitsOfOwnPages) {
   for (const std::int64_t kv_heads : {1, 2, 4}) {
     for (const DType storage : kStorages) {
       const KvCacheOptions options{.num_kv_heads = kv_heads, .head_dim = 12, .format = storage};
-      const auto pool = std::make_shared<PagePool>(host_context(), options, 16, 2000);
+      const auto pool = std::make_shared<PagePool>(context_, options, 16, 2000);
       KvCache shared = KvCache::paged(pool, 1);
-      const Tensor k = random_tensor(DType::kF32, {1, prefix, kv_heads, 12}, 1);
-      const Tensor v = random_tensor(DType::kF32, {1, prefix, kv_heads, 12}, 2);
-      shared.append(host_context(), k, v);
-      shared.reorder(host_context(), std::vector<std::int64_t>(5, 0));
+      const Tensor k = random_tensor(context_, DType::kF32, {1, prefix, kv_heads, 12}, 1);
+      const Tensor v = random_tensor(context_, DType::kF32, {1, prefix, kv_heads, 12}, 2);
+      shared.append(context_, k, v);
+      shared.reorder(context_, std::vector<std::int64_t>(5, 0));
       KvCache own = KvCache::paged(pool, 5);
-      Tensor wide_k(DType::kF32, {5, prefix, kv_heads, 12});
-      Tensor wide_v(DType::kF32, {5, prefix, kv_heads, 12});
+      Tensor wide_k(context_, DType::kF32, {5, prefix, kv_heads, 12});
+      Tensor wide_v(context_, DType::kF32, {5, prefix, kv_heads, 12});
       for (std::int64_t b = 0; b < 5; ++b) {
-        copy(host_context(), k.view().select(0, 0), wide_k.view().select(0, b));
-        copy(host_context(), v.view().select(0, 0), wide_v.view().select(0, b));
+        copy(context_, k.view().select(0, 0), wide_k.view().select(0, b));
+        copy(context_, v.view().select(0, 0), wide_v.view().select(0, b));
       }
-      own.append(host_context(), wide_k, wide_v);
+      own.append(context_, wide_k, wide_v);
       // Suffixes of their own, of different lengths.
       const std::vector<std::int64_t> lengths = {3, 600, 1, 0, 20};
-      const Tensor suffix = random_tensor(DType::kF32, {5, 600, kv_heads, 12}, 3);
-      for (KvCache* cache : {&shared, &own}) cache->append(host_context(), suffix, suffix, lengths);
+      const Tensor suffix = random_tensor(context_, DType::kF32, {5, 600, kv_heads, 12}, 3);
+      for (KvCache* cache : {&shared, &own}) cache->append(context_, suffix, suffix, lengths);
       EXPECT_LT(pool->statistics().used_pages, 5 * 70 + 80 + 70);
-      const Tensor q = random_tensor(DType::kF32, {5, 1, 4, 12}, 4);
-      const Tensor sinks = random_tensor(DType::kF32, {4}, 5);
-      Tensor outs[] = {Tensor(DType::kF32, {5, 1, 4, 12}), Tensor(DType::kF32, {5, 1, 4, 12})};
-      Tensor lses[] = {Tensor(DType::kF32, {5, 4, 1}), Tensor(DType::kF32, {5, 4, 1})};
+      const Tensor q = random_tensor(context_, DType::kF32, {5, 1, 4, 12}, 4);
+      const Tensor sinks = random_tensor(context_, DType::kF32, {4}, 5);
+      Tensor outs[] = {Tensor(context_, DType::kF32, {5, 1, 4, 12}),
+                       Tensor(context_, DType::kF32, {5, 1, 4, 12})};
+      Tensor lses[] = {Tensor(context_, DType::kF32, {5, 4, 1}),
+                       Tensor(context_, DType::kF32, {5, 4, 1})};
       const AttentionOptions call{.causal = true, .sinks = sinks};
       attention(context_, q, shared.view(), call, outs[0], lses[0]);
       attention(context_, q, own.view(), call, outs[1], lses[1]);
@@ -116,11 +117,11 @@ TEST_P(CachePrefix, SharedPagesGiveTheBitsOfOwnPages) {
 }
 
 TEST_P(CachePrefix, UnrelatedRequestsFindEachOthersPages) {
-  const MultiHeadAttention layer(
+  const MultiHeadAttention layer = there(MultiHeadAttention(
       {.embed_dim = 24, .num_heads = 4, .num_kv_heads = 2, .causal = true, .rope = RopeOptions{}},
-      3);
-  const auto pool = std::make_shared<PagePool>(host_context(), layer.cache_options(), 8, 32);
-  const Tensor x = random_tensor(DType::kF32, {50, 24}, 1);
+      3));
+  const auto pool = std::make_shared<PagePool>(context_, layer.cache_options(), 8, 32);
+  const Tensor x = random_tensor(context_, DType::kF32, {50, 24}, 1);
   std::vector<std::int64_t> tokens(50);
   std::iota(tokens.begin(), tokens.end(), 1000);
   const Tensor truth = layer.forward(context_, x);
@@ -135,9 +136,8 @@ TEST_P(CachePrefix, UnrelatedRequestsFindEachOthersPages) {
   EXPECT_EQ(found, 40);
   EXPECT_EQ(second.length(), 40);
   const Tensor out = layer.forward(context_, x.view().slice(0, found, 50), second);
-  EXPECT_LE(
-      relative_difference(out, Tensor::copy_of(host_context(), truth.view().slice(0, found, 50))),
-      1e-5);
+  EXPECT_LE(relative_difference(out, Tensor::copy_of(context_, truth.view().slice(0, found, 50))),
+            1e-5);
   const PagePool::Statistics statistics = pool->statistics();
   EXPECT_EQ(statistics.prefix_lookups, 1);
   EXPECT_EQ(statistics.prefix_tokens_found, 40);
@@ -147,7 +147,8 @@ TEST_P(CachePrefix, UnrelatedRequestsFindEachOthersPages) {
   EXPECT_EQ(third.adopt_prefix(0, tokens), 0);
 }
 
-LADON_FOR_EACH_ISA(CachePrefix);
+LADON_FOR_EACH_CONTEXT(CachePrefix);
+LADON_FOR_EACH_CONTEXT(CachePrefixGroups);
 
 }  // namespace
 }  // namespace ladon::test

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cache/cache_model.h"
-#include "support/host_context.h"
+#include "support/contexts.h"
 
 namespace ladon::test {
 namespace {
@@ -23,25 +23,32 @@ Tokens tokens_of(const Ids& ids) {
   return tokens;
 }
 
-/// Goes on with a sequence of a cache of one, up to `tokens`.
-void extend(KvCache& cache, const Tokens& tokens) {
-  const std::int64_t first = cache.length();
-  const std::int64_t count = static_cast<std::int64_t>(tokens.size()) - first;
-  Tensor k(DType::kF32, {1, count, 2, 3});
-  Tensor v(DType::kF32, {1, count, 2, 3});
-  for (std::int64_t i = 0; i < k.num_elements(); ++i) {
-    const Token& token = tokens[static_cast<std::size_t>(first + i / 6)];
-    store_element(k.data(), DType::kF32, i, number_of(token, false, i / 3 % 2, i % 3));
-    store_element(v.data(), DType::kF32, i, number_of(token, true, i / 3 % 2, i % 3));
+class Forks : public ContextTest {
+ protected:
+  /// Goes on with a sequence of a cache of one, up to `tokens`.
+  void extend(KvCache& cache, const Tokens& tokens) const {
+    const std::int64_t first = cache.length();
+    const std::int64_t count = static_cast<std::int64_t>(tokens.size()) - first;
+    Tensor k(DType::kF32, {1, count, 2, 3});
+    Tensor v(DType::kF32, {1, count, 2, 3});
+    for (std::int64_t i = 0; i < k.num_elements(); ++i) {
+      const Token& token = tokens[static_cast<std::size_t>(first + i / 6)];
+      store_element(k.data(), DType::kF32, i, number_of(token, false, i / 3 % 2, i % 3));
+      store_element(v.data(), DType::kF32, i, number_of(token, true, i / 3 % 2, i % 3));
+    }
+    cache.append(context_, there(k), there(v));
   }
-  cache.append(host_context(), k, v);
-}
+  std::string difference_of(const KvCache& cache, const Tokens& tokens) const {
+    return difference(host_view(context_, cache.view()).view, 0, tokens, 0);
+  }
+};
+LADON_FOR_EACH_CONTEXT(Forks);
 
 /// A pool of pages of two tokens.
-class Prefixes : public testing::Test {
+class Prefixes : public Forks {
  protected:
   void make_pool(std::int64_t pages) {
-    pool_ = std::make_shared<PagePool>(host_context(), kOptions, 2, pages);
+    pool_ = std::make_shared<PagePool>(context_, kOptions, 2, pages);
   }
 
   KvCache request(const Ids& ids, bool publish = true) {
@@ -59,7 +66,7 @@ class Prefixes : public testing::Test {
     EXPECT_EQ(cache.length(), count);
     Tokens tokens = tokens_of(ids);
     tokens.resize(static_cast<std::size_t>(count));
-    EXPECT_EQ(difference(cache.view(), 0, tokens, 0), "");
+    EXPECT_EQ(difference_of(cache, tokens), "");
     return count;
   }
 
@@ -70,8 +77,9 @@ class Prefixes : public testing::Test {
 
   std::shared_ptr<PagePool> pool_;
 };
+LADON_FOR_EACH_CONTEXT(Prefixes);
 
-TEST_F(Prefixes, WhatWasLeftTheLongestAgoGoesFirst) {
+TEST_P(Prefixes, WhatWasLeftTheLongestAgoGoesFirst) {
   const Ids prompts[] = {{1, 2}, {3, 4}, {5, 6}, {8, 9}};
   const std::size_t order[] = {1, 0, 3, 2};  // in which the requests end
   for (std::size_t taken = 0; taken <= 4; ++taken) {
@@ -89,7 +97,7 @@ TEST_F(Prefixes, WhatWasLeftTheLongestAgoGoesFirst) {
   }
 }
 
-TEST_F(Prefixes, WhatIsFoundAgainIsRenewed) {
+TEST_P(Prefixes, WhatIsFoundAgainIsRenewed) {
   make_pool(3);
   for (const Ids& prompt : {Ids{1, 2}, Ids{3, 4}, Ids{5, 6}}) request(prompt);
   EXPECT_EQ(found({1, 2}), 2);
@@ -103,7 +111,7 @@ TEST_F(Prefixes, WhatIsFoundAgainIsRenewed) {
   EXPECT_EQ(found({1, 2}), 2);
 }
 
-TEST_F(Prefixes, DeeperPagesGoBeforeThoseTheyFollow) {
+TEST_P(Prefixes, DeeperPagesGoBeforeThoseTheyFollow) {
   const Ids prompt = {1, 2, 3, 4, 5, 6};
   for (std::int64_t taken = 0; taken <= 3; ++taken) {
     make_pool(3);
@@ -114,7 +122,7 @@ TEST_F(Prefixes, DeeperPagesGoBeforeThoseTheyFollow) {
   }
 }
 
-TEST_F(Prefixes, WithAPageGoesWhatFollowsIt) {
+TEST_P(Prefixes, WithAPageGoesWhatFollowsIt) {
   make_pool(6);
   std::optional<KvCache> first = request({1, 2, 3, 4});
   // Has pages of its own for the same tokens; the third is published behind the first's.
@@ -127,13 +135,13 @@ TEST_F(Prefixes, WithAPageGoesWhatFollowsIt) {
   // The page of {3, 4} is gone, so {5, 6} cannot be found, though a request still holds it.
   EXPECT_EQ(pool_->statistics().published_pages, 1);
   EXPECT_EQ(found({1, 2, 3, 4, 5, 6}), 2);
-  EXPECT_EQ(difference(second->view(), 0, tokens_of({1, 2, 3, 4, 5, 6}), 0), "");
+  EXPECT_EQ(difference_of(*second, tokens_of({1, 2, 3, 4, 5, 6})), "");
   second.reset();
   EXPECT_EQ(pool_->statistics().free_pages, 3);
   EXPECT_EQ(pool_->statistics().kept_pages, 1);
 }
 
-TEST_F(Prefixes, TheLongestRunIsFound) {
+TEST_P(Prefixes, TheLongestRunIsFound) {
   make_pool(20);
   const KvCache held = request({1, 2, 3, 4, 5, 6, 7});  // the last page is not full
   EXPECT_EQ(pool_->statistics().published_pages, 3);
@@ -152,7 +160,7 @@ TEST_F(Prefixes, TheLongestRunIsFound) {
   EXPECT_EQ(found({1, 2, 3, 4, 5, 6, 10, 11}), 8);
 }
 
-TEST_F(Prefixes, EqualTokensAfterDifferentPrefixesAreNotConfused) {
+TEST_P(Prefixes, EqualTokensAfterDifferentPrefixesAreNotConfused) {
   make_pool(20);
   const KvCache first = request({1, 2, 9, 9, 9, 9});
   const KvCache second = request({3, 4, 9, 9});
@@ -163,7 +171,7 @@ TEST_F(Prefixes, EqualTokensAfterDifferentPrefixesAreNotConfused) {
   EXPECT_EQ(found({9, 9, 1, 2}), 0);
 }
 
-TEST_F(Prefixes, PublishedPagesAreNeverWritten) {
+TEST_P(Prefixes, PublishedPagesAreNeverWritten) {
   make_pool(20);
   const Ids prompt = {1, 2, 3, 4};
   KvCache publisher = request(prompt);
@@ -173,7 +181,7 @@ TEST_F(Prefixes, PublishedPagesAreNeverWritten) {
   for (KvCache* cache : {&publisher, &adopter}) {
     cache->truncate(0, 3);
     extend(*cache, tokens_of({1, 2, 3, 5, 6}));
-    EXPECT_EQ(difference(cache->view(), 0, tokens_of({1, 2, 3, 5, 6}), 0), "");
+    EXPECT_EQ(difference_of(*cache, tokens_of({1, 2, 3, 5, 6})), "");
     EXPECT_EQ(found(prompt), 4);
   }
   EXPECT_EQ(pool_->statistics().kept_pages, 1);
@@ -182,7 +190,7 @@ TEST_F(Prefixes, PublishedPagesAreNeverWritten) {
   EXPECT_EQ(pool_->statistics().kept_pages, 0);
 }
 
-TEST_F(Prefixes, APoolOfKeptPagesIsAsGoodAsAFreeOne) {
+TEST_P(Prefixes, APoolOfKeptPagesIsAsGoodAsAFreeOne) {
   make_pool(4);
   request({1, 2, 3, 4, 5, 6, 7, 8});
   EXPECT_EQ(pool_->statistics().kept_pages, 4);
@@ -192,23 +200,23 @@ TEST_F(Prefixes, APoolOfKeptPagesIsAsGoodAsAFreeOne) {
 
 /// A second fork goes on from a past whose first fork is gone: nothing is copied, as if the first
 /// had never been. (It is how drafts are tried, and what forward_from() does.)
-TEST(Forks, AForkThatIsGoneLeavesNoTrace) {
+TEST_P(Forks, AForkThatIsGoneLeavesNoTrace) {
   for (const std::int64_t page_size : {0, 1, 7, 64}) {
     KvCache past =
         page_size == 0
-            ? KvCache::contiguous(host_context(), kOptions, 100)
-            : KvCache::paged(std::make_shared<PagePool>(host_context(), kOptions, page_size, 40));
+            ? KvCache::contiguous(context_, kOptions, 100)
+            : KvCache::paged(std::make_shared<PagePool>(context_, kOptions, page_size, 40));
     Tokens tokens = tokens_of({1, 2, 3, 4, 5});
     extend(past, tokens);
     std::vector<std::int64_t> first;  // the slots of the first fork
     for (std::int64_t draft = 0; draft < 4; ++draft) {
       Tokens longer = tokens;
       for (std::int64_t i = 0; i < 3; ++i) push_token(longer, 10 * draft + i);
-      KvCache fork = past.fork(host_context());
+      KvCache fork = past.fork(context_);
       extend(fork, longer);
       const KvCacheView view = fork.view();
       EXPECT_EQ(view.k, past.view().k);
-      EXPECT_EQ(difference(view, 0, longer, 0), "");
+      EXPECT_EQ(difference_of(fork, longer), "");
       std::vector<std::int64_t> slots;
       for (std::int64_t j = 0; j < 8; ++j) slots.push_back(slot_in(view, view.sequences[0], j));
       if (draft == 0) first = slots;
@@ -216,7 +224,7 @@ TEST(Forks, AForkThatIsGoneLeavesNoTrace) {
       EXPECT_TRUE(page_size == 1 || slots == first) << "page size " << page_size;
     }
     extend(past, tokens_of({1, 2, 3, 4, 5, 6}));
-    EXPECT_EQ(difference(past.view(), 0, tokens_of({1, 2, 3, 4, 5, 6}), 0), "");
+    EXPECT_EQ(difference_of(past, tokens_of({1, 2, 3, 4, 5, 6})), "");
   }
 }
 

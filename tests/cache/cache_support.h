@@ -16,6 +16,7 @@
 #include "ladon/paged_kv_cache.h"
 #include "ladon/random.h"
 #include "ladon/tensor.h"
+#include "support/contexts.h"
 #include "support/host_context.h"
 
 namespace ladon::test {
@@ -44,29 +45,62 @@ inline KvCache make_cache(const Context& context, const CacheKind& kind,
                         options.batch);
 }
 
-inline Tensor random_tensor(DType dtype, const Dims& shape, std::uint64_t stream,
-                            double deviation = 1) {
-  Tensor tensor(dtype, shape);
-  fill_normal(host_context(), tensor, 0, deviation, 77, stream);
+/// On the Context's device.
+inline Tensor random_tensor(const Context& context, DType dtype, const Dims& shape,
+                            std::uint64_t stream, double deviation = 1) {
+  Tensor tensor(context, dtype, shape);
+  fill_normal(context, tensor, 0, deviation, 77, stream);
   return tensor;
 }
+inline Tensor random_tensor(DType dtype, const Dims& shape, std::uint64_t stream,
+                            double deviation = 1) {
+  return random_tensor(host_context(), dtype, shape, stream, deviation);
+}
 
+/// Of a view on the host.
 inline double number_at(const ConstTensorView& view, std::int64_t i) {
   return load_element(view.data(), view.dtype(), i);
 }
 
-/// The largest difference, as a share of the largest number of `truth`. Both dense. NaN where a
-/// number is one.
-inline double relative_difference(const ConstTensorView& got, const ConstTensorView& truth) {
+/// The largest difference, as a share of the largest number of `truth`. NaN where a number is one.
+inline double relative_difference(const Tensor& got, const Tensor& truth) {
+  const std::vector<double> left = elements_of(got);
+  const std::vector<double> right = elements_of(truth);
   double difference = 0;
   double largest = 1e-30;
-  for (std::int64_t i = 0; i < truth.num_elements(); ++i) {
-    const double error = std::fabs(number_at(got, i) - number_at(truth, i));
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    const double error = std::fabs(left.at(i) - right[i]);
     if (std::isnan(error)) return error;
     difference = std::max(difference, error);
-    largest = std::max(largest, std::fabs(number_at(truth, i)));
+    largest = std::max(largest, std::fabs(right[i]));
   }
   return difference / largest;
+}
+
+/// A view that the host can read: a cache's own where it is on the host, else one of copies.
+struct HostView {
+  KvCacheView view{};
+  Tensor k{}, v{}, k_scales{}, v_scales{};
+};
+
+inline HostView host_view(const Context& context, const KvCacheView& cache) {
+  HostView host{.view = cache};
+  if (cache.device.is_cpu()) return host;
+  const auto download = [&](const void* data, DType dtype, std::int64_t slot_stride) {
+    return host_copy(context,
+                     ConstTensorView(data, dtype, {cache.num_slots, slot_stride}, cache.device));
+  };
+  host.k = download(cache.k, cache.format.dtype, cache.k_slot_stride);
+  host.v = download(cache.v, cache.format.dtype, cache.v_slot_stride);
+  host.view.k = host.k.data();
+  host.view.v = host.v.data();
+  host.view.device = DeviceId();
+  if (cache.k_scales == nullptr) return host;
+  host.k_scales = download(cache.k_scales, DType::kF32, cache.scale_slot_stride);
+  host.v_scales = download(cache.v_scales, DType::kF32, cache.scale_slot_stride);
+  host.view.k_scales = host.k_scales.data_as<float>();
+  host.view.v_scales = host.v_scales.data_as<float>();
+  return host;
 }
 
 /// The slot of key j of a sequence, as KvSequenceView says.
@@ -81,9 +115,9 @@ inline std::int64_t slot_in(const KvCacheView& view, const KvSequenceView& seque
   return sequence.first_slot + j;
 }
 
-/// All numbers of one sequence in order, key by key, scales applied: what attention would read.
-inline std::vector<double> content_of(const KvCache& cache, std::int64_t b) {
-  const KvCacheView view = cache.view();
+/// All numbers of one sequence in order, key by key, scales applied: what attention would read. Of
+/// a view on the host.
+inline std::vector<double> content_of(const KvCacheView& view, std::int64_t b) {
   const KvSequenceView& sequence = view.sequences[static_cast<std::size_t>(b)];
   std::vector<double> numbers;
   for (std::int64_t j = 0; j < sequence.length; ++j) {
@@ -109,6 +143,14 @@ inline std::vector<double> content_of(const KvCache& cache, std::int64_t b) {
   return numbers;
 }
 
+inline std::vector<double> content_of(const Context& context, const KvCache& cache,
+                                      std::int64_t b) {
+  return content_of(host_view(context, cache.view()).view, b);
+}
+inline std::vector<double> content_of(const KvCache& cache, std::int64_t b) {
+  return content_of(cache.view(), b);
+}
+
 /// Everything that can be seen of a cache.
 struct CacheState {
   std::vector<std::int64_t> lengths, held;
@@ -117,12 +159,13 @@ struct CacheState {
   bool operator==(const CacheState&) const = default;
 };
 
-inline CacheState state_of(const KvCache& cache) {
+inline CacheState state_of(const Context& context, const KvCache& cache) {
   CacheState state;
+  const HostView host = host_view(context, cache.view());
   for (std::int64_t b = 0; b < cache.batch(); ++b) {
     state.lengths.push_back(cache.length(b));
     state.held.push_back(cache.held(b));
-    state.content.push_back(content_of(cache, b));
+    state.content.push_back(content_of(host.view, b));
   }
   state.bytes_used = cache.bytes_used();
   state.bytes_reserved = cache.bytes_reserved();
@@ -130,9 +173,34 @@ inline CacheState state_of(const KvCache& cache) {
   return state;
 }
 
-/// Overwrites with NaN every slot that no sequence of these caches, which share their memory,
-/// holds.
-inline void poison_dead_slots(const std::vector<const KvCache*>& caches) {
+inline CacheState state_of(const KvCache& cache) { return state_of(host_context(), cache); }
+
+/// Overwrites with NaN the slots that are not live.
+inline void poison_slots(const Context& context, const KvCacheView& memory,
+                         const std::vector<bool>& live) {
+  const auto poison = [&](const void* data, DType dtype, std::int64_t stride) {
+    const TensorView array(const_cast<void*>(data), dtype, {memory.num_slots, stride},
+                           memory.device);
+    Tensor host = host_copy(context, array);
+    for (std::size_t slot = 0; slot < live.size(); ++slot) {
+      for (std::int64_t i = 0; !live[slot] && i < stride; ++i) {
+        store_element(host.data(), dtype, static_cast<std::int64_t>(slot) * stride + i,
+                      std::nan(""));
+      }
+    }
+    copy(context, host, array);
+  };
+  if (memory.k_scales != nullptr) {
+    poison(memory.k_scales, DType::kF32, memory.scale_slot_stride);
+    poison(memory.v_scales, DType::kF32, memory.scale_slot_stride);
+  } else {
+    poison(memory.k, memory.format.dtype, memory.k_slot_stride);
+    poison(memory.v, memory.format.dtype, memory.v_slot_stride);
+  }
+}
+
+/// Poisons every slot that no sequence of these caches, which share their memory, holds.
+inline void poison_dead_slots(const Context& context, const std::vector<const KvCache*>& caches) {
   const KvCacheView memory = caches.front()->view();
   std::vector<bool> live(static_cast<std::size_t>(memory.num_slots), false);
   for (const KvCache* cache : caches) {
@@ -143,22 +211,7 @@ inline void poison_dead_slots(const std::vector<const KvCache*>& caches) {
       }
     }
   }
-  const bool scaled = memory.k_scales != nullptr;
-  for (std::int64_t slot = 0; slot < memory.num_slots; ++slot) {
-    if (live[static_cast<std::size_t>(slot)]) continue;
-    const auto poison = [&](const void* data, DType dtype, std::int64_t stride) {
-      for (std::int64_t i = 0; i < stride; ++i) {
-        store_element(const_cast<void*>(data), dtype, slot * stride + i, std::nan(""));
-      }
-    };
-    if (scaled) {
-      poison(memory.k_scales, DType::kF32, memory.scale_slot_stride);
-      poison(memory.v_scales, DType::kF32, memory.scale_slot_stride);
-    } else {
-      poison(memory.k, memory.format.dtype, memory.k_slot_stride);
-      poison(memory.v, memory.format.dtype, memory.v_slot_stride);
-    }
-  }
+  poison_slots(context, memory, live);
 }
 
 }  // namespace ladon::test

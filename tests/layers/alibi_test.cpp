@@ -1,27 +1,29 @@
 // ALiBi: the usual slopes, and layers with slopes. Their gradients are in multi_head_gradient_test.
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "ladon/alibi.h"
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
-#include "ladon/random.h"
-#include "support/host_context.h"
+#include "support/contexts.h"
 
 namespace ladon {
 namespace {
 
-using test::host_context;
-
+using test::elements_of;
 using Slopes = std::vector<double>;
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() && a.dtype() == b.dtype() &&
-         std::memcmp(a.data(), b.data(),
-                     static_cast<std::size_t>(a.num_elements()) * size_of(a.dtype())) == 0;
+class AlibiLayer : public test::ContextTest {};
+LADON_FOR_EACH_CONTEXT(AlibiLayer);
+
+void expect_near(const Tensor& a, const Tensor& b, double bound) {
+  const std::vector<double> left = elements_of(a);
+  const std::vector<double> right = elements_of(b);
+  ASSERT_EQ(left.size(), right.size());
+  for (std::size_t i = 0; i < left.size(); ++i) EXPECT_NEAR(left[i], right[i], bound);
 }
 
 TEST(AlibiSlopes, OfPowersOfTwoAreAGeometricSeries) {
@@ -45,56 +47,50 @@ TEST(AlibiSlopes, OfOtherNumbersTakeEverySecondOfTheNextPower) {
   for (std::size_t i = 64; i < 112; ++i) EXPECT_EQ(many[i], alibi_slopes(128)[2 * (i - 64)]);
 }
 
-TEST(AlibiLayer, IsTheBiasThatItStandsFor) {
-  const Context context(ContextOptions{.num_threads = 1});
+TEST_P(AlibiLayer, IsTheBiasThatItStandsFor) {
   MultiHeadAttentionOptions options{.embed_dim = 12,
                                     .num_heads = 6,
                                     .num_kv_heads = 2,
                                     .head_dim = 4,
                                     .causal = true,
                                     .dtype = DType::kF64};
-  const MultiHeadAttention plain(options, 3);
+  const MultiHeadAttention plain = there(MultiHeadAttention(options, 3));
   options.alibi_slopes = alibi_slopes(6);
-  const MultiHeadAttention layer(options, 3);
+  const MultiHeadAttention layer = there(MultiHeadAttention(options, 3));
   EXPECT_EQ(layer.options().alibi_slopes, alibi_slopes(6));
-  Tensor x(DType::kF64, {2, 9, 12});
-  fill_normal(host_context(), x, 0, 1, 1);
-  Tensor bias(DType::kF64, {1, 6, 9, 9});
-  for (std::int64_t i = 0; i < bias.num_elements(); ++i) {
-    const double distance = static_cast<double>(i / 9 % 9 - i % 9);
-    bias.data_as<double>()[i] = -options.alibi_slopes[static_cast<std::size_t>(i / 81)] * distance;
+  const Tensor x = normal(DType::kF64, {2, 9, 12}, 1);
+  std::vector<double> biases;
+  for (int i = 0; i < 6 * 9 * 9; ++i) {
+    const double distance = i / 9 % 9 - i % 9;
+    biases.push_back(-options.alibi_slopes[static_cast<std::size_t>(i / 81)] * distance);
   }
-  const Tensor out = layer.forward(context, x.view());
-  const Tensor expected = plain.forward(context, x.view(), {.bias = bias});
-  for (std::int64_t i = 0; i < out.num_elements(); ++i) {
-    EXPECT_NEAR(out.data_as<double>()[i], expected.data_as<double>()[i], 1e-13);
-  }
-  EXPECT_FALSE(same_bits(out, plain.forward(context, x.view())));
-  EXPECT_TRUE(same_bits(out, layer.forward_training(context, {.query = x}).out));
+  const Tensor bias = there(Tensor::from_values(DType::kF64, {1, 6, 9, 9}, biases));
+  const Tensor out = layer.forward(context_, x.view());
+  const Tensor expected = plain.forward(context_, x.view(), {.bias = bias});
+  expect_near(out, expected, 1e-13);
+  EXPECT_FALSE(same_bits(out, plain.forward(context_, x.view())));
+  EXPECT_TRUE(same_bits(out, layer.forward_training(context_, {.query = x}).out));
   // The weights on request know of the slopes too.
-  Tensor weights(DType::kF64, {2, 6, 9, 9});
-  Tensor expected_weights(DType::kF64, {2, 6, 9, 9});
-  layer.forward(context, x.view(), {.weights = weights});
-  plain.forward(context, x.view(), {.bias = bias, .weights = expected_weights});
-  for (std::int64_t i = 0; i < weights.num_elements(); ++i) {
-    EXPECT_NEAR(weights.data_as<double>()[i], expected_weights.data_as<double>()[i], 1e-13);
-  }
+  Tensor weights(context_, DType::kF64, {2, 6, 9, 9});
+  Tensor expected_weights(context_, DType::kF64, {2, 6, 9, 9});
+  layer.forward(context_, x.view(), {.weights = weights});
+  plain.forward(context_, x.view(), {.bias = bias, .weights = expected_weights});
+  expect_near(weights, expected_weights, 1e-13);
 }
 
-TEST(AlibiLayer, CopiesAndMovesCarryTheSlopes) {
-  const Context context(ContextOptions{.num_threads = 1});
-  MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .alibi_slopes = {0.5, 2}}, 3);
-  Tensor x(DType::kF32, {1, 5, 8});
-  fill_normal(host_context(), x, 0, 1, 1);
-  const Tensor out = layer.forward(context, x.view());
+TEST_P(AlibiLayer, CopiesAndMovesCarryTheSlopes) {
+  MultiHeadAttention layer =
+      there(MultiHeadAttention({.embed_dim = 8, .num_heads = 2, .alibi_slopes = {0.5, 2}}, 3));
+  const Tensor x = normal(DType::kF32, {1, 5, 8}, 1);
+  const Tensor out = layer.forward(context_, x.view());
   const MultiHeadAttention copied(layer);
-  EXPECT_TRUE(same_bits(out, copied.forward(context, x.view())));
+  EXPECT_TRUE(same_bits(out, copied.forward(context_, x.view())));
   // What was saved before a move is used after it: the slopes have not gone stale.
-  const TrainingForward forward = layer.forward_training(context, {.query = x});
-  const InputGradients before = layer.backward(context, x, forward.saved);
+  const TrainingForward forward = layer.forward_training(context_, {.query = x});
+  const InputGradients before = layer.backward(context_, x, forward.saved);
   MultiHeadAttention moved(std::move(layer));
-  EXPECT_TRUE(same_bits(out, moved.forward(context, x.view())));
-  const InputGradients after = moved.backward(context, x, forward.saved);
+  EXPECT_TRUE(same_bits(out, moved.forward(context_, x.view())));
+  const InputGradients after = moved.backward(context_, x, forward.saved);
   EXPECT_TRUE(same_bits(before.query, after.query));
 }
 

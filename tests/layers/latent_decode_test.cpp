@@ -8,10 +8,9 @@
 
 #include "cache/cache_support.h"
 #include "ladon/latent_attention.h"
+#include "support/contexts.h"
 #include "support/counted_new.h"
 #include "support/host_context.h"
-#include "support/isas.h"
-#include "support/run_case.h"
 
 namespace ladon::test {
 namespace {
@@ -30,6 +29,7 @@ LatentAttention v3_layer() {
                          1);
 }
 
+// On the CPU: it counts the host's allocations.
 TEST(LatentDecode, MemoryDoesNotGrowWithTheCache) {
   const LatentAttention layer = v3_layer();
   const Tensor x = random_tensor(DType::kF32, {1, 1, 64}, 1);
@@ -60,7 +60,7 @@ TEST(LatentDecode, MemoryDoesNotGrowWithTheCache) {
   EXPECT_LT(bytes[1], 32 << 20);
 }
 
-class LatentBits : public IsaTest {};
+class LatentBits : public ContextTest {};
 
 LatentAttention small_layer() {
   return LatentAttention({.embed_dim = 20,
@@ -75,12 +75,12 @@ LatentAttention small_layer() {
 }
 
 TEST_P(LatentBits, ARowDoesNotDependOnItsNeighboursOrOnThreads) {
-  const LatentAttention layer = small_layer();
-  const Context seven(ContextOptions{.num_threads = 7, .isa = GetParam()});
+  const LatentAttention layer = there(small_layer());
+  const Context seven = GetParam().context(7);
   for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
     LatentAttention one = layer;
     one.set_form(form);
-    const Tensor x = random_tensor(DType::kF32, {64, 9, 20}, 1);
+    const Tensor x = random_tensor(context_, DType::kF32, {64, 9, 20}, 1);
     const Tensor all = one.forward(context_, x);
     const Tensor threads = one.forward(seven, x);
     EXPECT_TRUE(same_bits(all.view(), threads.view()));
@@ -88,12 +88,11 @@ TEST_P(LatentBits, ARowDoesNotDependOnItsNeighboursOrOnThreads) {
     EXPECT_TRUE(same_bits(alone.view(), all.view().slice(0, 17, 18)));
     // Later positions do not touch earlier ones.
     const Tensor shorter = one.forward(context_, x.view().slice(0, 17, 18).slice(1, 0, 4));
-    EXPECT_LE(
-        relative_difference(shorter, Tensor::copy_of(host_context(), alone.view().slice(1, 0, 4))),
-        1e-6);
+    EXPECT_LE(relative_difference(shorter, Tensor::copy_of(context_, alone.view().slice(1, 0, 4))),
+              1e-6);
     // The same through a cache, token by token, among others and alone.
-    KvCache many = KvCache::contiguous(host_context(), one.cache_options(64));
-    KvCache single = KvCache::contiguous(host_context(), one.cache_options(1));
+    KvCache many = KvCache::contiguous(context_, one.cache_options(64));
+    KvCache single = KvCache::contiguous(context_, one.cache_options(1));
     for (std::int64_t t = 0; t < 9; ++t) {
       const Tensor among = one.forward(seven, x.view().slice(1, t, t + 1), many);
       const Tensor own =
@@ -104,8 +103,8 @@ TEST_P(LatentBits, ARowDoesNotDependOnItsNeighboursOrOnThreads) {
 }
 
 TEST_P(LatentBits, ThreadsMayShareALayer) {
-  const LatentAttention layer = small_layer();
-  const Tensor x = random_tensor(DType::kF32, {1, 30, 20}, 1);
+  const LatentAttention layer = there(small_layer());
+  const Tensor x = random_tensor(context_, DType::kF32, {1, 30, 20}, 1);
   const Tensor alone = layer.forward(context_, x);
   std::vector<Tensor> outs(3);
   std::vector<std::thread> threads;
@@ -116,7 +115,7 @@ TEST_P(LatentBits, ThreadsMayShareALayer) {
   for (const Tensor& out : outs) EXPECT_TRUE(same_bits(out.view(), alone.view()));
 }
 
-LADON_FOR_EACH_ISA(LatentBits);
+LADON_FOR_EACH_CONTEXT(LatentBits);
 
 }  // namespace
 }  // namespace ladon::test

@@ -11,14 +11,13 @@
 #include "cache/cache_support.h"
 #include "ladon/latent_attention.h"
 #include "layers/latent_truth.h"
+#include "support/contexts.h"
 #include "support/host_context.h"
-#include "support/isas.h"
-#include "support/run_case.h"
 
 namespace ladon::test {
 namespace {
 
-class LatentForward : public IsaTest {};
+class LatentForward : public ContextTest {};
 
 LatentAttentionOptions small_options(DType dtype) {
   return {.embed_dim = 20,
@@ -71,7 +70,7 @@ std::vector<Variant> variants(DType dtype) {
   return all;
 }
 
-/// Biases and norms that are not the 0 and 1 of a new layer.
+/// On the host. Biases and norms are not the 0 and 1 of a new layer.
 LatentAttention make_layer(const LatentAttentionOptions& options) {
   LatentAttention layer(options, 3);
   std::uint64_t stream = 100;
@@ -88,9 +87,10 @@ TEST_P(LatentForward, AgreesWithPlainLoops) {
     const double bound = dtype == DType::kF64 ? 1e-10 : 1e-5;
     for (const Variant& variant : variants(dtype)) {
       SCOPED_TRACE(variant.name);
-      LatentAttention layer = make_layer(variant.options);
-      const Tensor x = random_tensor(dtype, {2, 11, 20}, 1);
-      const Tensor truth = latent_truth(layer, x, {});
+      const LatentAttention on_host = make_layer(variant.options);
+      LatentAttention layer = there(on_host);
+      const Tensor x = random_tensor(context_, dtype, {2, 11, 20}, 1);
+      const Tensor truth = latent_truth(on_host, x.to_host(), {});
       for (const LatentForm form :
            {LatentForm::kExpanded, LatentForm::kAbsorbed, LatentForm::kAuto}) {
         layer.set_form(form);
@@ -103,9 +103,10 @@ TEST_P(LatentForward, AgreesWithPlainLoops) {
 TEST_P(LatentForward, ExplicitPositionsAreUsed) {
   const std::vector<std::int64_t> positions = {3, 5, 6, 20, 21, 100, 7, 0, 1, 2, 50};
   for (const Variant& variant : variants(DType::kF64)) {
-    LatentAttention layer = make_layer(variant.options);
-    const Tensor x = random_tensor(DType::kF64, {2, 11, 20}, 1);
-    const Tensor truth = latent_truth(layer, x, positions);
+    const LatentAttention on_host = make_layer(variant.options);
+    LatentAttention layer = there(on_host);
+    const Tensor x = random_tensor(context_, DType::kF64, {2, 11, 20}, 1);
+    const Tensor truth = latent_truth(on_host, x.to_host(), positions);
     LayerCall call;
     call.query_positions.explicit_positions = positions;
     call.key_positions.explicit_positions = positions;
@@ -120,63 +121,59 @@ TEST_P(LatentForward, ExplicitPositionsAreUsed) {
 TEST_P(LatentForward, MasksAndLengthsAreHonouredInBothForms) {
   LatentAttentionOptions options = small_options(DType::kF64);
   options.causal = false;
-  LatentAttention layer = make_layer(options);
-  const Tensor x = random_tensor(DType::kF64, {2, 8, 20}, 1);
+  LatentAttention layer = there(make_layer(options));
+  const Tensor x = random_tensor(context_, DType::kF64, {2, 8, 20}, 1);
   const std::vector<std::int64_t> lengths = {8, 5};
-  Tensor mask(DType::kBool, {2, 1, 8, 8});
-  for (std::int64_t i = 0; i < mask.num_elements(); ++i) {
-    static_cast<std::uint8_t*>(mask.data())[i] = i % 5 != 1;
-  }
-  const Tensor bias = random_tensor(DType::kF64, {1, 3, 8, 8}, 7);
+  std::vector<double> seen;
+  for (int i = 0; i < 2 * 8 * 8; ++i) seen.push_back(i % 5 != 1 ? 1 : 0);
+  const Tensor mask = there(Tensor::from_values(DType::kBool, {2, 1, 8, 8}, seen));
+  const Tensor bias = random_tensor(context_, DType::kF64, {1, 3, 8, 8}, 7);
   const LayerCall call{.mask = mask, .bias = bias, .kv_lengths = lengths};
   layer.set_form(LatentForm::kExpanded);
-  Tensor expanded_weights(DType::kF64, {2, 3, 8, 8});
+  Tensor expanded_weights(context_, DType::kF64, {2, 3, 8, 8});
   LayerCall first = call;
   first.weights = expanded_weights;
   const Tensor expanded = layer.forward(context_, x, first);
   layer.set_form(LatentForm::kAbsorbed);
-  Tensor absorbed_weights(DType::kF64, {2, 3, 8, 8});
+  Tensor absorbed_weights(context_, DType::kF64, {2, 3, 8, 8});
   LayerCall second = call;
   second.weights = absorbed_weights;
   const Tensor absorbed = layer.forward(context_, x, second);
   EXPECT_LE(relative_difference(absorbed, expanded), 1e-10);
   EXPECT_LE(relative_difference(absorbed_weights, expanded_weights), 1e-10);
   // The lengths and the mask matter: hidden keys have no weight.
-  for (std::int64_t q = 0; q < 8; ++q) {
-    EXPECT_EQ(number_at(expanded_weights, ((1 * 3 + 0) * 8 + q) * 8 + 6), 0);
-  }
+  const std::vector<double> weights = elements_of(expanded_weights);
+  for (std::size_t q = 0; q < 8; ++q) EXPECT_EQ(weights[((1 * 3 + 0) * 8 + q) * 8 + 6], 0);
   // Padding is not read.
-  Tensor poisoned = Tensor::copy_of(host_context(), x);
-  for (std::int64_t i = 5 * 20; i < 8 * 20; ++i) {
-    poisoned.data_as<double>()[8 * 20 + i] = std::nan("");
-  }
-  const Tensor again = layer.forward(context_, poisoned, call);
-  for (std::int64_t i = 0; i < (8 + 5) * 20; ++i) {
-    EXPECT_EQ(number_at(again, i), number_at(absorbed, i));
-  }
+  Tensor padded = Tensor::copy_of(context_, x);
+  const Tensor nothing = poisoned(context_, DType::kF64, {3, 20});
+  copy(context_, nothing, padded.view().select(0, 1).slice(0, 5, 8));
+  const std::vector<double> again = elements_of(layer.forward(context_, padded, call));
+  const std::vector<double> before = elements_of(absorbed);
+  for (std::size_t i = 0; i < (8 + 5) * 20; ++i) EXPECT_EQ(again[i], before[i]);
 }
 
 TEST_P(LatentForward, AnyChunkingThroughAnyCacheGivesTheWholeSequence) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
     for (const Variant& variant : variants(dtype)) {
       if (!variant.options.causal) continue;
-      LatentAttention layer = make_layer(variant.options);
-      const Tensor x = random_tensor(dtype, {3, 23, 20}, 1);
+      LatentAttention layer = there(make_layer(variant.options));
+      const Tensor x = random_tensor(context_, dtype, {3, 23, 20}, 1);
       const Tensor truth = layer.forward(context_, x);
       for (const CacheKind& kind : unlimited_kinds()) {
         for (const LatentForm form :
              {LatentForm::kExpanded, LatentForm::kAbsorbed, LatentForm::kAuto}) {
           SCOPED_TRACE(variant.name + " " + kind.name + " " + std::to_string(kind.page_size));
           layer.set_form(form);
-          KvCache cache = make_cache(host_context(), kind, layer.cache_options(3));
-          Tensor out(dtype, {3, 23, 20});
+          KvCache cache = make_cache(context_, kind, layer.cache_options(3));
+          Tensor out(context_, dtype, {3, 23, 20});
           std::int64_t done = 0;
           for (const std::int64_t count : {5, 1, 1, 9, 0, 2, 5}) {
-            Tensor part(dtype, {3, count, 20});
+            Tensor part(context_, dtype, {3, count, 20});
             layer.forward(context_, x.view().slice(1, done, done + count), cache, {}, part);
-            copy(host_context(), part, out.view().slice(1, done, done + count));
+            copy(context_, part, out.view().slice(1, done, done + count));
             done += count;
-            poison_dead_slots({&cache});
+            poison_dead_slots(context_, {&cache});
           }
           EXPECT_LE(relative_difference(out, truth), dtype == DType::kF64 ? 1e-10 : 1e-5);
         }
@@ -190,25 +187,25 @@ TEST_P(LatentForward, RaggedBatchesMixForms) {
   // and the bits that it has alone.
   LatentAttentionOptions options = small_options(DType::kF32);
   options.kv_rank = 12;
-  const LatentAttention layer = make_layer(options);
+  const LatentAttention layer = there(make_layer(options));
   EXPECT_EQ(layer.form_for(1, 200), LatentForm::kAbsorbed);
   EXPECT_EQ(layer.form_for(60, 60), LatentForm::kExpanded);
-  const Tensor past = random_tensor(DType::kF32, {200, 20}, 1);
-  const Tensor fresh = random_tensor(DType::kF32, {60, 20}, 2);
-  const Tensor token = random_tensor(DType::kF32, {1, 20}, 3);
+  const Tensor past = random_tensor(context_, DType::kF32, {200, 20}, 1);
+  const Tensor fresh = random_tensor(context_, DType::kF32, {60, 20}, 2);
+  const Tensor token = random_tensor(context_, DType::kF32, {1, 20}, 3);
   const KvCacheOptions one = layer.cache_options(1);
-  KvCache first = KvCache::contiguous(host_context(), one);
+  KvCache first = KvCache::contiguous(context_, one);
   layer.forward(context_, past, first);
   const Tensor alone_token = layer.forward(context_, token, first);
-  KvCache second = KvCache::contiguous(host_context(), one);
+  KvCache second = KvCache::contiguous(context_, one);
   const Tensor alone_fresh = layer.forward(context_, fresh, second);
 
-  KvCache both = KvCache::contiguous(host_context(), layer.cache_options(3));
+  KvCache both = KvCache::contiguous(context_, layer.cache_options(3));
   layer.forward(context_, past, both, {.new_lengths = std::vector<std::int64_t>{200, 0, 0}});
-  Tensor packed(DType::kF32, {62, 20});
-  copy(host_context(), token, packed.view().slice(0, 0, 1));
-  copy(host_context(), fresh, packed.view().slice(0, 1, 61));
-  copy(host_context(), token, packed.view().slice(0, 61, 62));
+  Tensor packed(context_, DType::kF32, {62, 20});
+  copy(context_, token, packed.view().slice(0, 0, 1));
+  copy(context_, fresh, packed.view().slice(0, 1, 61));
+  copy(context_, token, packed.view().slice(0, 61, 62));
   const std::vector<std::int64_t> counts = {1, 60, 1};
   const Tensor together = layer.forward(context_, packed, both, {.new_lengths = counts});
   EXPECT_TRUE(same_bits(together.view().slice(0, 0, 1), alone_token.view()));
@@ -217,15 +214,15 @@ TEST_P(LatentForward, RaggedBatchesMixForms) {
 
 TEST_P(LatentForward, EveryStorageServes) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    const LatentAttention layer = make_layer(small_options(dtype));
-    const Tensor x = random_tensor(dtype, {2, 20, 20}, 1);
+    const LatentAttention layer = there(make_layer(small_options(dtype)));
+    const Tensor x = random_tensor(context_, dtype, {2, 20, 20}, 1);
     const Tensor truth = layer.forward(context_, x);
     for (const DType storage : kStorages) {
       for (const CacheKind& kind : unlimited_kinds()) {
-        KvCache cache = make_cache(host_context(), kind, layer.cache_options(2, storage));
+        KvCache cache = make_cache(context_, kind, layer.cache_options(2, storage));
         layer.forward(context_, x.view().slice(1, 0, 12), cache);
         const Tensor rest = layer.forward(context_, x.view().slice(1, 12, 20), cache);
-        const Tensor expected = Tensor::copy_of(host_context(), truth.view().slice(1, 12, 20));
+        const Tensor expected = Tensor::copy_of(context_, truth.view().slice(1, 12, 20));
         const double bound = dtype == DType::kF32 && storage == DType::kF32 ? 1e-5 : 0.06;
         EXPECT_LE(relative_difference(rest, expected), bound)
             << name_of(dtype) << " " << name_of(storage);
@@ -235,18 +232,19 @@ TEST_P(LatentForward, EveryStorageServes) {
 }
 
 TEST_P(LatentForward, StepsFitTogether) {
-  const LatentAttention layer = make_layer(small_options(DType::kF64));
-  const Tensor x = random_tensor(DType::kF64, {2, 5, 20}, 1);
-  const Tensor latents = layer.compress(context_, x);
+  const LatentAttention layer = there(make_layer(small_options(DType::kF64)));
+  const Tensor x = random_tensor(context_, DType::kF64, {2, 5, 20}, 1);
+  const Tensor latents_there = layer.compress(context_, x);
+  const Tensor latents = latents_there.to_host();
   EXPECT_EQ(latents.shape(), (Dims{2, 5, 13}));
-  const Tensor keys = layer.expand_keys(context_, latents);
-  const Tensor values = layer.expand_values(context_, latents);
+  const Tensor keys = layer.expand_keys(context_, latents_there).to_host();
+  const Tensor values = layer.expand_values(context_, latents_there);
   EXPECT_EQ(keys.shape(), (Dims{2, 5, 3, 10}));
   EXPECT_EQ(values.shape(), (Dims{2, 5, 3, 5}));
   // The rope part of every head's key is the latent's own; a cache holds just the latents.
-  KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(2));
+  KvCache cache = KvCache::contiguous(context_, layer.cache_options(2));
   layer.forward(context_, x, cache);
-  const std::vector<double> held = content_of(cache, 1);
+  const std::vector<double> held = content_of(context_, cache, 1);
   for (std::int64_t t = 0; t < 5; ++t) {
     for (std::int64_t i = 0; i < 13; ++i) {
       EXPECT_NEAR(number_at(latents, (5 + t) * 13 + i),
@@ -261,30 +259,31 @@ TEST_P(LatentForward, StepsFitTogether) {
 }
 
 TEST_P(LatentForward, RopeKeepsNormsAndIsTheIdentityAtZero) {
-  const LatentAttention layer = make_layer(small_options(DType::kF64));
-  const Tensor x = random_tensor(DType::kF64, {1, 1, 20}, 1);
+  const LatentAttention layer = there(make_layer(small_options(DType::kF64)));
+  const Tensor x = random_tensor(context_, DType::kF64, {1, 1, 20}, 1);
   const auto rope_part = [&](std::int64_t position) {
-    const Tensor latents = layer.compress(context_, x, {.first = position});
-    return std::vector<double>{number_at(latents, 9), number_at(latents, 10),
-                               number_at(latents, 11), number_at(latents, 12)};
+    const std::vector<double> latents =
+        elements_of(layer.compress(context_, x, {.first = position}));
+    return std::vector<double>(latents.begin() + 9, latents.end());
   };
   const auto norm = [](const std::vector<double>& v) {
     return std::sqrt(std::inner_product(v.begin(), v.end(), v.begin(), 0.0));
   };
   // At 0 it is the bare projection.
   const std::vector<double> at_zero = rope_part(0);
-  const ConstTensorView w = layer.parameter("kv_a_proj_with_mqa.weight").value;
-  for (std::int64_t i = 0; i < 4; ++i) {
+  const std::vector<double> w = elements_of(layer.parameter("kv_a_proj_with_mqa.weight").value);
+  const std::vector<double> token = elements_of(x);
+  for (std::size_t i = 0; i < 4; ++i) {
     double sum = 0;
-    for (std::int64_t j = 0; j < 20; ++j) sum += number_at(w, (9 + i) * 20 + j) * number_at(x, j);
-    EXPECT_NEAR(at_zero[static_cast<std::size_t>(i)], sum, 1e-14);
+    for (std::size_t j = 0; j < 20; ++j) sum += w[(9 + i) * 20 + j] * token[j];
+    EXPECT_NEAR(at_zero[i], sum, 1e-14);
   }
   for (const std::int64_t position : {1, 7, 1000, 131072}) {
     EXPECT_NEAR(norm(rope_part(position)), norm(at_zero), 1e-12);
   }
 }
 
-LADON_FOR_EACH_ISA(LatentForward);
+LADON_FOR_EACH_CONTEXT(LatentForward);
 
 }  // namespace
 }  // namespace ladon::test

@@ -5,18 +5,19 @@
 
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "ladon/latent_attention.h"
 #include "ladon/random.h"
-#include "support/host_context.h"
-#include "support/isas.h"
+#include "support/contexts.h"
+#include "support/finite_differences.h"
 
 namespace ladon::test {
 namespace {
 
-class LatentGradient : public IsaTest {};
+class LatentGradient : public ContextTest {};
 
 struct LatentCase {
   std::string name;
@@ -67,12 +68,6 @@ std::vector<LatentCase> every_case() {
   return setups;
 }
 
-Tensor random_f64(const Dims& shape, std::uint64_t stream) {
-  Tensor tensor(DType::kF64, shape);
-  fill_normal(host_context(), tensor, 0, 1, 5, stream);
-  return tensor;
-}
-
 class Experiment {
  public:
   Experiment(const Context& context, const LatentCase& setup)
@@ -80,19 +75,20 @@ class Experiment {
         layer_(setup.options, 5),
         x_(random_f64(setup.batched ? Dims{2, 5, 6} : Dims{5, 6}, 1)),
         grad_out_(random_f64(x_.shape(), 2)),
-        mask_(DType::kBool, {1, 2, 5, 5}),
+        mask_(context, DType::kBool, {1, 2, 5, 5}),
         bias_(random_f64({1, 1, 5, 5}, 3)) {
+    layer_.to(context_);
     std::uint64_t stream = 10;
     for (Parameter& parameter : layer_.named_parameters()) {
       if (parameter.value.rank() == 1)
-        fill_uniform(host_context(), parameter.value, 0.3, 1.4, 3, stream++);
+        fill_uniform(context_, parameter.value, 0.3, 1.4, 3, stream++);
     }
     call_.dropout_seed = 77;
     call_.query_positions.first = call_.key_positions.first = 3;
     if (!setup.masked) return;
-    for (std::int64_t i = 0; i < mask_.num_elements(); ++i) {
-      static_cast<std::uint8_t*>(mask_.data())[i] = i % 4 != 2;
-    }
+    std::vector<double> seen;
+    for (std::int64_t i = 0; i < mask_.num_elements(); ++i) seen.push_back(i % 4 != 2 ? 1 : 0);
+    set_elements(context_, mask_, seen);
     call_.mask = mask_;
     call_.bias = bias_;
     call_.kv_lengths = kLengths;
@@ -100,7 +96,7 @@ class Experiment {
 
   /// Every number that can be moved, with the gradient that backward gave for it.
   void check() {
-    layer_.zero_grad(host_context());
+    layer_.zero_grad(context_);
     const TrainingForward forward = layer_.forward_training(context_, {.query = x_}, call_);
     const InputGradients gradients = layer_.backward(context_, grad_out_, forward.saved);
     EXPECT_EQ(gradients.query.shape(), x_.shape());
@@ -113,30 +109,28 @@ class Experiment {
  private:
   static constexpr std::int64_t kLengths[] = {5, 3};
 
+  Tensor random_f64(const Dims& shape, std::uint64_t stream) const {
+    Tensor tensor(context_, DType::kF64, shape);
+    fill_normal(context_, tensor, 0, 1, 5, stream);
+    return tensor;
+  }
+
   double loss() {
     const TrainingForward forward = layer_.forward_training(context_, {.query = x_}, call_);
-    double sum = 0;
-    for (std::int64_t i = 0; i < grad_out_.num_elements(); ++i) {
-      sum += forward.out.data_as<double>()[i] * grad_out_.data_as<double>()[i];
-    }
-    return sum;
+    const std::vector<double> out = elements_of(forward.out);
+    const std::vector<double> grad = elements_of(grad_out_);
+    return std::inner_product(out.begin(), out.end(), grad.begin(), 0.0);
   }
 
   void compare(const std::string& name, Tensor& value, const Tensor& gradient) {
-    constexpr double kStep = 1e-5;
+    const std::vector<double> got = elements_of(gradient);
+    const std::vector<double> expected = slopes_of(context_, value, [&] { return loss(); });
+    ASSERT_EQ(got.size(), expected.size()) << name;
     double largest = 0;
-    for (std::int64_t i = 0; i < value.num_elements(); ++i) {
-      double& number = value.data_as<double>()[i];
-      const double before = number;
-      number = before + kStep;
-      const double up = loss();
-      number = before - kStep;
-      const double down = loss();
-      number = before;
-      const double expected = (up - down) / (2 * kStep);
-      const double got = gradient.data_as<double>()[i];
-      EXPECT_NEAR(got, expected, 1e-7 * (1 + std::fabs(expected))) << name << "[" << i << "]";
-      largest = std::max(largest, std::fabs(got));
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_NEAR(got[i], expected[i], 1e-7 * (1 + std::fabs(expected[i])))
+          << name << "[" << i << "]";
+      largest = std::max(largest, std::fabs(got[i]));
     }
     EXPECT_GT(largest, 1e-3) << name << " moves nothing";
   }
@@ -157,28 +151,25 @@ TEST_P(LatentGradient, FiniteDifferencesAgree) {
 TEST_P(LatentGradient, SixteenBitLayersTrackF32) {
   LatentAttentionOptions options = every_case().front().options;
   options.dtype = DType::kF32;
-  LatentAttention exact(options, 5);
+  LatentAttention exact = there(LatentAttention(options, 5));
   options.dtype = DType::kBF16;
-  LatentAttention rounded(options, 5);
+  LatentAttention rounded = there(LatentAttention(options, 5));
   for (std::size_t i = 0; i < exact.named_parameters().size(); ++i) {
     exact.named_parameters()[i].value =
-        Tensor::copy_of(host_context(), rounded.named_parameters()[i].value, DType::kF32);
+        Tensor::copy_of(context_, rounded.named_parameters()[i].value, DType::kF32);
   }
-  Tensor x(DType::kBF16, {2, 5, 6});
-  fill_normal(host_context(), x, 0, 1, 5, 1);
-  const Tensor wide = Tensor::copy_of(host_context(), x, DType::kF32);
+  const Tensor x = normal(DType::kBF16, {2, 5, 6}, 5, 1);
+  const Tensor wide = Tensor::copy_of(context_, x, DType::kF32);
   const auto run = [&](LatentAttention& layer, const Tensor& input) {
     const TrainingForward forward = layer.forward_training(context_, {.query = input});
-    return layer.backward(context_, input, forward.saved);
+    return elements_of(layer.backward(context_, input, forward.saved).query);
   };
-  const InputGradients a = run(exact, wide);
-  const InputGradients b = run(rounded, x);
-  for (std::int64_t i = 0; i < x.num_elements(); ++i) {
-    EXPECT_NEAR(float(b.query.data_as<bfloat16>()[i]), a.query.data_as<float>()[i], 0.25);
-  }
+  const std::vector<double> a = run(exact, wide);
+  const std::vector<double> b = run(rounded, x);
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(b[i], a[i], 0.25);
 }
 
-LADON_FOR_EACH_ISA(LatentGradient);
+LADON_FOR_EACH_CONTEXT(LatentGradient);
 
 }  // namespace
 }  // namespace ladon::test

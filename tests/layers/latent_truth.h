@@ -87,8 +87,8 @@ inline void turn(const LatentAttentionOptions& options, std::int64_t position,
 
 }  // namespace latent_truth_detail
 
-/// The layer's output for x [batch, seq, embed]; positions of the tokens where they are not 0, 1,
-/// ...
+/// The layer's output for x [batch, seq, embed], all on the host; positions of the tokens where
+/// they are not 0, 1, ...
 inline Tensor latent_truth(const LatentAttention& layer, const Tensor& x,
                            std::span<const std::int64_t> positions) {
   using namespace latent_truth_detail;

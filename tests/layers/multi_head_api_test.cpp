@@ -11,39 +11,36 @@
 #include <vector>
 
 #include "ladon/multi_head_attention.h"
-#include "ladon/random.h"
-#include "support/host_context.h"
+#include "support/contexts.h"
 
 namespace ladon {
 namespace {
 
-using test::host_context;
+using test::elements_of;
 
 constexpr std::uint64_t kSeed = 0x123456789ABCDEF0U;
-
-std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);
-  return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
-}
 
 std::vector<std::vector<double>> weights_of(const AttentionLayer& layer) {
   std::vector<std::vector<double>> all;
   for (const Parameter& parameter : layer.named_parameters()) {
-    all.push_back(values_of(parameter.value));
+    all.push_back(elements_of(parameter.value));
     EXPECT_TRUE(parameter.gradient.view().absent()) << parameter.name;
   }
   return all;
 }
 
-Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
-  Tensor tensor(dtype, shape);
-  fill_normal(host_context(), tensor, 0, 1, seed);
-  return tensor;
-}
+/// Layers are made on the host; the tests of their weights move them to the place.
+class MultiHeadApi : public test::ContextTest {
+ protected:
+  MultiHeadAttention make(const MultiHeadAttentionOptions& options, std::uint64_t seed = 0) const {
+    return there(MultiHeadAttention(options, seed));
+  }
+};
+LADON_FOR_EACH_CONTEXT(MultiHeadApi);
 
 // ---- options ---------------------------------------------------------------------------------
 
-TEST(MultiHeadApi, DefaultsAreFilledIn) {
+TEST(MultiHeadOptions, DefaultsAreFilledIn) {
   const MultiHeadAttention layer({.embed_dim = 48, .num_heads = 6});
   EXPECT_EQ(layer.options().num_kv_heads, 6);
   EXPECT_EQ(layer.options().head_dim, 8);
@@ -60,18 +57,18 @@ TEST(MultiHeadApi, DefaultsAreFilledIn) {
   EXPECT_EQ(cross.options().value_input_dim, 10);  // the key's, where it is not given
 }
 
-TEST(MultiHeadApi, ZerosDrawNothing) {
-  const MultiHeadAttention layer = MultiHeadAttention::zeros(
-      {.embed_dim = 8, .num_heads = 2, .out_bias = true, .qk_norm = true, .sinks = true});
+TEST_P(MultiHeadApi, ZerosDrawNothing) {
+  const MultiHeadAttention layer = there(MultiHeadAttention::zeros(
+      {.embed_dim = 8, .num_heads = 2, .out_bias = true, .qk_norm = true, .sinks = true}));
   EXPECT_EQ(layer.named_parameters().size(), 8U);
   EXPECT_TRUE(layer.is_training());
   for (const Parameter& parameter : layer.named_parameters()) {
     const double expected = parameter.name.find("norm") == std::string::npos ? 0 : 1;
-    for (const double value : values_of(parameter.value)) EXPECT_EQ(value, expected);
+    for (const double value : elements_of(parameter.value)) EXPECT_EQ(value, expected);
   }
 }
 
-TEST(MultiHeadApi, WhatIsGivenIsKept) {
+TEST(MultiHeadOptions, WhatIsGivenIsKept) {
   const MultiHeadAttention layer({.embed_dim = 10,
                                   .num_heads = 6,
                                   .num_kv_heads = 2,
@@ -106,13 +103,13 @@ TEST(MultiHeadApi, WhatIsGivenIsKept) {
   EXPECT_EQ(options.dropout, 0.1);
 }
 
-TEST(MultiHeadApi, NamedConstructors) {
+TEST_P(MultiHeadApi, NamedConstructors) {
   const auto kinds = [](const MultiHeadAttention& layer) {
     return std::array{layer.is_mha(), layer.is_gqa(), layer.is_mqa()};
   };
-  const auto mha = MultiHeadAttention::mha(32, 4, 9);
-  const auto gqa = MultiHeadAttention::gqa(32, 4, 2, 9);
-  const auto mqa = MultiHeadAttention::mqa(32, 4, 9);
+  const auto mha = there(MultiHeadAttention::mha(32, 4, 9));
+  const auto gqa = there(MultiHeadAttention::gqa(32, 4, 2, 9));
+  const auto mqa = there(MultiHeadAttention::mqa(32, 4, 9));
   EXPECT_EQ(kinds(mha), (std::array{true, false, false}));
   EXPECT_EQ(kinds(gqa), (std::array{false, true, false}));
   EXPECT_EQ(kinds(mqa), (std::array{false, false, true}));
@@ -121,9 +118,9 @@ TEST(MultiHeadApi, NamedConstructors) {
   EXPECT_EQ(gqa.num_kv_heads(), 2);
   EXPECT_EQ(mqa.num_kv_heads(), 1);
   EXPECT_EQ(mqa.head_dim(), 8);
-  const MultiHeadAttention same({.embed_dim = 32, .num_heads = 4, .num_kv_heads = 2}, 9);
+  const auto same = make({.embed_dim = 32, .num_heads = 4, .num_kv_heads = 2}, 9);
   EXPECT_EQ(weights_of(gqa), weights_of(same));
-  EXPECT_EQ(weights_of(MultiHeadAttention::gqa(32, 4, 4, 9)), weights_of(mha));
+  EXPECT_EQ(weights_of(there(MultiHeadAttention::gqa(32, 4, 4, 9))), weights_of(mha));
 }
 
 // ---- parameters ------------------------------------------------------------------------------
@@ -139,9 +136,9 @@ NamedShapes named_shapes(const AttentionLayer& layer) {
   return shapes;
 }
 
-TEST(MultiHeadApi, FourWeightsWithoutSwitches) {
-  const MultiHeadAttention layer(
-      {.embed_dim = 64, .num_heads = 4, .num_kv_heads = 1, .head_dim = 16});
+TEST_P(MultiHeadApi, FourWeightsWithoutSwitches) {
+  const MultiHeadAttention layer =
+      make({.embed_dim = 64, .num_heads = 4, .num_kv_heads = 1, .head_dim = 16});
   EXPECT_EQ(named_shapes(layer), (NamedShapes{{"q_proj.weight", "[64, 64]"},
                                               {"k_proj.weight", "[16, 64]"},
                                               {"v_proj.weight", "[16, 64]"},
@@ -149,7 +146,7 @@ TEST(MultiHeadApi, FourWeightsWithoutSwitches) {
   EXPECT_EQ(layer.parameter_count(), 4096 + 1024 + 1024 + 4096);
 }
 
-TEST(MultiHeadApi, EverySwitchAddsItsOwnParameters) {
+TEST_P(MultiHeadApi, EverySwitchAddsItsOwnParameters) {
   using Switch = void (*)(MultiHeadAttentionOptions&);
   const MultiHeadAttentionOptions plain{.embed_dim = 10,
                                         .num_heads = 6,
@@ -185,7 +182,7 @@ TEST(MultiHeadApi, EverySwitchAddsItsOwnParameters) {
     for (const auto& [bit, parameter] : parameters) {
       if (bit < 0 || (bits >> bit & 1U) != 0) expected.push_back(parameter);
     }
-    MultiHeadAttention layer(options);
+    MultiHeadAttention layer = make(options);
     EXPECT_EQ(named_shapes(layer), expected) << bits;
     std::int64_t count = 0;
     for (const Parameter* parameter : layer.parameters()) count += parameter->num_elements();
@@ -196,14 +193,14 @@ TEST(MultiHeadApi, EverySwitchAddsItsOwnParameters) {
   }
 }
 
-TEST(MultiHeadApi, EightParametersWithAllBiases) {
-  MultiHeadAttention layer({.embed_dim = 64,
-                            .num_heads = 4,
-                            .num_kv_heads = 1,
-                            .query_bias = true,
-                            .key_bias = true,
-                            .value_bias = true,
-                            .out_bias = true});
+TEST_P(MultiHeadApi, EightParametersWithAllBiases) {
+  MultiHeadAttention layer = make({.embed_dim = 64,
+                                   .num_heads = 4,
+                                   .num_kv_heads = 1,
+                                   .query_bias = true,
+                                   .key_bias = true,
+                                   .value_bias = true,
+                                   .out_bias = true});
   EXPECT_EQ(layer.named_parameters().size(), 8U);
   EXPECT_EQ(layer.parameter_count(), 10240 + 64 + 16 + 16 + 64);
   const std::vector<Parameter*> pointers = layer.parameters();
@@ -214,20 +211,20 @@ TEST(MultiHeadApi, EightParametersWithAllBiases) {
 
 // ---- initial weights -------------------------------------------------------------------------
 
-TEST(MultiHeadApi, InitialWeightsAreUniformWithinXaviersBound) {
-  const MultiHeadAttention layer({.embed_dim = 100,
-                                  .num_heads = 4,
-                                  .num_kv_heads = 2,
-                                  .key_dim = 80,
-                                  .value_input_dim = 120,
-                                  .dtype = DType::kF64},
-                                 3);
+TEST_P(MultiHeadApi, InitialWeightsAreUniformWithinXaviersBound) {
+  const MultiHeadAttention layer = make({.embed_dim = 100,
+                                         .num_heads = 4,
+                                         .num_kv_heads = 2,
+                                         .key_dim = 80,
+                                         .value_input_dim = 120,
+                                         .dtype = DType::kF64},
+                                        3);
   for (const Parameter& parameter : layer.named_parameters()) {
     const double count = static_cast<double>(parameter.num_elements());
     const auto fans = static_cast<double>(parameter.value.size(0) + parameter.value.size(1));
     const double bound = std::sqrt(6 / fans);
     double sum = 0, squares = 0, fourths = 0, largest = 0;
-    for (const double value : values_of(parameter.value)) {
+    for (const double value : elements_of(parameter.value)) {
       sum += value;
       squares += value * value;
       fourths += value * value * value * value;
@@ -245,106 +242,110 @@ TEST(MultiHeadApi, InitialWeightsAreUniformWithinXaviersBound) {
   }
 }
 
-TEST(MultiHeadApi, BiasesAndSinksStartAtZeroNormsAtOneWithoutGradients) {
-  const MultiHeadAttention layer({.embed_dim = 8,
-                                  .num_heads = 2,
-                                  .query_bias = true,
-                                  .key_bias = true,
-                                  .value_bias = true,
-                                  .out_bias = true,
-                                  .qk_norm = true,
-                                  .sinks = true,
-                                  .dtype = DType::kBF16},
-                                 5);
+TEST_P(MultiHeadApi, BiasesAndSinksStartAtZeroNormsAtOneWithoutGradients) {
+  const MultiHeadAttention layer = make({.embed_dim = 8,
+                                         .num_heads = 2,
+                                         .query_bias = true,
+                                         .key_bias = true,
+                                         .value_bias = true,
+                                         .out_bias = true,
+                                         .qk_norm = true,
+                                         .sinks = true,
+                                         .dtype = DType::kBF16},
+                                        5);
   for (const Parameter& parameter : layer.named_parameters()) {
     EXPECT_TRUE(parameter.gradient.view().absent());
     if (parameter.name.find("proj.weight") != std::string::npos) continue;
     const double expected = parameter.name.find("norm") != std::string::npos ? 1 : 0;
-    for (const double value : values_of(parameter.value)) EXPECT_EQ(value, expected);
+    for (const double value : elements_of(parameter.value)) EXPECT_EQ(value, expected);
   }
 }
 
-TEST(MultiHeadApi, PinnedWeights) {
+TEST_P(MultiHeadApi, PinnedWeights) {
   // Worked from Philox 4x32-10 by a separate program: sqrt(6 / (in + out)) * (2 u - 1), u the top
   // 53 bits of the first two words of block [i, stream] under the seed, streams 0 to 3.
-  const auto layer = MultiHeadAttention::mqa(64, 4, kSeed);
+  const auto layer = there(MultiHeadAttention::mqa(64, 4, kSeed));
   const std::pair<const char*, std::array<float, 3>> expected[] = {
       {"q_proj.weight", {-0.0131596858F, -0.0530895293F, -0.0942577198F}},
       {"k_proj.weight", {-0.190452352F, 0.0882217586F, -0.0928402692F}},
       {"v_proj.weight", {-0.192891732F, -0.0544285253F, -0.186575115F}},
       {"out_proj.weight", {0.0607330762F, 0.00725729531F, 0.053705398F}}};
   for (const auto& [name, numbers] : expected) {
-    const Tensor& weight = layer.parameter(name).value;
-    const float* data = weight.data_as<float>();
-    EXPECT_EQ(data[0], numbers[0]) << name;
-    EXPECT_EQ(data[1], numbers[1]) << name;
-    EXPECT_EQ(data[weight.num_elements() - 1], numbers[2]) << name;
+    const std::vector<double> weight = elements_of(layer.parameter(name).value);
+    EXPECT_EQ(weight[0], static_cast<double>(numbers[0])) << name;
+    EXPECT_EQ(weight[1], static_cast<double>(numbers[1])) << name;
+    EXPECT_EQ(weight.back(), static_cast<double>(numbers[2])) << name;
   }
 }
 
-TEST(MultiHeadApi, OtherTypesRoundTheSameWeights) {
+TEST_P(MultiHeadApi, OtherTypesRoundTheSameWeights) {
   const MultiHeadAttentionOptions options{.embed_dim = 12, .num_heads = 3, .dtype = DType::kF64};
-  const MultiHeadAttention exact(options, kSeed);
+  const MultiHeadAttention exact = make(options, kSeed);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     MultiHeadAttentionOptions narrow = options;
     narrow.dtype = dtype;
-    const MultiHeadAttention layer(narrow, kSeed);
+    const MultiHeadAttention layer = make(narrow, kSeed);
     for (const Parameter& parameter : exact.named_parameters()) {
-      const Tensor rounded = Tensor::copy_of(host_context(), parameter.value, dtype);
-      EXPECT_EQ(values_of(layer.parameter(parameter.name).value), values_of(rounded));
+      const Tensor rounded = Tensor::copy_of(context_, parameter.value, dtype);
+      EXPECT_EQ(elements_of(layer.parameter(parameter.name).value), elements_of(rounded));
     }
   }
 }
 
-TEST(MultiHeadApi, SeedsAndStreams) {
-  const auto make = [](std::uint64_t seed) { return MultiHeadAttention::gqa(24, 4, 2, seed); };
-  EXPECT_EQ(weights_of(make(7)), weights_of(make(7)));
+TEST_P(MultiHeadApi, SeedsAndStreams) {
+  const auto drawn = [&](std::uint64_t seed) {
+    return there(MultiHeadAttention::gqa(24, 4, 2, seed));
+  };
+  EXPECT_EQ(weights_of(drawn(7)), weights_of(drawn(7)));
   for (const std::uint64_t other : {std::uint64_t{8}, std::uint64_t{7} << 32}) {
-    const auto first = make(7);
-    const auto second = make(other);
+    const auto first = drawn(7);
+    const auto second = drawn(other);
     for (const Parameter& parameter : first.named_parameters()) {
-      const auto a = values_of(parameter.value);
-      const auto b = values_of(second.parameter(parameter.name).value);
+      const auto a = elements_of(parameter.value);
+      const auto b = elements_of(second.parameter(parameter.name).value);
       std::size_t same = 0;
       for (std::size_t i = 0; i < a.size(); ++i) same += a[i] == b[i] ? 1U : 0U;
       EXPECT_EQ(same, 0U) << parameter.name;
     }
   }
-  EXPECT_EQ(weights_of(MultiHeadAttention::mha(8, 2)),
-            weights_of(MultiHeadAttention::mha(8, 2, 0)));
+  EXPECT_EQ(weights_of(there(MultiHeadAttention::mha(8, 2))),
+            weights_of(there(MultiHeadAttention::mha(8, 2, 0))));
   // Each projection has a stream of its own: k and v, of one shape, differ; a bias moves nothing.
-  const auto plain = make(7);
-  EXPECT_NE(values_of(plain.parameter("k_proj.weight").value),
-            values_of(plain.parameter("v_proj.weight").value));
-  const MultiHeadAttention biased(
+  const auto plain = drawn(7);
+  EXPECT_NE(elements_of(plain.parameter("k_proj.weight").value),
+            elements_of(plain.parameter("v_proj.weight").value));
+  const MultiHeadAttention biased = make(
       {.embed_dim = 24, .num_heads = 4, .num_kv_heads = 2, .query_bias = true, .sinks = true}, 7);
   for (const Parameter& parameter : plain.named_parameters()) {
-    EXPECT_EQ(values_of(parameter.value), values_of(biased.parameter(parameter.name).value));
+    EXPECT_EQ(elements_of(parameter.value), elements_of(biased.parameter(parameter.name).value));
   }
 }
 
 // ---- a real model ----------------------------------------------------------------------------
 
-TEST(MultiHeadApi, Llama3BuildsAndRuns) {
-  const Context context;
+class LargeMultiHead : public MultiHeadApi {};
+INSTANTIATE_TEST_SUITE_P(FastestPlaces, LargeMultiHead, testing::ValuesIn(test::fastest_places()),
+                         test::place_name);
+
+TEST_P(LargeMultiHead, Llama3BuildsAndRuns) {
   const Tensor x = normal(DType::kF32, {1, 2, 4096}, 1);
   std::vector<double> outs[2];
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const MultiHeadAttention layer({.embed_dim = 4096,
-                                    .num_heads = 32,
-                                    .num_kv_heads = 8,
-                                    .head_dim = 128,
-                                    .causal = true,
-                                    .rope = RopeOptions{.base = 500000},
-                                    .dtype = dtype},
-                                   1);
+    const MultiHeadAttention layer = make({.embed_dim = 4096,
+                                           .num_heads = 32,
+                                           .num_kv_heads = 8,
+                                           .head_dim = 128,
+                                           .causal = true,
+                                           .rope = RopeOptions{.base = 500000},
+                                           .dtype = dtype},
+                                          1);
     EXPECT_EQ(layer.parameter_count(), 2 * 4096 * 4096 + 2 * 1024 * 4096);
     EXPECT_EQ(layer.parameter("k_proj.weight").value.shape(), (Dims{1024, 4096}));
-    const Tensor input = Tensor::copy_of(host_context(), x, dtype);
-    const Tensor out = layer.forward(context, input.view());
+    const Tensor input = Tensor::copy_of(context_, x, dtype);
+    const Tensor out = layer.forward(context_, input.view());
     EXPECT_EQ(out.shape(), (Dims{1, 2, 4096}));
     EXPECT_EQ(out.dtype(), dtype);
-    outs[dtype == DType::kF32 ? 0 : 1] = values_of(out);
+    outs[dtype == DType::kF32 ? 0 : 1] = elements_of(out);
   }
   double difference = 0, size = 0;
   for (std::size_t i = 0; i < outs[0].size(); ++i) {

@@ -1,9 +1,9 @@
 // Forward calls of MultiHeadAttention: with and without a batch, strided, empty and padded inputs,
-// attention weights on request, and the shortcut for a single position. On every instruction set.
+// attention weights on request, and the shortcut for a single position. On every
+// instruction set and on the pretended device.
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,30 +14,14 @@
 #include "ladon/random.h"
 #include "layers/norm.h"
 #include "layers/projection.h"
-#include "support/host_context.h"
-#include "support/isas.h"
+#include "support/contexts.h"
 
 namespace ladon {
 namespace {
 
-using test::host_context;
+using test::elements_of;
 
 constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
-
-Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
-  Tensor tensor(dtype, shape);
-  fill_normal(host_context(), tensor, 0, 1, seed);
-  return tensor;
-}
-
-bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
-  const Tensor left = Tensor::copy_of(host_context(), a);
-  const Tensor right = Tensor::copy_of(host_context(), b);
-  return left.shape() == right.shape() && left.dtype() == right.dtype() &&
-         (left.num_elements() == 0 ||
-          std::memcmp(left.data(), right.data(),
-                      static_cast<std::size_t>(left.num_elements()) * size_of(left.dtype())) == 0);
-}
 
 /// Every option that leaves self-attention possible.
 MultiHeadAttentionOptions rich_options(DType dtype = DType::kF32) {
@@ -58,18 +42,18 @@ MultiHeadAttentionOptions rich_options(DType dtype = DType::kF32) {
           .dtype = dtype};
 }
 
-/// Weights that are nowhere 0 or 1, so that each of them counts.
-MultiHeadAttention make_layer(const MultiHeadAttentionOptions& options) {
-  MultiHeadAttention layer(options, 11);
-  std::uint64_t stream = 0;
-  for (Parameter& parameter : layer.named_parameters()) {
-    if (parameter.value.rank() == 1)
-      fill_normal(host_context(), parameter.value, 0.5, 1, 12, ++stream);
+class MultiHeadCalls : public test::ContextTest {
+ protected:
+  /// Weights that are nowhere 0 or 1, so that each of them counts.
+  MultiHeadAttention make_layer(const MultiHeadAttentionOptions& options) const {
+    MultiHeadAttention layer = there(MultiHeadAttention(options, 11));
+    std::uint64_t stream = 0;
+    for (Parameter& parameter : layer.named_parameters()) {
+      if (parameter.value.rank() == 1) fill_normal(context_, parameter.value, 0.5, 1, 12, ++stream);
+    }
+    return layer;
   }
-  return layer;
-}
-
-class MultiHeadCalls : public test::IsaTest {};
+};
 
 TEST_P(MultiHeadCalls, ThroughTheInterface) {
   MultiHeadAttention layer = make_layer(rich_options());
@@ -113,7 +97,7 @@ TEST_P(MultiHeadCalls, CausalPerCall) {
 /// Gradients of a training call, in one tensor each.
 std::vector<Tensor> train(const Context& context, MultiHeadAttention& layer,
                           const LayerInputs& inputs, const ConstTensorView& dout) {
-  layer.zero_grad(host_context());
+  layer.zero_grad(context);
   TrainingForward forward = layer.forward_training(context, inputs);
   InputGradients gradients = layer.backward(context, dout, forward.saved);
   std::vector<Tensor> results;
@@ -152,11 +136,10 @@ TEST_P(MultiHeadCalls, WithAndWithoutABatch) {
 /// The same numbers at an odd place of a larger array of NaNs.
 class Sliced {
  public:
-  explicit Sliced(const Tensor& dense)
-      : storage_(dense.dtype(), {dense.size(0) + 1, dense.size(1) + 2, dense.size(2) + 3}) {
-    std::memset(storage_.data(), 0xFF,
-                static_cast<std::size_t>(storage_.num_elements()) * size_of(dense.dtype()));
-    copy(host_context(), dense, view());
+  Sliced(const Context& context, const Tensor& dense)
+      : storage_(test::poisoned(context, dense.dtype(),
+                                {dense.size(0) + 1, dense.size(1) + 2, dense.size(2) + 3})) {
+    copy(context, dense, view());
   }
   TensorView view() {
     return storage_.view()
@@ -186,12 +169,12 @@ TEST_P(MultiHeadCalls, StridedInputsGiveTheBitsOfDenseOnes) {
         EXPECT_TRUE(same_bits(results[i], expected[i])) << name_of(dtype) << " " << how << " " << i;
       }
     };
-    Sliced a(query), b(key), c(value), d(dout);
+    Sliced a(context_, query), b(context_, key), c(context_, value), d(context_, dout);
     expect_same(
         train(context_, layer, {.query = a.view(), .key = b.view(), .value = c.view()}, d.view()),
         "sliced");
-    const auto seq_first = [](const Tensor& dense) {
-      return Tensor::copy_of(host_context(), dense.view().transpose(0, 1));
+    const auto seq_first = [&](const Tensor& dense) {
+      return Tensor::copy_of(context_, dense.view().transpose(0, 1));
     };
     const Tensor q = seq_first(query), k = seq_first(key), v = seq_first(value),
                  g = seq_first(dout);
@@ -205,16 +188,17 @@ TEST_P(MultiHeadCalls, StridedInputsGiveTheBitsOfDenseOnes) {
 TEST_P(MultiHeadCalls, BroadcastAndReversedInputs) {
   const MultiHeadAttention layer = make_layer(rich_options());
   const Tensor one = normal(DType::kF32, {1, 4, 20}, 1);
-  const ConstTensorView broadcast(one.data(), DType::kF32, {3, 4, 20}, {0, 20, 1});
-  const Tensor dense = Tensor::copy_of(host_context(), broadcast);
+  const ConstTensorView broadcast(one.data(), DType::kF32, {3, 4, 20}, {0, 20, 1},
+                                  context_.device());
+  const Tensor dense = Tensor::copy_of(context_, broadcast);
   EXPECT_TRUE(same_bits(layer.forward(context_, broadcast), layer.forward(context_, dense.view())));
   const ConstTensorView reversed(one.view().slice(1, 3, 4).data(), DType::kF32, {1, 4, 20},
-                                 {80, -20, 1});
-  const Tensor turned = Tensor::copy_of(host_context(), reversed);
+                                 {80, -20, 1}, context_.device());
+  const Tensor turned = Tensor::copy_of(context_, reversed);
   EXPECT_TRUE(same_bits(layer.forward(context_, reversed), layer.forward(context_, turned.view())));
   // One position each, batches apart: the shortcut's layout.
   const ConstTensorView column = one.view().transpose(0, 1);
-  const Tensor rows = Tensor::copy_of(host_context(), column);
+  const Tensor rows = Tensor::copy_of(context_, column);
   EXPECT_TRUE(same_bits(layer.forward(context_, column), layer.forward(context_, rows.view())));
 }
 
@@ -224,7 +208,7 @@ TEST_P(MultiHeadCalls, EmptyInputs) {
     const auto before = layer.parameter("out_proj.bias").value.data();
     for (const Dims& shape :
          {Dims{0, 5, 20}, Dims{3, 0, 20}, Dims{0, 1, 20}, Dims{0, 0, 20}, Dims{0, 20}}) {
-      const Tensor x(dtype, shape);
+      const Tensor x(context_, dtype, shape);
       EXPECT_EQ(layer.forward(context_, x.view()).shape(), shape);
       const auto results = train(context_, layer, {.query = x}, x);
       EXPECT_EQ(results[1].shape(), shape);
@@ -236,10 +220,10 @@ TEST_P(MultiHeadCalls, EmptyInputs) {
     EXPECT_EQ(layer.parameter("out_proj.bias").value.data(), before);
     // No keys at all: nothing is seen, and the output is its bias.
     const Tensor query = normal(dtype, {2, 3, 20}, 1);
-    const Tensor none(dtype, {2, 0, 20});
+    const Tensor none(context_, dtype, {2, 0, 20});
     const Tensor out = layer.forward(context_, {.query = query, .key = none});
     const ConstTensorView bias = layer.parameter("out_proj.bias").value;
-    const ConstTensorView rows(bias.data(), dtype, {2, 3, 20}, {0, 0, 1});
+    const ConstTensorView rows(bias.data(), dtype, {2, 3, 20}, {0, 0, 1}, bias.device());
     EXPECT_TRUE(same_bits(out, rows)) << name_of(dtype);
     const auto results = train(context_, layer, {.query = query, .key = none}, out);
     EXPECT_TRUE(same_bits(results[1], Tensor(dtype, {2, 3, 20})));
@@ -261,10 +245,10 @@ TEST_P(MultiHeadCalls, APaddedSequenceGivesWhatItGivesAlone) {
         return view.slice(0, b, b + 1).slice(1, 0, length);
       };
       // Other lengths may take other kernels: near, not the same bits.
-      const Tensor expected = layer.forward(context_, cut(x));
-      const Tensor padded = Tensor::copy_of(host_context(), cut(out));
-      for (std::int64_t i = 0; i < expected.num_elements(); ++i) {
-        EXPECT_NEAR(padded.data_as<float>()[i], expected.data_as<float>()[i], 2e-6F)
+      const std::vector<double> expected = elements_of(layer.forward(context_, cut(x)));
+      const std::vector<double> padded = elements_of(context_, cut(out));
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_NEAR(padded[i], expected[i], 2e-6)
             << "sequence " << b << ", causal " << causal << ", row " << i / 20;
       }
     }
@@ -277,7 +261,7 @@ TEST_P(MultiHeadCalls, APaddedSequenceGivesWhatItGivesAlone) {
 Tensor heads_of(const Context& context, const MultiHeadAttention& layer, const Tensor& x,
                 const std::string& which, std::int64_t heads) {
   const std::int64_t tokens = x.size(0) * x.size(1);
-  Tensor y(layer.dtype(), {x.size(0), x.size(1), heads, layer.head_dim()});
+  Tensor y(context, layer.dtype(), {x.size(0), x.size(1), heads, layer.head_dim()});
   project(context, x.view().reshape({tokens, x.size(2)}),
           layer.parameter(which + "_proj.weight").value,
           layer.parameter(which + "_proj.bias").value,
@@ -298,14 +282,14 @@ TEST_P(MultiHeadCalls, WeightsOnRequest) {
     const AttentionOptions options{
         .causal = true, .window_left = 6, .softcap = 5, .sinks = layer.parameter("sinks").value};
     for (const DType weights_dtype : kFloatTypes) {
-      Tensor expected(weights_dtype, {2, 4, 5, 7});
+      Tensor expected(context_, weights_dtype, {2, 4, 5, 7});
       attention_weights(context_, q, k, options, expected);
-      Tensor weights(weights_dtype, {2, 4, 5, 7});
+      Tensor weights(context_, weights_dtype, {2, 4, 5, 7});
       const Tensor out =
           layer.forward(context_, {.query = query, .key = key}, {.weights = weights});
       EXPECT_TRUE(same_bits(weights, expected)) << name_of(dtype) << " " << name_of(weights_dtype);
       EXPECT_TRUE(same_bits(out, layer.forward(context_, {.query = query, .key = key})));
-      Tensor again(weights_dtype, {2, 4, 5, 7});
+      Tensor again(context_, weights_dtype, {2, 4, 5, 7});
       layer.forward_training(context_, {.query = query, .key = key}, {.weights = again});
       EXPECT_TRUE(same_bits(again, expected));
     }
@@ -314,16 +298,15 @@ TEST_P(MultiHeadCalls, WeightsOnRequest) {
   MultiHeadAttentionOptions plain = rich_options();
   plain.sinks = false;
   const Tensor x = normal(DType::kF32, {1, 1, 20}, 1);
-  Tensor weights(DType::kF32, {1, 4, 1, 1});
+  Tensor weights(context_, DType::kF32, {1, 4, 1, 1});
   make_layer(plain).forward(context_, x.view(), {.weights = weights});
-  for (int head = 0; head < 4; ++head) EXPECT_EQ(weights.data_as<float>()[head], 1);
+  EXPECT_EQ(elements_of(weights), std::vector<double>(4, 1));
 }
 
 // ---- a single position -----------------------------------------------------------------------
 
 TEST_P(MultiHeadCalls, TheShortcutForOnePositionGivesTheGeneralBits) {
-  Tensor all(DType::kBool, {1, 1, 1, 1});
-  std::memset(all.data(), 1, 1);
+  const Tensor all = there(Tensor::from_values(DType::kBool, {1, 1, 1, 1}, {1}));
   for (const DType dtype : kFloatTypes) {
     for (const std::int64_t kv_heads : {4, 2, 1}) {
       for (const bool rich : {false, true}) {
@@ -344,7 +327,7 @@ TEST_P(MultiHeadCalls, TheShortcutForOnePositionGivesTheGeneralBits) {
           const Tensor alone = layer.forward(context_, x.view().slice(0, batch - 1, batch));
           EXPECT_TRUE(same_bits(alone, out.view().slice(0, batch - 1, batch))) << where;
           Tensor longer = normal(dtype, {batch, 3, 20}, 2);
-          copy(host_context(), x, longer.view().slice(1, 0, 1));
+          copy(context_, x, longer.view().slice(1, 0, 1));
           const Tensor first = layer.forward(context_, longer.view(), {.causal = true});
           EXPECT_TRUE(same_bits(out, first.view().slice(1, 0, 1))) << where;
         }
@@ -353,7 +336,7 @@ TEST_P(MultiHeadCalls, TheShortcutForOnePositionGivesTheGeneralBits) {
   }
 }
 
-LADON_FOR_EACH_ISA(MultiHeadCalls);
+LADON_FOR_EACH_CONTEXT(MultiHeadCalls);
 
 }  // namespace
 }  // namespace ladon

@@ -3,15 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
-#include "support/host_context.h"
-#include "support/isas.h"
+#include "support/contexts.h"
+#include "support/finite_differences.h"
 
 namespace ladon::test {
 namespace {
@@ -105,11 +105,12 @@ class Experiment {
         layer_(setup.options, 5),
         query_(random_tensor({2, setup.query_len, setup.options.embed_dim}, 1)),
         grad_out_(random_tensor({2, setup.query_len, setup.options.embed_dim}, 2)) {
+    layer_.to(context_);
     // Biases, sinks and norms start at 0 or 1, where mistakes may hide.
     std::uint64_t stream = 10;
     for (Parameter& parameter : layer_.named_parameters()) {
       if (parameter.value.rank() == 1)
-        fill_uniform(host_context(), parameter.value, 0.3, 1.4, 3, stream++);
+        fill_uniform(context_, parameter.value, 0.3, 1.4, 3, stream++);
     }
     inputs_.query = query_;
     if (setup.cross) {
@@ -123,10 +124,10 @@ class Experiment {
     call_.dropout_seed = 77;
     if (setup.lengths) call_.kv_lengths = kLengths;
     if (setup.masked) {
-      mask_ = Tensor(DType::kBool, {1, 1, setup.query_len, setup.kv_len});
-      for (std::int64_t i = 0; i < mask_.num_elements(); ++i) {
-        mask_.data_as<bool>()[i] = i % 3 != 0;
-      }
+      mask_ = Tensor(context_, DType::kBool, {1, 1, setup.query_len, setup.kv_len});
+      std::vector<double> seen;
+      for (std::int64_t i = 0; i < mask_.num_elements(); ++i) seen.push_back(i % 3 != 0 ? 1 : 0);
+      set_elements(context_, mask_, seen);
       bias_ = random_tensor({2, 1, 1, setup.kv_len}, 6);
       call_.mask = mask_;
       call_.bias = bias_;
@@ -147,34 +148,24 @@ class Experiment {
  private:
   static constexpr std::int64_t kLengths[] = {3, 1};
 
-  static Tensor random_tensor(const Dims& shape, std::uint64_t stream) {
-    Tensor tensor(DType::kF64, shape);
-    fill_normal(host_context(), tensor, 0, 1, 9, stream);
+  Tensor random_tensor(const Dims& shape, std::uint64_t stream) const {
+    Tensor tensor(context_, DType::kF64, shape);
+    fill_normal(context_, tensor, 0, 1, 9, stream);
     return tensor;
   }
 
   double loss() const {
-    const Tensor out = layer_.forward(context_, inputs_, call_);
-    double sum = 0;
-    for (std::int64_t i = 0; i < out.num_elements(); ++i) {
-      sum += out.data_as<double>()[i] * grad_out_.data_as<double>()[i];
-    }
-    return sum;
+    const std::vector<double> out = elements_of(layer_.forward(context_, inputs_, call_));
+    const std::vector<double> grad = elements_of(grad_out_);
+    return std::inner_product(out.begin(), out.end(), grad.begin(), 0.0);
   }
 
   void check_tensor(Tensor& tensor, const Tensor& gradient, const std::string& name) const {
-    constexpr double kStep = 1e-5;
     ASSERT_EQ(tensor.shape(), gradient.shape()) << name;
-    for (std::int64_t i = 0; i < tensor.num_elements(); ++i) {
-      double& element = tensor.data_as<double>()[i];
-      const double kept = element;
-      element = kept + kStep;
-      const double above = loss();
-      element = kept - kStep;
-      const double below = loss();
-      element = kept;
-      ASSERT_NEAR(gradient.data_as<double>()[i], (above - below) / (2 * kStep), 1e-7)
-          << name << '[' << i << ']';
+    const std::vector<double> got = elements_of(gradient);
+    const std::vector<double> expected = slopes_of(context_, tensor, [&] { return loss(); });
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_NEAR(got[i], expected[i], 1e-7) << name << '[' << i << ']';
     }
   }
 
@@ -185,11 +176,11 @@ class Experiment {
   LayerCall call_;
 };
 
-class MultiHeadGradient : public IsaTest {};
+class MultiHeadGradient : public ContextTest {};
 
 TEST_P(MultiHeadGradient, AgreesWithFiniteDifferences) {
   // One thread: thousands of tiny calls.
-  const Context context(ContextOptions{.num_threads = 1, .isa = GetParam()});
+  const Context context = GetParam().context(1);
   for (const LayerCase& setup : every_case()) {
     SCOPED_TRACE(setup.name);
     Experiment(context, setup).check();
@@ -200,63 +191,59 @@ TEST_P(MultiHeadGradient, OfOnePositionIsGradTimesWoTimesWv) {
   // attention is the identity: out = W_o S W_v x, where S gives each query head its KV head's
   // value.
   for (const std::int64_t kv_heads : {4, 2, 1}) {
-    MultiHeadAttention layer({.embed_dim = 8,
-                              .num_heads = 4,
-                              .num_kv_heads = kv_heads,
-                              .head_dim = 3,
-                              .dtype = DType::kF64},
-                             3);
-    Tensor x(DType::kF64, {1, 8});
-    Tensor grad(DType::kF64, {1, 8});
-    fill_normal(host_context(), x, 0, 1, 1);
-    fill_normal(host_context(), grad, 0, 1, 2);
+    MultiHeadAttention layer = there(MultiHeadAttention({.embed_dim = 8,
+                                                         .num_heads = 4,
+                                                         .num_kv_heads = kv_heads,
+                                                         .head_dim = 3,
+                                                         .dtype = DType::kF64},
+                                                        3));
+    const Tensor x = normal(DType::kF64, {1, 8}, 1);
+    const Tensor grad = normal(DType::kF64, {1, 8}, 2);
     const TrainingForward forward = layer.forward_training(context_, {.query = x});
     const InputGradients gradients = layer.backward(context_, grad, forward.saved);
-    const double* out_weight = layer.parameter("out_proj.weight").value.data_as<double>();
-    const double* value_weight = layer.parameter("v_proj.weight").value.data_as<double>();
-    for (std::int64_t in = 0; in < 8; ++in) {
+    const auto out_weight = elements_of(layer.parameter("out_proj.weight").value);
+    const auto value_weight = elements_of(layer.parameter("v_proj.weight").value);
+    const auto dout = elements_of(grad);
+    const auto got = elements_of(gradients.query);
+    const auto group = static_cast<std::size_t>(4 / kv_heads);
+    for (std::size_t in = 0; in < 8; ++in) {
       double expected = 0;
-      for (std::int64_t out = 0; out < 8; ++out) {
-        for (std::int64_t column = 0; column < 12; ++column) {
-          const std::int64_t kv_head = column / 3 / (4 / kv_heads);
-          const std::int64_t value_row = kv_head * 3 + column % 3;
-          expected += grad.data_as<double>()[out] * out_weight[out * 12 + column] *
-                      value_weight[value_row * 8 + in];
+      for (std::size_t out = 0; out < 8; ++out) {
+        for (std::size_t column = 0; column < 12; ++column) {
+          const std::size_t value_row = column / 3 / group * 3 + column % 3;
+          expected += dout[out] * out_weight[out * 12 + column] * value_weight[value_row * 8 + in];
         }
       }
-      EXPECT_NEAR(gradients.query.data_as<double>()[in], expected, 1e-12);
+      EXPECT_NEAR(got[in], expected, 1e-12);
     }
     for (const char* name : {"q_proj.weight", "k_proj.weight"}) {
-      const Tensor& gradient = layer.parameter(name).gradient;
-      for (std::int64_t i = 0; i < gradient.num_elements(); ++i) {
-        EXPECT_EQ(gradient.data_as<double>()[i], 0);
+      for (const double element : elements_of(layer.parameter(name).gradient)) {
+        EXPECT_EQ(element, 0);
       }
     }
   }
 }
 
 TEST_P(MultiHeadGradient, AddsToWhatIsThere) {
-  MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .out_bias = true}, 3);
-  Tensor x(DType::kF32, {2, 5, 8});
-  fill_normal(host_context(), x, 0, 1, 1);
+  MultiHeadAttention layer =
+      there(MultiHeadAttention({.embed_dim = 8, .num_heads = 2, .out_bias = true}, 3));
+  const Tensor x = normal(DType::kF32, {2, 5, 8}, 1);
   const TrainingForward forward = layer.forward_training(context_, {.query = x});
   layer.backward(context_, x, forward.saved);
-  std::vector<Tensor> once;
+  std::vector<std::vector<double>> once;
   for (const Parameter& parameter : layer.named_parameters()) {
-    once.push_back(Tensor::copy_of(host_context(), parameter.gradient));
+    once.push_back(elements_of(parameter.gradient));
   }
   layer.backward(context_, x, forward.saved);
   for (std::size_t i = 0; i < once.size(); ++i) {
-    const Tensor& twice = layer.named_parameters()[i].gradient;
-    for (std::int64_t n = 0; n < twice.num_elements(); ++n) {
-      EXPECT_EQ(twice.data_as<float>()[n], 2 * once[i].data_as<float>()[n]);
-    }
+    const std::vector<double> twice = elements_of(layer.named_parameters()[i].gradient);
+    for (std::size_t n = 0; n < twice.size(); ++n) EXPECT_EQ(twice[n], 2 * once[i][n]);
   }
-  layer.zero_grad(host_context());
-  EXPECT_EQ(layer.parameter("q_proj.weight").gradient.data_as<float>()[0], 0);
+  layer.zero_grad(context_);
+  EXPECT_EQ(elements_of(layer.parameter("q_proj.weight").gradient)[0], 0);
 }
 
-LADON_FOR_EACH_ISA(MultiHeadGradient);
+LADON_FOR_EACH_CONTEXT(MultiHeadGradient);
 
 }  // namespace
 }  // namespace ladon::test

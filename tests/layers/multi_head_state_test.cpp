@@ -3,23 +3,21 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/element.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
+#include "support/contexts.h"
 #include "support/error_of.h"
-#include "support/host_context.h"
 
 namespace ladon {
 namespace {
 
+using test::elements_of;
 using test::error_of;
-using test::host_context;
 
 constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 
@@ -27,21 +25,10 @@ const char* const kForeignState =
     "MultiHeadAttention::backward: saved: got what another layer saved, expected what this layer's "
     "forward_training() saved";
 
-std::vector<double> values_of(const ConstTensorView& view) {
-  const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);
-  return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
-}
-
-Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
-  Tensor tensor(dtype, shape);
-  fill_normal(host_context(), tensor, 0, 1, seed);
-  return tensor;
-}
-
 std::vector<std::vector<double>> weights_of(const AttentionLayer& layer) {
   std::vector<std::vector<double>> all;
   for (const Parameter& parameter : layer.named_parameters()) {
-    all.push_back(values_of(parameter.value));
+    all.push_back(elements_of(parameter.value));
   }
   return all;
 }
@@ -49,30 +36,32 @@ std::vector<std::vector<double>> weights_of(const AttentionLayer& layer) {
 std::vector<std::vector<double>> gradients_of(const AttentionLayer& layer) {
   std::vector<std::vector<double>> all;
   for (const Parameter& parameter : layer.named_parameters()) {
-    all.push_back(values_of(parameter.gradient));
+    all.push_back(elements_of(parameter.gradient));
   }
   return all;
 }
 
-MultiHeadAttention make_layer(std::uint64_t seed, std::int64_t embed_dim = 8) {
-  MultiHeadAttention layer({.embed_dim = embed_dim,
-                            .num_heads = 4,
-                            .num_kv_heads = 2,
-                            .head_dim = 2,
-                            .value_bias = true,
-                            .qk_norm = true,
-                            .sinks = true},
-                           seed);
-  std::uint64_t stream = 100;
-  for (Parameter& parameter : layer.named_parameters()) {
-    parameter.make_gradient(host_context());
-    fill_normal(host_context(), parameter.gradient, 0, 1, seed, ++stream);
-  }
-  return layer;
-}
-
-class MultiHeadState : public testing::Test {
+class MultiHeadState : public test::ContextTest {
  protected:
+  MultiHeadAttention make(const MultiHeadAttentionOptions& options, std::uint64_t seed) const {
+    return there(MultiHeadAttention(options, seed));
+  }
+  MultiHeadAttention make_layer(std::uint64_t seed, std::int64_t embed_dim = 8) const {
+    MultiHeadAttention layer = make({.embed_dim = embed_dim,
+                                     .num_heads = 4,
+                                     .num_kv_heads = 2,
+                                     .head_dim = 2,
+                                     .value_bias = true,
+                                     .qk_norm = true,
+                                     .sinks = true},
+                                    seed);
+    std::uint64_t stream = 100;
+    for (Parameter& parameter : layer.named_parameters()) {
+      parameter.make_gradient(context_);
+      fill_normal(context_, parameter.gradient, 0, 1, seed, ++stream);
+    }
+    return layer;
+  }
   TrainingForward run(const MultiHeadAttention& layer) const {
     return layer.forward_training(context_, {.query = x_});
   }
@@ -88,14 +77,14 @@ class MultiHeadState : public testing::Test {
     EXPECT_EQ(gradients_of(layer), before);
   }
 
-  Context context_{ContextOptions{.num_threads = 2}};
   Tensor x_ = normal(DType::kF32, {2, 3, 8}, 1);
   Tensor dout_ = normal(DType::kF32, {2, 3, 8}, 2);
 };
+LADON_FOR_EACH_CONTEXT(MultiHeadState);
 
 // ---- copies and moves ------------------------------------------------------------------------
 
-TEST_F(MultiHeadState, ACopyHasEverythingOfItsOwn) {
+TEST_P(MultiHeadState, ACopyHasEverythingOfItsOwn) {
   MultiHeadAttention original = make_layer(1);
   original.eval();
   const auto weights = weights_of(original);
@@ -105,18 +94,18 @@ TEST_F(MultiHeadState, ACopyHasEverythingOfItsOwn) {
   EXPECT_EQ(gradients_of(copy), gradients);
   EXPECT_FALSE(copy.is_training());
   EXPECT_EQ(copy.num_kv_heads(), 2);
-  EXPECT_EQ(values_of(run(copy).out), values_of(run(original).out));
+  EXPECT_EQ(elements_of(run(copy).out), elements_of(run(original).out));
 
   copy.train();
-  copy.zero_grad(host_context());
+  copy.zero_grad(context_);
   for (Parameter& parameter : copy.named_parameters())
-    fill_normal(host_context(), parameter.value, 0, 1, 77);
+    fill_normal(context_, parameter.value, 0, 1, 77);
   EXPECT_EQ(weights_of(original), weights);
   EXPECT_EQ(gradients_of(original), gradients);
   EXPECT_FALSE(original.is_training());
 }
 
-TEST_F(MultiHeadState, ACopyRefusesTheOriginalsState) {
+TEST_P(MultiHeadState, ACopyRefusesTheOriginalsState) {
   MultiHeadAttention original = make_layer(1);
   const TrainingForward before = run(original);
   MultiHeadAttention copy(original);
@@ -126,7 +115,7 @@ TEST_F(MultiHeadState, ACopyRefusesTheOriginalsState) {
   expect_accepts(copy, run(copy).saved);
 }
 
-TEST_F(MultiHeadState, CopyAssignment) {
+TEST_P(MultiHeadState, CopyAssignment) {
   const MultiHeadAttention source = make_layer(1);
   MultiHeadAttention target = make_layer(2, 16);
   target.eval();
@@ -143,11 +132,11 @@ TEST_F(MultiHeadState, CopyAssignment) {
   expect_accepts(target, run(target).saved);
   const auto weights = weights_of(source);
   for (Parameter& parameter : target.named_parameters())
-    fill_normal(host_context(), parameter.value, 0, 1, 77);
+    fill_normal(context_, parameter.value, 0, 1, 77);
   EXPECT_EQ(weights_of(source), weights);
 }
 
-TEST_F(MultiHeadState, AssignmentToItselfChangesNothing) {
+TEST_P(MultiHeadState, AssignmentToItselfChangesNothing) {
   MultiHeadAttention layer = make_layer(1);
   const auto weights = weights_of(layer);
   const TrainingForward before = run(layer);
@@ -157,7 +146,7 @@ TEST_F(MultiHeadState, AssignmentToItselfChangesNothing) {
   expect_accepts(layer, before.saved);
 }
 
-TEST_F(MultiHeadState, AMovedLayerKeepsItsWeightsAndAcceptsItsState) {
+TEST_P(MultiHeadState, AMovedLayerKeepsItsWeightsAndAcceptsItsState) {
   MultiHeadAttention first = make_layer(1);
   const auto weights = weights_of(first);
   const auto gradients = gradients_of(first);
@@ -182,7 +171,7 @@ TEST_F(MultiHeadState, AMovedLayerKeepsItsWeightsAndAcceptsItsState) {
   expect_refuses(third, before.saved);
 }
 
-TEST_F(MultiHeadState, LayersLiveInVectors) {
+TEST_P(MultiHeadState, LayersLiveInVectors) {
   std::vector<MultiHeadAttention> layers;
   std::vector<TrainingForward> saved;
   for (std::uint64_t i = 0; i < 5; ++i) {  // growing moves them
@@ -195,30 +184,30 @@ TEST_F(MultiHeadState, LayersLiveInVectors) {
   }
 }
 
-TEST_F(MultiHeadState, AStateServesTwiceAndStandsAlone) {
+TEST_P(MultiHeadState, AStateServesTwiceAndStandsAlone) {
   MultiHeadAttention layer = make_layer(1);
-  layer.zero_grad(host_context());
-  auto input = std::make_unique<Tensor>(Tensor::copy_of(host_context(), x_));
-  auto mask = std::make_unique<Tensor>(DType::kBool, Dims{1, 1, 3, 3});
-  for (std::int64_t i = 0; i < 9; ++i) store_element(mask->data(), DType::kBool, i, i % 3 <= i / 3);
+  layer.zero_grad(context_);
+  auto input = std::make_unique<Tensor>(Tensor::copy_of(context_, x_));
+  auto mask = std::make_unique<Tensor>(
+      there(Tensor::from_values(DType::kBool, {1, 1, 3, 3}, {1, 0, 0, 1, 1, 0, 1, 1, 1})));
   auto lengths = std::make_unique<std::vector<std::int64_t>>(std::vector<std::int64_t>{3, 2});
   const TrainingForward forward =
       layer.forward_training(context_, {.query = *input}, {.mask = *mask, .kv_lengths = *lengths});
   const Tensor first = layer.backward(context_, dout_, forward.saved).query;
   const auto gradients = gradients_of(layer);
   // What the call was given may go before backward comes.
-  fill_normal(host_context(), *input, 0, 1, 99);
-  std::memset(mask->data(), 0, 9);
+  fill_normal(context_, *input, 0, 1, 99);
+  test::set_elements(context_, *mask, std::vector<double>(9, 0));
   input.reset();
   mask.reset();
   lengths.reset();
-  layer.zero_grad(host_context());
+  layer.zero_grad(context_);
   const Tensor second = layer.backward(context_, dout_, forward.saved).query;
-  EXPECT_EQ(values_of(first), values_of(second));
+  EXPECT_EQ(elements_of(first), elements_of(second));
   EXPECT_EQ(gradients_of(layer), gradients);
 }
 
-TEST_F(MultiHeadState, SavedStatesMove) {
+TEST_P(MultiHeadState, SavedStatesMove) {
   MultiHeadAttention layer = make_layer(1);
   TrainingForward forward = run(layer);
   SavedForward moved = std::move(forward.saved);
@@ -230,65 +219,66 @@ TEST_F(MultiHeadState, SavedStatesMove) {
 
 // ---- weights and gradients from outside ------------------------------------------------------
 
-TEST_F(MultiHeadState, SetParameterConverts) {
+TEST_P(MultiHeadState, SetParameterConverts) {
   for (const DType dtype : kFloatTypes) {
-    MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .dtype = dtype}, 1);
-    const auto others = values_of(layer.parameter("k_proj.weight").value);
+    MultiHeadAttention layer = make({.embed_dim = 8, .num_heads = 2, .dtype = dtype}, 1);
+    const auto others = elements_of(layer.parameter("k_proj.weight").value);
     for (const DType from : kFloatTypes) {
       const Tensor value = normal(from, {8, 8}, 5);
       const void* memory = layer.parameter("q_proj.weight").value.data();
-      layer.set_parameter(host_context(), "q_proj.weight", value);
+      layer.set_parameter(context_, "q_proj.weight", value);
       const Parameter& parameter = layer.parameter("q_proj.weight");
       EXPECT_EQ(parameter.value.dtype(), dtype);
       EXPECT_EQ(parameter.value.data(), memory);
-      EXPECT_EQ(values_of(parameter.value),
-                values_of(Tensor::copy_of(host_context(), value, dtype)));
-      EXPECT_EQ(values_of(layer.parameter("k_proj.weight").value), others);
+      EXPECT_EQ(elements_of(parameter.value), elements_of(Tensor::copy_of(context_, value, dtype)));
+      EXPECT_EQ(elements_of(layer.parameter("k_proj.weight").value), others);
     }
   }
 }
 
-TEST_F(MultiHeadState, SetParameterTakesAnyStrides) {
-  MultiHeadAttention layer = MultiHeadAttention::mqa(8, 2, 1);
+TEST_P(MultiHeadState, SetParameterTakesAnyStrides) {
+  MultiHeadAttention layer = there(MultiHeadAttention::mqa(8, 2, 1));
   const Tensor transposed = normal(DType::kF32, {8, 4}, 5);
-  layer.set_parameter(host_context(), "k_proj.weight", transposed.view().transpose(0, 1));
+  layer.set_parameter(context_, "k_proj.weight", transposed.view().transpose(0, 1));
   const Tensor large = normal(DType::kF32, {9, 20}, 6);
-  layer.set_parameter(host_context(), "v_proj.weight", large.view().slice(0, 2, 6).slice(1, 7, 15));
-  const Tensor one = Tensor::from_values(DType::kF64, {1}, {0.5});
-  layer.set_parameter(host_context(), "q_proj.weight",
-                      ConstTensorView(one.data(), DType::kF64, {8, 8}, {0, 0}));
-  for (std::int64_t i = 0; i < 4; ++i) {
-    for (std::int64_t j = 0; j < 8; ++j) {
-      const auto at = [&](const char* name) {
-        return layer.parameter(name).value.data_as<float>()[i * 8 + j];
-      };
-      EXPECT_EQ(at("k_proj.weight"), transposed.data_as<float>()[j * 4 + i]);
-      EXPECT_EQ(at("v_proj.weight"), large.data_as<float>()[(i + 2) * 20 + j + 7]);
-      EXPECT_EQ(at("q_proj.weight"), 0.5F);
+  layer.set_parameter(context_, "v_proj.weight", large.view().slice(0, 2, 6).slice(1, 7, 15));
+  const Tensor one = there(Tensor::from_values(DType::kF64, {1}, {0.5}));
+  layer.set_parameter(context_, "q_proj.weight",
+                      ConstTensorView(one.data(), DType::kF64, {8, 8}, {0, 0}, context_.device()));
+  const auto weight_of = [&](const char* name) { return elements_of(layer.parameter(name).value); };
+  const auto k = weight_of("k_proj.weight"), v = weight_of("v_proj.weight");
+  const auto q = weight_of("q_proj.weight");
+  const auto from_k = elements_of(transposed), from_v = elements_of(large);
+  for (std::size_t i = 0; i < 4; ++i) {
+    for (std::size_t j = 0; j < 8; ++j) {
+      EXPECT_EQ(k[i * 8 + j], from_k[j * 4 + i]);
+      EXPECT_EQ(v[i * 8 + j], from_v[(i + 2) * 20 + j + 7]);
+      EXPECT_EQ(q[i * 8 + j], 0.5);
     }
   }
 }
 
-TEST_F(MultiHeadState, WeightsSetAreTheOnesUsed) {
+TEST_P(MultiHeadState, WeightsSetAreTheOnesUsed) {
   const MultiHeadAttention source = make_layer(1);
   MultiHeadAttention target = make_layer(2);
   for (const Parameter& parameter : source.named_parameters()) {
-    target.set_parameter(host_context(), parameter.name, parameter.value);
+    target.set_parameter(context_, parameter.name, parameter.value);
   }
-  EXPECT_EQ(values_of(target.forward(context_, x_.view())),
-            values_of(source.forward(context_, x_.view())));
+  EXPECT_EQ(elements_of(target.forward(context_, x_.view())),
+            elements_of(source.forward(context_, x_.view())));
 }
 
-TEST_F(MultiHeadState, ZeroGradClearsGradientsAlone) {
+TEST_P(MultiHeadState, ZeroGradClearsGradientsAlone) {
   for (const DType dtype : kFloatTypes) {
-    MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .out_bias = true, .dtype = dtype}, 1);
+    MultiHeadAttention layer =
+        make({.embed_dim = 8, .num_heads = 2, .out_bias = true, .dtype = dtype}, 1);
     for (Parameter& parameter : layer.named_parameters()) {
-      parameter.make_gradient(host_context());
+      parameter.make_gradient(context_);
       EXPECT_EQ(parameter.gradient.shape(), parameter.value.shape());
-      fill_normal(host_context(), parameter.gradient, 1, 1, 3);
+      fill_normal(context_, parameter.gradient, 1, 1, 3);
     }
     const auto weights = weights_of(layer);
-    layer.zero_grad(host_context());
+    layer.zero_grad(context_);
     EXPECT_EQ(weights_of(layer), weights);
     for (const auto& gradient : gradients_of(layer)) {
       for (const double value : gradient) EXPECT_EQ(value, 0);
@@ -296,9 +286,9 @@ TEST_F(MultiHeadState, ZeroGradClearsGradientsAlone) {
   }
 }
 
-TEST_F(MultiHeadState, BackwardAddsToTheGradients) {
+TEST_P(MultiHeadState, BackwardAddsToTheGradients) {
   MultiHeadAttention layer = make_layer(1);
-  layer.zero_grad(host_context());
+  layer.zero_grad(context_);
   const TrainingForward forward = run(layer);
   layer.backward(context_, dout_, forward.saved);
   const auto once = gradients_of(layer);
@@ -311,19 +301,19 @@ TEST_F(MultiHeadState, BackwardAddsToTheGradients) {
 
 // ---- training --------------------------------------------------------------------------------
 
-TEST_F(MultiHeadState, DropoutActsInTrainingAlone) {
+TEST_P(MultiHeadState, DropoutActsInTrainingAlone) {
   const MultiHeadAttentionOptions options{.embed_dim = 8, .num_heads = 2, .dropout = 0.5};
   MultiHeadAttentionOptions without = options;
   without.dropout = 0;
-  MultiHeadAttention layer(options, 1);
-  const MultiHeadAttention plain(without, 1);
+  MultiHeadAttention layer = make(options, 1);
+  const MultiHeadAttention plain = make(without, 1);
   const auto out = [&](std::uint64_t seed) {
-    return values_of(layer.forward(context_, x_.view(), {.dropout_seed = seed}));
+    return elements_of(layer.forward(context_, x_.view(), {.dropout_seed = seed}));
   };
   const auto trained = [&](std::uint64_t seed) {
-    return values_of(layer.forward_training(context_, {.query = x_}, {.dropout_seed = seed}).out);
+    return elements_of(layer.forward_training(context_, {.query = x_}, {.dropout_seed = seed}).out);
   };
-  const auto expected = values_of(plain.forward(context_, x_.view()));
+  const auto expected = elements_of(plain.forward(context_, x_.view()));
   EXPECT_TRUE(layer.is_training());
   EXPECT_NE(trained(1), expected);
   EXPECT_NE(trained(1), trained(2));
@@ -341,13 +331,13 @@ TEST_F(MultiHeadState, DropoutActsInTrainingAlone) {
   EXPECT_EQ(out(2), expected);
 }
 
-TEST_F(MultiHeadState, BackwardGoesByTheModeOfItsForward) {
-  MultiHeadAttention layer({.embed_dim = 8, .num_heads = 2, .dropout = 0.5}, 1);
+TEST_P(MultiHeadState, BackwardGoesByTheModeOfItsForward) {
+  MultiHeadAttention layer = make({.embed_dim = 8, .num_heads = 2, .dropout = 0.5}, 1);
   const TrainingForward forward =
       layer.forward_training(context_, {.query = x_}, {.dropout_seed = 3});
-  const auto expected = values_of(layer.backward(context_, dout_, forward.saved).query);
+  const auto expected = elements_of(layer.backward(context_, dout_, forward.saved).query);
   layer.eval();
-  EXPECT_EQ(values_of(layer.backward(context_, dout_, forward.saved).query), expected);
+  EXPECT_EQ(elements_of(layer.backward(context_, dout_, forward.saved).query), expected);
 }
 
 }  // namespace

@@ -7,20 +7,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "core/element.h"
 #include "ladon/random.h"
 #include "ladon/tensor.h"
-#include "support/host_context.h"
-#include "support/isas.h"
+#include "support/contexts.h"
+#include "support/finite_differences.h"
 
 namespace ladon {
 namespace {
 
-using test::host_context;
+using test::elements_of;
+using Elements = std::vector<double>;
 
 constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 constexpr std::int64_t kDims[] = {1, 2, 3, 7, 15, 16, 17, 63, 64, 65, 129, 257};
@@ -30,41 +32,29 @@ constexpr std::int64_t kGuard = 16;
 
 DType sum_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
-  Tensor tensor(dtype, shape);
-  fill_normal(host_context(), tensor, 0, 1, seed);
-  return tensor;
-}
-
-double at(const ConstTensorView& dense, std::int64_t index) {
-  return load_element(dense.data(), dense.dtype(), index);
-}
-
-bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
-  return a.shape() == b.shape() && a.dtype() == b.dtype() &&
-         (a.num_elements() == 0 ||
-          std::memcmp(a.data(), b.data(),
-                      static_cast<std::size_t>(a.num_elements()) * size_of(a.dtype())) == 0);
+double at(const Elements& elements, std::int64_t index) {
+  return elements[static_cast<std::size_t>(index)];
 }
 
 /// A dense output or input between two stretches of NaN.
 class Guarded {
  public:
-  Guarded(DType dtype, const Dims& shape, std::uint64_t seed) {
+  Guarded(const Context& context, DType dtype, const Dims& shape, std::uint64_t seed) {
     const TensorView counted(nullptr, dtype, shape);
     size_ = counted.num_elements();
-    storage_ = Tensor(dtype, {size_ + 2 * kGuard});
-    std::memset(storage_.data(), 0xFF,
-                static_cast<std::size_t>(storage_.num_elements()) * size_of(dtype));
-    view_ = TensorView(element_at(storage_.data(), dtype, kGuard), dtype, shape);
-    fill_normal(host_context(), view_, 0, 1, seed);
+    storage_ = test::poisoned(context, dtype, {size_ + 2 * kGuard});
+    view_ = TensorView(element_at(storage_.data(), dtype, kGuard), dtype, shape, context.device());
+    fill_normal(context, view_, 0, 1, seed);
   }
   const TensorView& view() const { return view_; }
+  Elements elements() const {
+    const Elements all = elements_of(storage_);
+    return {all.begin() + kGuard, all.end() - kGuard};
+  }
   bool intact() const {
+    const Elements all = elements_of(storage_);
     for (std::int64_t i = 0; i < kGuard; ++i) {
-      if (!std::isnan(at(storage_, i)) || !std::isnan(at(storage_, kGuard + size_ + i))) {
-        return false;
-      }
+      if (!std::isnan(at(all, i)) || !std::isnan(at(all, kGuard + size_ + i))) return false;
     }
     return true;
   }
@@ -76,9 +66,9 @@ class Guarded {
 };
 
 /// What one row gives, in long double.
-std::vector<long double> expected_row(const ConstTensorView& x, const ConstTensorView& weight,
-                                      std::int64_t row, double epsilon) {
-  const std::int64_t dim = weight.size(0);
+std::vector<long double> expected_row(const Elements& x, const Elements& weight, std::int64_t row,
+                                      double epsilon) {
+  const auto dim = static_cast<std::int64_t>(weight.size());
   const auto wide = [](double value) { return static_cast<long double>(value); };
   long double sum = 0;
   for (std::int64_t i = 0; i < dim; ++i)
@@ -98,27 +88,23 @@ double bound_of(double value, DType dtype, double scale = 0) {
   return rounding + 300 * epsilon_of(DType::kF64) * (std::fabs(value) + scale) + subnormal;
 }
 
-class Norm : public test::IsaTest {
- protected:
-  Context with_threads(int threads) const {
-    return Context(ContextOptions{.num_threads = threads, .isa = GetParam()});
-  }
-};
+class Norm : public test::ContextTest {};
 
 TEST_P(Norm, AgreesWithPlainLoops) {
   std::uint64_t seed = 0;
   for (const DType dtype : kFloatTypes) {
     for (const std::int64_t dim : kDims) {
       for (const std::int64_t rows : {0, 1, 5}) {
-        const Guarded x(dtype, {rows, dim}, ++seed);
-        const Guarded weight(dtype, {dim}, ++seed);
-        const Guarded y(dtype, {rows, dim}, ++seed);
+        const Guarded x(context_, dtype, {rows, dim}, ++seed);
+        const Guarded weight(context_, dtype, {dim}, ++seed);
+        const Guarded y(context_, dtype, {rows, dim}, ++seed);
         rms_norm(context_, x.view(), weight.view(), kEpsilon, y.view());
+        const Elements got = y.elements();
         for (std::int64_t row = 0; row < rows; ++row) {
-          const auto expected = expected_row(x.view(), weight.view(), row, kEpsilon);
+          const auto expected = expected_row(x.elements(), weight.elements(), row, kEpsilon);
           for (std::int64_t i = 0; i < dim; ++i) {
             const auto value = static_cast<double>(expected[static_cast<std::size_t>(i)]);
-            EXPECT_NEAR(at(y.view(), row * dim + i), value, bound_of(value, dtype))
+            EXPECT_NEAR(at(got, row * dim + i), value, bound_of(value, dtype))
                 << name_of(dtype) << " dim " << dim << " row " << row;
           }
         }
@@ -129,29 +115,27 @@ TEST_P(Norm, AgreesWithPlainLoops) {
 }
 
 TEST_P(Norm, ByHand) {
-  const Tensor x = Tensor::from_values(DType::kF64, {1, 2}, {3, -4});
-  const Tensor weight = Tensor::from_values(DType::kF64, {2}, {2, 0.5});
-  Tensor y(DType::kF64, {1, 2});
+  const Tensor x = there(Tensor::from_values(DType::kF64, {1, 2}, {3, -4}));
+  const Tensor weight = there(Tensor::from_values(DType::kF64, {2}, {2, 0.5}));
+  Tensor y(context_, DType::kF64, {1, 2});
   rms_norm(context_, x, weight, 3.5, y);  // mean of squares 12.5, root of 16
-  EXPECT_DOUBLE_EQ(at(y, 0), 1.5);
-  EXPECT_DOUBLE_EQ(at(y, 1), -0.5);
+  EXPECT_DOUBLE_EQ(elements_of(y)[0], 1.5);
+  EXPECT_DOUBLE_EQ(elements_of(y)[1], -0.5);
 }
 
 TEST_P(Norm, ZerosGiveZerosAndEpsilonKeepsThemFinite) {
   for (const DType dtype : kFloatTypes) {
-    const Tensor x(dtype, {3, 8});
+    const Tensor x(context_, dtype, {3, 8});
     const Tensor weight = normal(dtype, {8}, 1);
     const Tensor dy = normal(dtype, {3, 8}, 2);
     Tensor y = normal(dtype, {3, 8}, 3);
     Tensor dx = normal(dtype, {3, 8}, 4);
-    Tensor dweight(sum_dtype(dtype), {8});
+    Tensor dweight(context_, sum_dtype(dtype), {8});
     rms_norm(context_, x, weight, 1e-6, y);
     rms_norm_backward(context_, x, weight, 1e-6, dy, dx, dweight);
-    for (std::int64_t i = 0; i < 24; ++i) {
-      EXPECT_EQ(at(y, i), 0);
-      EXPECT_TRUE(std::isfinite(at(dx, i))) << name_of(dtype);
-    }
-    for (std::int64_t i = 0; i < 8; ++i) EXPECT_EQ(at(dweight, i), 0);
+    EXPECT_EQ(elements_of(y), Elements(24, 0));
+    for (const double element : elements_of(dx)) EXPECT_TRUE(std::isfinite(element));
+    EXPECT_EQ(elements_of(dweight), Elements(8, 0)) << name_of(dtype);
   }
 }
 
@@ -161,20 +145,20 @@ TEST_P(Norm, TakesAnyRankAndWorksInPlace) {
       const Tensor x = normal(dtype, {2, 3, 5, dim}, 1);
       const Tensor weight = normal(dtype, {dim}, 2);
       const Tensor dy = normal(dtype, {2, 3, 5, dim}, 3);
-      Tensor y(dtype, {2, 3, 5, dim});
-      Tensor flat(dtype, {30, dim});
+      Tensor y(context_, dtype, {2, 3, 5, dim});
+      Tensor flat(context_, dtype, {30, dim});
       rms_norm(context_, x, weight, kEpsilon, y);
       rms_norm(context_, x.view().reshape({30, dim}), weight, kEpsilon, flat);
       EXPECT_TRUE(same_bits(y.view().reshape({30, dim}), flat));
-      Tensor in_place = Tensor::copy_of(host_context(), x);
+      Tensor in_place = Tensor::copy_of(context_, x);
       rms_norm(context_, in_place, weight, kEpsilon, in_place);
       EXPECT_TRUE(same_bits(in_place, y)) << name_of(dtype) << " dim " << dim;
 
-      Tensor dx(dtype, {2, 3, 5, dim});
-      Tensor dweight(sum_dtype(dtype), {dim});
+      Tensor dx(context_, dtype, {2, 3, 5, dim});
+      Tensor dweight(context_, sum_dtype(dtype), {dim});
       rms_norm_backward(context_, x, weight, kEpsilon, dy, dx, dweight);
-      Tensor back = Tensor::copy_of(host_context(), dy);
-      Tensor dweight_in_place(sum_dtype(dtype), {dim});
+      Tensor back = Tensor::copy_of(context_, dy);
+      Tensor dweight_in_place(context_, sum_dtype(dtype), {dim});
       rms_norm_backward(context_, x, weight, kEpsilon, back, back, dweight_in_place);
       EXPECT_TRUE(same_bits(back, dx)) << name_of(dtype) << " dim " << dim;
       EXPECT_TRUE(same_bits(dweight_in_place, dweight)) << name_of(dtype) << " dim " << dim;
@@ -186,25 +170,11 @@ TEST_P(Norm, TakesAnyRankAndWorksInPlace) {
 
 /// sum(dy * rms_norm(x)): its derivatives are what backward gives.
 double objective(const Context& context, const Tensor& x, const Tensor& weight, const Tensor& dy) {
-  Tensor y(DType::kF64, x.shape());
+  Tensor y(context, DType::kF64, x.shape());
   rms_norm(context, x, weight, kEpsilon, y);
-  double sum = 0;
-  for (std::int64_t i = 0; i < y.num_elements(); ++i) sum += at(y, i) * at(dy, i);
-  return sum;
-}
-
-/// The derivative for element i of `variable`, by central differences.
-double slope(const Context& context, Tensor& variable, std::int64_t i, const Tensor& x,
-             const Tensor& weight, const Tensor& dy) {
-  const double step = 1e-5;
-  double* element = variable.data_as<double>() + i;
-  const double kept = *element;
-  *element = kept + step;
-  const double above = objective(context, x, weight, dy);
-  *element = kept - step;
-  const double below = objective(context, x, weight, dy);
-  *element = kept;
-  return (above - below) / (2 * step);
+  const Elements left = elements_of(y);
+  const Elements right = elements_of(dy);
+  return std::inner_product(left.begin(), left.end(), right.begin(), 0.0);
 }
 
 TEST_P(Norm, BackwardAgreesWithFiniteDifferences) {
@@ -212,19 +182,20 @@ TEST_P(Norm, BackwardAgreesWithFiniteDifferences) {
     Tensor x = normal(DType::kF64, {4, dim}, 1);
     Tensor weight = normal(DType::kF64, {dim}, 2);
     const Tensor dy = normal(DType::kF64, {4, dim}, 3);
-    const Guarded dx(DType::kF64, {4, dim}, 4);
-    const Guarded dweight(DType::kF64, {dim}, 5);
-    const Tensor before = Tensor::copy_of(host_context(), dweight.view());
+    const Guarded dx(context_, DType::kF64, {4, dim}, 4);
+    const Guarded dweight(context_, DType::kF64, {dim}, 5);
+    const Elements before = dweight.elements();
     rms_norm_backward(context_, x, weight, kEpsilon, dy, dx.view(), dweight.view());
-    for (std::int64_t i = 0; i < x.num_elements(); ++i) {
-      const double expected = slope(context_, x, i, x, weight, dy);
-      EXPECT_NEAR(at(dx.view(), i), expected, 1e-7 * (1 + std::fabs(expected))) << "dim " << dim;
-    }
-    for (std::int64_t i = 0; i < dim; ++i) {
-      const double expected = slope(context_, weight, i, x, weight, dy);
-      EXPECT_NEAR(at(dweight.view(), i) - at(before, i), expected, 1e-7 * (1 + std::fabs(expected)))
-          << "dim " << dim;
-    }
+    const auto loss = [&] { return objective(context_, x, weight, dy); };
+    const auto expect_near = [&](const Elements& got, const Elements& expected) {
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_NEAR(got[i], expected[i], 1e-7 * (1 + std::fabs(expected[i]))) << "dim " << dim;
+      }
+    };
+    expect_near(dx.elements(), test::slopes_of(context_, x, loss));
+    Elements added = dweight.elements();
+    std::transform(added.begin(), added.end(), before.begin(), added.begin(), std::minus<>());
+    expect_near(added, test::slopes_of(context_, weight, loss));
     EXPECT_TRUE(dx.intact());
     EXPECT_TRUE(dweight.intact());
   }
@@ -236,29 +207,30 @@ TEST_P(Norm, BackwardOfEveryTypeIsTheRoundedF64One) {
     for (const std::int64_t dim : kDims) {
       for (const std::int64_t rows : {0, 1, 300}) {
         if (rows == 300 && dim > 64) continue;
-        const Guarded x(dtype, {rows, dim}, 1);
-        const Guarded weight(dtype, {dim}, 2);
-        const Guarded dy(dtype, {rows, dim}, 3);
-        const Guarded dx(dtype, {rows, dim}, 4);
-        const Guarded dweight(DType::kF32, {dim}, 5);
-        const auto wide = [](const ConstTensorView& view) {
-          return Tensor::copy_of(host_context(), view, DType::kF64);
+        const Guarded x(context_, dtype, {rows, dim}, 1);
+        const Guarded weight(context_, dtype, {dim}, 2);
+        const Guarded dy(context_, dtype, {rows, dim}, 3);
+        const Guarded dx(context_, dtype, {rows, dim}, 4);
+        const Guarded dweight(context_, DType::kF32, {dim}, 5);
+        const auto wide = [&](const ConstTensorView& view) {
+          return Tensor::copy_of(context_, view, DType::kF64);
         };
-        Tensor expected_dx(DType::kF64, {rows, dim});
+        Tensor expected_dx(context_, DType::kF64, {rows, dim});
         Tensor expected_dweight = wide(dweight.view());
         rms_norm_backward(context_, wide(x.view()), wide(weight.view()), kEpsilon, wide(dy.view()),
                           expected_dx, expected_dweight);
         rms_norm_backward(context_, x.view(), weight.view(), kEpsilon, dy.view(), dx.view(),
                           dweight.view());
-        for (std::int64_t i = 0; i < rows * dim; ++i) {
-          EXPECT_NEAR(at(dx.view(), i), at(expected_dx, i), bound_of(at(expected_dx, i), dtype, 10))
-              << name_of(dtype) << " dim " << dim;
-        }
-        for (std::int64_t i = 0; i < dim; ++i) {
-          EXPECT_NEAR(at(dweight.view(), i), at(expected_dweight, i),
-                      bound_of(at(expected_dweight, i), DType::kF32, 300))
-              << name_of(dtype) << " dim " << dim;
-        }
+        const auto expect_near = [&](const Elements& got, const Elements& expected, DType rounded,
+                                     double scale) {
+          ASSERT_EQ(got.size(), expected.size());
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            EXPECT_NEAR(got[i], expected[i], bound_of(expected[i], rounded, scale))
+                << name_of(dtype) << " dim " << dim;
+          }
+        };
+        expect_near(dx.elements(), elements_of(expected_dx), dtype, 10);
+        expect_near(dweight.elements(), elements_of(expected_dweight), DType::kF32, 300);
         EXPECT_TRUE(dx.intact());
         EXPECT_TRUE(dweight.intact());
       }
@@ -275,17 +247,17 @@ TEST_P(Norm, TheSameBitsForAnyNumberOfThreads) {
       const Tensor x = normal(dtype, {rows, dim}, 1);
       const Tensor weight = normal(dtype, {dim}, 2);
       const Tensor dy = normal(dtype, {rows, dim}, 3);
-      Tensor expected_y(dtype, {rows, dim});
-      Tensor expected_dx(dtype, {rows, dim});
+      Tensor expected_y(context_, dtype, {rows, dim});
+      Tensor expected_dx(context_, dtype, {rows, dim});
       Tensor expected_dweight = normal(sum_dtype(dtype), {dim}, 4);
-      const Context one = with_threads(1);
+      const Context one = GetParam().context(1);
       rms_norm(one, x, weight, kEpsilon, expected_y);
       rms_norm_backward(one, x, weight, kEpsilon, dy, expected_dx, expected_dweight);
       for (const int threads : {2, 3, 7}) {
-        Tensor y(dtype, {rows, dim});
-        Tensor dx(dtype, {rows, dim});
+        Tensor y(context_, dtype, {rows, dim});
+        Tensor dx(context_, dtype, {rows, dim});
         Tensor dweight = normal(sum_dtype(dtype), {dim}, 4);
-        const Context many = with_threads(threads);
+        const Context many = GetParam().context(threads);
         rms_norm(many, x, weight, kEpsilon, y);
         rms_norm_backward(many, x, weight, kEpsilon, dy, dx, dweight);
         const std::string where = std::string(name_of(dtype)) + ", " + std::to_string(rows) +
@@ -305,16 +277,16 @@ TEST_P(Norm, ARowsBitsAreItsOwn) {
     const Tensor x = normal(dtype, {rows, dim}, 1);
     const Tensor weight = normal(dtype, {dim}, 2);
     const Tensor dy = normal(dtype, {rows, dim}, 3);
-    Tensor y(dtype, {rows, dim});
-    Tensor dx(dtype, {rows, dim});
-    Tensor dweight(sum_dtype(dtype), {dim});
+    Tensor y(context_, dtype, {rows, dim});
+    Tensor dx(context_, dtype, {rows, dim});
+    Tensor dweight(context_, sum_dtype(dtype), {dim});
     rms_norm(context_, x, weight, kEpsilon, y);
     rms_norm_backward(context_, x, weight, kEpsilon, dy, dx, dweight);
     for (const std::int64_t row : {0, 1, 64, 255, 256, 299}) {
       const auto only = [row = row](const Tensor& all) {
         return all.view().slice(0, row, row + 1);
       };
-      Tensor alone(dtype, {1, dim});
+      Tensor alone(context_, dtype, {1, dim});
       rms_norm(context_, only(x), weight, kEpsilon, alone);
       EXPECT_TRUE(same_bits(alone, only(y))) << name_of(dtype) << " row " << row;
       rms_norm_backward(context_, only(x), weight, kEpsilon, only(dy), alone, dweight);
@@ -323,7 +295,7 @@ TEST_P(Norm, ARowsBitsAreItsOwn) {
   }
 }
 
-LADON_FOR_EACH_ISA(Norm);
+LADON_FOR_EACH_CONTEXT(Norm);
 
 }  // namespace
 }  // namespace ladon

@@ -14,13 +14,10 @@
 #include "core/element.h"
 #include "ladon/random.h"
 #include "ladon/tensor.h"
-#include "support/host_context.h"
-#include "support/isas.h"
+#include "support/contexts.h"
 
 namespace ladon {
 namespace {
-
-using test::host_context;
 
 constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 constexpr std::int64_t kSizes[] = {1, 2, 3, 7, 15, 16, 17, 63, 64, 65, 129, 257};
@@ -28,62 +25,58 @@ constexpr long double kBound = 4;  // epsilons of the compute type, times the su
 
 DType sum_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-/// A matrix inside a larger array that is NaN everywhere else (bytes of 0xFF, in every dtype).
+/// What the host sees of Rows.
+struct Matrix {
+  Tensor storage;
+  std::int64_t begin, stride;
+
+  long double at(std::int64_t row, std::int64_t column) const {
+    return static_cast<long double>(
+        load_element(storage.data(), storage.dtype(), begin + row * stride + column));
+  }
+};
+
+/// A matrix inside a larger array that is NaN everywhere else, on a Context's device.
 class Rows {
  public:
-  enum class Place { kDense, kStrided };
+  enum class Layout { kDense, kStrided };
 
-  Rows(DType dtype, std::int64_t rows, std::int64_t columns, std::uint64_t seed,
-       Place place = Place::kStrided)
-      : stride_(place == Place::kDense ? columns : columns + 3),
-        begin_(place == Place::kDense ? 0 : 5),
-        storage_(dtype, {begin_ + rows * stride_ + 32}) {
-    std::memset(storage_.data(), 0xFF, bytes());
+  Rows(const Context& context, DType dtype, std::int64_t rows, std::int64_t columns,
+       std::uint64_t seed, Layout layout = Layout::kStrided)
+      : stride_(layout == Layout::kDense ? columns : columns + 3),
+        begin_(layout == Layout::kDense ? 0 : 5),
+        storage_(test::poisoned(context, dtype, {begin_ + rows * stride_ + 32})) {
     view_ = TensorView(element_at(storage_.data(), dtype, begin_), dtype, {rows, columns},
-                       {stride_, 1});
-    fill_normal(host_context(), view_, 0, 1, seed);
-    before_.assign(begin_of(storage_), begin_of(storage_) + bytes());
+                       {stride_, 1}, context.device());
+    fill_normal(context, view_, 0, 1, seed);
+    before_ = now();
   }
 
   const TensorView& view() const { return view_; }
   /// The first row as a vector.
   TensorView row() const { return view_.select(0, 0); }
-  long double at(std::int64_t row, std::int64_t column) const {
-    return static_cast<long double>(
-        load_element(view_.data(), view_.dtype(), row * stride_ + column));
-  }
-  /// What at() gave before any call.
-  long double before(std::int64_t row, std::int64_t column) const {
-    return static_cast<long double>(
-        load_element(before_.data(), view_.dtype(), begin_ + row * stride_ + column));
-  }
+  Matrix now() const { return {storage_.to_host(), begin_, stride_}; }
+  /// What now() gave before any call.
+  const Matrix& before() const { return before_; }
   /// Everything outside the matrix is as it was.
   bool guards_intact() const {
-    Tensor now = Tensor::copy_of(host_context(), storage_);
-    const TensorView inside(element_at(now.data(), view_.dtype(), begin_), view_.dtype(),
-                            view_.shape(), view_.strides());
-    for (std::int64_t row = 0; row < inside.size(0); ++row) {
-      for (std::int64_t column = 0; column < inside.size(1); ++column) {
-        store_element(inside.data(), inside.dtype(), row * stride_ + column,
-                      static_cast<double>(before(row, column)));
+    Tensor all = storage_.to_host();
+    for (std::int64_t row = 0; row < view_.size(0); ++row) {
+      for (std::int64_t column = 0; column < view_.size(1); ++column) {
+        store_element(all.data(), all.dtype(), begin_ + row * stride_ + column,
+                      static_cast<double>(before_.at(row, column)));
       }
     }
-    return std::memcmp(now.data(), before_.data(), bytes()) == 0;
+    const auto bytes = static_cast<std::size_t>(all.num_elements()) * size_of(all.dtype());
+    return std::memcmp(all.data(), before_.storage.data(), bytes) == 0;
   }
 
  private:
-  static const unsigned char* begin_of(const Tensor& tensor) {
-    return static_cast<const unsigned char*>(tensor.data());
-  }
-  std::size_t bytes() const {
-    return static_cast<std::size_t>(storage_.num_elements()) * size_of(storage_.dtype());
-  }
-
   std::int64_t stride_;
   std::int64_t begin_;
   Tensor storage_;
   TensorView view_;
-  std::vector<unsigned char> before_;
+  Matrix before_;
 };
 
 /// A sum worked in long double, and the sum of its terms' sizes.
@@ -135,24 +128,26 @@ std::vector<Problem> problems() {
   return all;
 }
 
-class Projection : public test::IsaTest {
+class Projection : public test::ContextTest {
  protected:
-  Context with_threads(int threads) const {
-    return Context(ContextOptions{.num_threads = threads, .isa = GetParam()});
+  Rows rows_of(DType dtype, std::int64_t rows, std::int64_t columns, std::uint64_t seed,
+               Rows::Layout layout = Rows::Layout::kStrided) const {
+    return Rows(context_, dtype, rows, columns, seed, layout);
   }
 };
 
 double worst_of_project(const Rows& x, const Rows& w, const Rows* b, const Rows& y) {
   double worst = 0;
+  const DType compute = sum_dtype(x.view().dtype());
+  const Matrix xs = x.now(), ws = w.now(), bs = b == nullptr ? Matrix() : b->now(), ys = y.now();
   for (std::int64_t row = 0; row < y.view().size(0); ++row) {
     for (std::int64_t out = 0; out < y.view().size(1); ++out) {
       Sum sum;
       for (std::int64_t in = 0; in < x.view().size(1); ++in) {
-        sum.add(x.at(row, in) * w.at(out, in));
+        sum.add(xs.at(row, in) * ws.at(out, in));
       }
-      if (b != nullptr) sum.add(b->at(0, out));
-      const DType compute = sum_dtype(x.view().dtype());
-      worst = std::max(worst, error_ratio(y.at(row, out), sum, compute, y.view().dtype()));
+      if (b != nullptr) sum.add(bs.at(0, out));
+      worst = std::max(worst, error_ratio(ys.at(row, out), sum, compute, y.view().dtype()));
     }
   }
   return worst;
@@ -160,15 +155,16 @@ double worst_of_project(const Rows& x, const Rows& w, const Rows* b, const Rows&
 
 double worst_of_input_gradient(const Rows& dy, const Rows& w, const Rows& dx) {
   double worst = 0;
+  const DType dtype = dx.view().dtype();
+  const Matrix dys = dy.now(), ws = w.now(), dxs = dx.now();
   for (std::int64_t row = 0; row < dx.view().size(0); ++row) {
     for (std::int64_t in = 0; in < dx.view().size(1); ++in) {
       Sum sum;
-      sum.add(dx.before(row, in));
+      sum.add(dx.before().at(row, in));
       for (std::int64_t out = 0; out < dy.view().size(1); ++out) {
-        sum.add(dy.at(row, out) * w.at(out, in));
+        sum.add(dys.at(row, out) * ws.at(out, in));
       }
-      const DType dtype = dx.view().dtype();
-      worst = std::max(worst, error_ratio(dx.at(row, in), sum, dtype, dtype));
+      worst = std::max(worst, error_ratio(dxs.at(row, in), sum, dtype, dtype));
     }
   }
   return worst;
@@ -177,18 +173,21 @@ double worst_of_input_gradient(const Rows& dy, const Rows& w, const Rows& dx) {
 double worst_of_weight_gradient(const Rows& x, const Rows& dy, const Rows& dw, const Rows* db) {
   double worst = 0;
   const DType dtype = dw.view().dtype();
+  const Matrix xs = x.now(), dys = dy.now(), dws = dw.now();
   for (std::int64_t out = 0; out < dw.view().size(0); ++out) {
     Sum bias;
-    if (db != nullptr) bias.add(db->before(0, out));
-    for (std::int64_t row = 0; row < dy.view().size(0); ++row) bias.add(dy.at(row, out));
-    if (db != nullptr) worst = std::max(worst, error_ratio(db->at(0, out), bias, dtype, dtype));
+    if (db != nullptr) bias.add(db->before().at(0, out));
+    for (std::int64_t row = 0; row < dy.view().size(0); ++row) bias.add(dys.at(row, out));
+    if (db != nullptr) {
+      worst = std::max(worst, error_ratio(db->now().at(0, out), bias, dtype, dtype));
+    }
     for (std::int64_t in = 0; in < dw.view().size(1); ++in) {
       Sum sum;
-      sum.add(dw.before(out, in));
+      sum.add(dw.before().at(out, in));
       for (std::int64_t row = 0; row < dy.view().size(0); ++row) {
-        sum.add(dy.at(row, out) * x.at(row, in));
+        sum.add(dys.at(row, out) * xs.at(row, in));
       }
-      worst = std::max(worst, error_ratio(dw.at(out, in), sum, dtype, dtype));
+      worst = std::max(worst, error_ratio(dws.at(out, in), sum, dtype, dtype));
     }
   }
   return worst;
@@ -199,11 +198,11 @@ TEST_P(Projection, AgreesWithPlainLoops) {
   std::uint64_t seed = 0;
   for (const DType dtype : kFloatTypes) {
     for (const auto& problem : problems()) {
-      const Rows x(dtype, problem.rows, problem.in, ++seed);
-      const Rows w(dtype, problem.out, problem.in, ++seed);
-      const Rows b(dtype, 1, problem.out, ++seed);
+      const Rows x = rows_of(dtype, problem.rows, problem.in, ++seed);
+      const Rows w = rows_of(dtype, problem.out, problem.in, ++seed);
+      const Rows b = rows_of(dtype, 1, problem.out, ++seed);
       for (const bool bias : {false, true}) {
-        const Rows y(dtype, problem.rows, problem.out, ++seed);
+        const Rows y = rows_of(dtype, problem.rows, problem.out, ++seed);
         project(context_, x.view(), w.view(), bias ? b.row() : ConstTensorView(), y.view());
         const double ratio = worst_of_project(x, w, bias ? &b : nullptr, y);
         EXPECT_LE(ratio, 1) << name_of(dtype) << ", " << problem.describe() << ", bias " << bias;
@@ -217,10 +216,10 @@ TEST_P(Projection, AgreesWithPlainLoops) {
 
 TEST_P(Projection, TakesMixedTypes) {
   const auto check = [&](const Problem& problem, DType x_dtype, DType w_dtype, DType y_dtype) {
-    const Rows x(x_dtype, problem.rows, problem.in, 1);
-    const Rows w(w_dtype, problem.out, problem.in, 2);
-    const Rows b(y_dtype, 1, problem.out, 3);
-    const Rows y(y_dtype, problem.rows, problem.out, 4);
+    const Rows x = rows_of(x_dtype, problem.rows, problem.in, 1);
+    const Rows w = rows_of(w_dtype, problem.out, problem.in, 2);
+    const Rows b = rows_of(y_dtype, 1, problem.out, 3);
+    const Rows y = rows_of(y_dtype, problem.rows, problem.out, 4);
     project(context_, x.view(), w.view(), b.row(), y.view());
     EXPECT_LE(worst_of_project(x, w, &b, y), 1)
         << name_of(x_dtype) << " " << name_of(w_dtype) << " " << name_of(y_dtype) << ", "
@@ -242,9 +241,9 @@ TEST_P(Projection, InputGradientAgreesAndAdds) {
   std::uint64_t seed = 1000;
   for (const DType dtype : kFloatTypes) {
     for (const auto& problem : problems()) {
-      const Rows dy(dtype, problem.rows, problem.out, ++seed);
-      const Rows w(dtype, problem.out, problem.in, ++seed);
-      const Rows dx(sum_dtype(dtype), problem.rows, problem.in, ++seed);
+      const Rows dy = rows_of(dtype, problem.rows, problem.out, ++seed);
+      const Rows w = rows_of(dtype, problem.out, problem.in, ++seed);
+      const Rows dx = rows_of(sum_dtype(dtype), problem.rows, problem.in, ++seed);
       add_input_gradient(context_, dy.view(), w.view(), dx.view());
       EXPECT_LE(worst_of_input_gradient(dy, w, dx), 1)
           << name_of(dtype) << ", " << problem.describe();
@@ -257,11 +256,11 @@ TEST_P(Projection, WeightGradientAgreesAndAdds) {
   std::uint64_t seed = 2000;
   for (const DType dtype : kFloatTypes) {
     for (const auto& problem : problems()) {
-      const Rows x(dtype, problem.rows, problem.in, ++seed);
-      const Rows dy(dtype, problem.rows, problem.out, ++seed);
+      const Rows x = rows_of(dtype, problem.rows, problem.in, ++seed);
+      const Rows dy = rows_of(dtype, problem.rows, problem.out, ++seed);
       for (const bool bias : {false, true}) {
-        const Rows dw(sum_dtype(dtype), problem.out, problem.in, ++seed);
-        const Rows db(sum_dtype(dtype), 1, problem.out, ++seed);
+        const Rows dw = rows_of(sum_dtype(dtype), problem.out, problem.in, ++seed);
+        const Rows db = rows_of(sum_dtype(dtype), 1, problem.out, ++seed);
         add_weight_gradient(context_, x.view(), dy.view(), dw.view(),
                             bias ? db.row() : TensorView());
         EXPECT_LE(worst_of_weight_gradient(x, dy, dw, bias ? &db : nullptr), 1)
@@ -274,14 +273,16 @@ TEST_P(Projection, WeightGradientAgreesAndAdds) {
 }
 
 TEST_P(Projection, NoRowsLeaveGradientsAsTheyAre) {
-  const Rows x(DType::kF32, 0, 9, 1);
-  const Rows dy(DType::kF32, 0, 70, 2);
-  const Rows dw(DType::kF32, 70, 9, 3);
-  const Rows db(DType::kF32, 1, 70, 4);
+  const Rows x = rows_of(DType::kF32, 0, 9, 1);
+  const Rows dy = rows_of(DType::kF32, 0, 70, 2);
+  const Rows dw = rows_of(DType::kF32, 70, 9, 3);
+  const Rows db = rows_of(DType::kF32, 1, 70, 4);
   add_weight_gradient(context_, x.view(), dy.view(), dw.view(), db.row());
   for (std::int64_t out = 0; out < 70; ++out) {
-    EXPECT_EQ(db.at(0, out), db.before(0, out));
-    for (std::int64_t in = 0; in < 9; ++in) EXPECT_EQ(dw.at(out, in), dw.before(out, in));
+    EXPECT_EQ(db.now().at(0, out), db.before().at(0, out));
+    for (std::int64_t in = 0; in < 9; ++in) {
+      EXPECT_EQ(dw.now().at(out, in), dw.before().at(out, in));
+    }
   }
 }
 
@@ -290,23 +291,15 @@ TEST_P(Projection, NoRowsLeaveGradientsAsTheyAre) {
 const Problem kBitProblems[] = {{65, 1, 3},   {65, 17, 129}, {65, 64, 64}, {65, 257, 65},
                                 {65, 300, 1}, {65, 515, 70}, {65, 1300, 9}};
 
-bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {
-  const Tensor left = Tensor::copy_of(host_context(), a);
-  const Tensor right = Tensor::copy_of(host_context(), b);
-  return left.shape() == right.shape() && left.dtype() == right.dtype() &&
-         std::memcmp(left.data(), right.data(),
-                     static_cast<std::size_t>(left.num_elements()) * size_of(left.dtype())) == 0;
-}
-
 TEST_P(Projection, ARowsBitsAreItsOwn) {
   for (const DType dtype : kFloatTypes) {
     for (const auto& [rows, in, out] : kBitProblems) {
-      const Rows x(dtype, rows, in, 1);
-      const Rows w(dtype, out, in, 2);
-      const Rows b(dtype, 1, out, 3);
-      const Rows dy(dtype, rows, out, 4);
-      const Rows y(dtype, rows, out, 5);
-      const Rows dx(sum_dtype(dtype), rows, in, 6);
+      const Rows x = rows_of(dtype, rows, in, 1);
+      const Rows w = rows_of(dtype, out, in, 2);
+      const Rows b = rows_of(dtype, 1, out, 3);
+      const Rows dy = rows_of(dtype, rows, out, 4);
+      const Rows y = rows_of(dtype, rows, out, 5);
+      const Rows dx = rows_of(sum_dtype(dtype), rows, in, 6);
       project(context_, x.view(), w.view(), b.row(), y.view());
       add_input_gradient(context_, dy.view(), w.view(), dx.view());
       for (const std::int64_t row : {0, 1, 31, 63, 64}) {
@@ -315,19 +308,19 @@ TEST_P(Projection, ARowsBitsAreItsOwn) {
         const auto only = [row = row](const Rows& all) {
           return all.view().slice(0, row, row + 1);
         };
-        Tensor alone(dtype, {1, out});
+        Tensor alone(context_, dtype, {1, out});
         project(context_, only(x), w.view(), b.row(), alone);
         EXPECT_TRUE(same_bits(alone, only(y))) << where;
         for (const std::int64_t count : {2, 6, 9, 33}) {
           const std::int64_t first = std::max(row + 1 - count, std::int64_t{0});
-          Tensor among(dtype, {count, out});
+          Tensor among(context_, dtype, {count, out});
           project(context_, x.view().slice(0, first, first + count), w.view(), b.row(), among);
           EXPECT_TRUE(same_bits(among.view().slice(0, row - first, row - first + 1), only(y)))
               << where << ", among " << count;
         }
         // dx has 6's numbers in it before anything is added.
-        const Rows fresh(sum_dtype(dtype), rows, in, 6);
-        Tensor gradient = Tensor::copy_of(host_context(), only(fresh));
+        const Rows fresh = rows_of(sum_dtype(dtype), rows, in, 6);
+        Tensor gradient = Tensor::copy_of(context_, only(fresh));
         add_input_gradient(context_, only(dy), w.view(), gradient);
         EXPECT_TRUE(same_bits(gradient, only(dx))) << where;
       }
@@ -341,23 +334,23 @@ TEST_P(Projection, TheSameBitsForAnyNumberOfThreadsAndAnyStrides) {
       struct Results {
         Rows y, dx, dw, db;
       };
-      const auto run = [&, rows = rows, in = in, out = out](int threads, Rows::Place place) {
-        const Context context = with_threads(threads);
-        const Rows x(dtype, rows, in, 1, place);
-        const Rows w(dtype, out, in, 2, place);
-        const Rows b(dtype, 1, out, 3, place);
-        const Rows dy(dtype, rows, out, 4, place);
+      const auto run = [&, rows = rows, in = in, out = out](int threads, Rows::Layout layout) {
+        const Context context = GetParam().context(threads);
+        const Rows x = rows_of(dtype, rows, in, 1, layout);
+        const Rows w = rows_of(dtype, out, in, 2, layout);
+        const Rows b = rows_of(dtype, 1, out, 3, layout);
+        const Rows dy = rows_of(dtype, rows, out, 4, layout);
         const DType sums = sum_dtype(dtype);
-        Results results{Rows(dtype, rows, out, 5, place), Rows(sums, rows, in, 6, place),
-                        Rows(sums, out, in, 7, place), Rows(sums, 1, out, 8, place)};
+        Results results{rows_of(dtype, rows, out, 5, layout), rows_of(sums, rows, in, 6, layout),
+                        rows_of(sums, out, in, 7, layout), rows_of(sums, 1, out, 8, layout)};
         project(context, x.view(), w.view(), b.row(), results.y.view());
         add_input_gradient(context, dy.view(), w.view(), results.dx.view());
         add_weight_gradient(context, x.view(), dy.view(), results.dw.view(), results.db.row());
         return results;
       };
-      const Results expected = run(1, Rows::Place::kDense);
+      const Results expected = run(1, Rows::Layout::kDense);
       for (const int threads : {1, 2, 3, 7}) {
-        const Results results = run(threads, Rows::Place::kStrided);
+        const Results results = run(threads, Rows::Layout::kStrided);
         const std::string where = std::string(name_of(dtype)) + ", " +
                                   Problem{rows, in, out}.describe() + ", " +
                                   std::to_string(threads) + " threads";
@@ -371,15 +364,16 @@ TEST_P(Projection, TheSameBitsForAnyNumberOfThreadsAndAnyStrides) {
 }
 
 TEST_P(Projection, BroadcastAndReversedRows) {
-  const Rows x(DType::kF32, 70, 33, 1, Rows::Place::kDense);
-  const Rows w(DType::kF32, 19, 33, 2);
-  Tensor expected(DType::kF32, {70, 19});
+  const Rows x = rows_of(DType::kF32, 70, 33, 1, Rows::Layout::kDense);
+  const Rows w = rows_of(DType::kF32, 19, 33, 2);
+  Tensor expected(context_, DType::kF32, {70, 19});
   project(context_, x.view(), w.view(), {}, expected);
   const std::int64_t stride = x.view().stride(0);
   const ConstTensorView reversed(x.view().slice(0, 69, 70).data(), DType::kF32, {70, 33},
-                                 {-stride, 1});
-  const ConstTensorView broadcast(x.view().data(), DType::kF32, {70, 33}, {0, 1});
-  Tensor y(DType::kF32, {70, 19});
+                                 {-stride, 1}, context_.device());
+  const ConstTensorView broadcast(x.view().data(), DType::kF32, {70, 33}, {0, 1},
+                                  context_.device());
+  Tensor y(context_, DType::kF32, {70, 19});
   const auto line = [](const Tensor& all, std::int64_t row) { return all.view().select(0, row); };
   project(context_, reversed, w.view(), {}, y);
   for (std::int64_t row = 0; row < 70; ++row) {
@@ -391,7 +385,7 @@ TEST_P(Projection, BroadcastAndReversedRows) {
   }
 }
 
-LADON_FOR_EACH_ISA(Projection);
+LADON_FOR_EACH_CONTEXT(Projection);
 
 }  // namespace
 }  // namespace ladon

@@ -40,6 +40,13 @@ inline std::vector<Place> places() {
   return all;
 }
 
+/// The fastest kernels and the pretended device, for tests that take long.
+inline std::vector<Place> fastest_places() {
+  std::vector<Place> two{{.isa = runnable_isas().back()}};
+  if (places().back().pretended) two.push_back(places().back());
+  return two;
+}
+
 inline std::string place_name(const testing::TestParamInfo<Place>& info) {
   return info.param.name();
 }
@@ -50,6 +57,38 @@ inline Tensor host_copy(const Context& context, const ConstTensorView& view) {
   Tensor host = Tensor::uninitialized(view.dtype(), view.shape());
   copy(context, view, host);
   return host;
+}
+
+/// The elements of a tensor, wherever it is.
+inline std::vector<double> elements_of(const Tensor& tensor) {
+  const Tensor host = tensor.to_host();
+  std::vector<double> elements;
+  for (std::int64_t i = 0; i < host.num_elements(); ++i) {
+    elements.push_back(load_element(host.data(), host.dtype(), i));
+  }
+  return elements;
+}
+/// The elements of a view on the Context's device or on the host, in row-major order.
+inline std::vector<double> elements_of(const Context& context, const ConstTensorView& view) {
+  return elements_of(host_copy(context, view));
+}
+
+/// Writes elements of a contiguous view: all of them, or one.
+inline void set_elements(const Context& context, const TensorView& view,
+                         const std::vector<double>& elements) {
+  copy(context, Tensor::from_values(view.dtype(), view.shape(), elements), view);
+}
+inline void set_element(const Context& context, const TensorView& view, std::int64_t index,
+                        double element) {
+  set_elements(context, view.reshape({view.num_elements()}).slice(0, index, index + 1), {element});
+}
+
+/// Bytes of 0xFF, which are NaN in every floating dtype, on the Context's device.
+inline Tensor poisoned(const Context& context, DType dtype, const Dims& shape) {
+  Tensor host = Tensor::uninitialized(dtype, shape);
+  const auto bytes = static_cast<std::size_t>(host.num_elements()) * size_of(dtype);
+  if (bytes != 0) std::memset(host.data(), 0xFF, bytes);
+  return host.to(context);
 }
 
 class ContextTest : public testing::TestWithParam<Place> {
@@ -80,16 +119,6 @@ class ContextTest : public testing::TestWithParam<Place> {
 
   Context context_ = GetParam().context();
 };
-
-/// The elements of a tensor, wherever it is.
-inline std::vector<double> elements_of(const Tensor& tensor) {
-  const Tensor host = tensor.to_host();
-  std::vector<double> elements;
-  for (std::int64_t i = 0; i < host.num_elements(); ++i) {
-    elements.push_back(load_element(host.data(), host.dtype(), i));
-  }
-  return elements;
-}
 
 #define LADON_FOR_EACH_CONTEXT(Suite)                                                      \
   INSTANTIATE_TEST_SUITE_P(EachContext, Suite, testing::ValuesIn(::ladon::test::places()), \

@@ -1,4 +1,4 @@
-// What the rope tests share: the instruction sets to run on, and tensors to run over.
+// What the rope tests share: tensors of the host's to run over, and errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,15 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "ladon/context.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"
-#include "ladon/isa.h"
 #include "ladon/random.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
 #include "support/host_context.h"
-#include "support/isas.h"
 
 namespace ladon {
 
@@ -28,14 +25,6 @@ inline constexpr DType kFloatTypes[] = {DType::kF64, DType::kF32, DType::kF16, D
 inline constexpr RopeLayout kLayouts[] = {RopeLayout::kHalfSplit, RopeLayout::kInterleaved};
 
 using test::host_context;
-using test::isa_test_name;
-using test::runnable_isas;
-
-/// A test that runs once for each instruction set. Two threads, so that sharing out is tested too.
-class RopeTest : public testing::TestWithParam<Isa> {
- protected:
-  Context context_{ContextOptions{.num_threads = 2, .isa = GetParam()}};
-};
 
 inline std::vector<double> values_of(const ConstTensorView& view) {
   const Tensor wide = Tensor::copy_of(host_context(), view, DType::kF64);

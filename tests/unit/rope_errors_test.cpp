@@ -16,6 +16,7 @@
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
 #include "support/host_context.h"
+#include "support/isas.h"
 #include "support/rope_support.h"
 
 namespace ladon {
@@ -44,7 +45,7 @@ struct Call {
   }
 };
 
-class RopeErrors : public RopeTest {
+class RopeErrors : public test::IsaTest {
  protected:
   /// `what` is the message after the operation; {in} and {out} stand for the tensors' names.
   void expect_refusal(const std::string& what, const std::function<void(Call&)>& spoil,
@@ -82,7 +83,7 @@ class RopeErrors : public RopeTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Isas, RopeErrors, testing::ValuesIn(runnable_isas()), isa_test_name);
+LADON_FOR_EACH_ISA(RopeErrors);
 
 TEST_P(RopeErrors, TheUnspoiledCallsAreLegal) {
   Call call;

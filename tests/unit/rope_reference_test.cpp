@@ -14,29 +14,33 @@
 #include "ladon/random.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
+#include "support/contexts.h"
 #include "support/host_context.h"
 #include "support/rope_support.h"
 
 namespace ladon {
 namespace {
 
+using test::elements_of;
 using test::host_context;
 
-INSTANTIATE_TEST_SUITE_P(Isas, RopeTest, testing::ValuesIn(runnable_isas()), isa_test_name);
+class RopeTest : public test::ContextTest {};
+LADON_FOR_EACH_CONTEXT(RopeTest);
 
-/// A tensor inside a larger one: gaps along every dimension, and for half
-/// of the seeds in [batch, heads, seq, head_dim] order.
+/// A tensor inside a larger one, on a Context's device: gaps along every dimension, and for half of
+/// the seeds in [batch, heads, seq, head_dim] order.
 struct Strided {
   Tensor whole;
   TensorView view;
 
-  Strided(DType dtype, const Dims& shape, double gap_value, Random& random) {
+  Strided(const Context& context, DType dtype, const Dims& shape, double gap_value,
+          Random& random) {
     const bool heads_first = random.below(2) == 1;
     const Dims inner = heads_first ? Dims{shape[0], shape[2], shape[1], shape[3]} : shape;
     Dims outer = inner;
     for (int dim = 0; dim < 4; ++dim) outer[dim] += 2 + random.below(3);
     const auto count = static_cast<std::size_t>(outer[0] * outer[1] * outer[2] * outer[3]);
-    whole = Tensor::from_values(dtype, outer, std::vector<double>(count, gap_value));
+    whole = Tensor::from_values(dtype, outer, std::vector<double>(count, gap_value)).to(context);
     view = whole;
     for (int dim = 0; dim < 4; ++dim) view = view.slice(dim, 1, 1 + inner[dim]);
     if (heads_first) view = view.transpose(1, 2);
@@ -145,12 +149,13 @@ void run_random_case(const Context& context, std::uint64_t seed) {
   const RandomCase test(random);
   // NaN in the gaps of the input, so that a stray read shows; 77 in those of the output, so that
   // a stray write does.
-  Strided x(test.dtype, test.shape, kNaN, random);
-  copy(host_context(), normal_tensor(test.dtype, test.shape, seed), x.view);
-  Strided separate_out(test.dtype, test.shape, 77, random);
-  const Tensor x_before = Tensor::copy_of(host_context(), x.whole);
+  Strided x(context, test.dtype, test.shape, kNaN, random);
+  const Tensor dense = normal_tensor(test.dtype, test.shape, seed);
+  copy(context, dense, x.view);
+  Strided separate_out(context, test.dtype, test.shape, 77, random);
+  const Tensor x_before = x.whole.to_host();
   const TensorView out = test.in_place ? x.view : separate_out.view;
-  const Tensor x_wide = Tensor::copy_of(host_context(), x.view, DType::kF64);
+  const Tensor x_wide = Tensor::copy_of(host_context(), dense, DType::kF64);
   Tensor truth(DType::kF64, test.shape);
   double magnitude = 1;
 
@@ -171,26 +176,28 @@ void run_random_case(const Context& context, std::uint64_t seed) {
     Tensor sin(DType::kF64, shape);
     fill_uniform(host_context(), cos, -1.5, 1.5, seed, 1);
     fill_uniform(host_context(), sin, -1.5, 1.5, seed, 2);
-    const RopeTable table{cos, sin};
+    const Tensor cos_there = cos.to(context), sin_there = sin.to(context);
+    const RopeTable host_table{cos, sin};
+    const RopeTable table{cos_there, sin_there};
     magnitude = 1.5;
     if (test.backward) {
-      rope_backward(reference(), x_wide, test.options, table, test.positions, truth);
+      rope_backward(reference(), x_wide, test.options, host_table, test.positions, truth);
       rope_backward(context, x.view, test.options, table, test.positions, out);
     } else {
-      rope(reference(), x_wide, test.options, table, test.positions, truth);
+      rope(reference(), x_wide, test.options, host_table, test.positions, truth);
       rope(context, x.view, test.options, table, test.positions, out);
     }
   }
 
-  expect_close(test, values_of(x_wide), values_of(out), values_of(truth), magnitude);
+  expect_close(test, elements_of(x_wide), elements_of(context, out), elements_of(truth), magnitude);
   // Put back what the call may write: all else must be as it was.
   if (test.in_place) {
-    copy(host_context(), x_wide, x.view);
+    copy(context, x_wide, x.view);
   } else {
-    fill_uniform(host_context(), separate_out.view, 77, 77, 0);
-    for (const double value : values_of(separate_out.whole)) ASSERT_EQ(value, 77);
+    fill_uniform(context, separate_out.view, 77, 77, 0);
+    for (const double value : elements_of(separate_out.whole)) ASSERT_EQ(value, 77);
   }
-  ASSERT_TRUE(same_bits(x.whole, x_before)) << test.describe();
+  ASSERT_TRUE(same_bits(x.whole.to_host(), x_before)) << test.describe();
 }
 
 TEST_P(RopeTest, RandomCasesAgreeWithTheReference) {
