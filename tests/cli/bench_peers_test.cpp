@@ -90,7 +90,7 @@ TEST_F(CliBenchPeers, RatiosBesideEachCase) {
   for (const char* words : {">PyTorch<", ">ONNX Runtime<", " (1.3)<", "pytorch 1.2.3"}) {
     EXPECT_TRUE(holds(svg, words)) << words;
   }
-  EXPECT_TRUE(holds(outcome.out, "pytorch 1.2.3 is measured beside Ladon\n")) << outcome.out;
+  EXPECT_TRUE(holds(outcome.out, "pytorch 1.2.3 is measured alongside Ladon\n")) << outcome.out;
   EXPECT_TRUE(holds(outcome.out, "x (target 1.3x")) << outcome.out;
 }
 
