@@ -28,7 +28,7 @@ struct ForwardOutput {
 };
 
 /// Rows [row_begin, row_begin + row_count) of one KV head against keys [key_begin, key_end).
-/// forward_tile takes several tiles of rows at once, forward_few several KV heads.
+/// forward_tile takes several tiles of rows at once, forward_decode several KV heads.
 struct ForwardTask {
   std::int64_t sequence = 0;
   std::int64_t kv_head = 0;
@@ -137,10 +137,10 @@ struct KvRowsTask {
 
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
 struct KernelSet {
-  std::size_t compute_bytes = 0;  // of one element
-  std::int64_t tile_rows = 0;     // rows of a tile
-  std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
-  std::int64_t few_states = 0;    // most rows times KV heads of one for forward_few
+  std::size_t compute_bytes = 0;   // of one element
+  std::int64_t tile_rows = 0;      // rows of a tile
+  std::int64_t decode_rows = 0;    // most rows of a ForwardTask for forward_decode
+  std::int64_t decode_states = 0;  // most rows times KV heads of one for forward_decode
   std::int64_t project_columns = kProjectColumns;  // most columns of a ProjectionTask for project
 #define LADON_KERNEL(name, Params, Task)                                         \
   void (*name)(const Params& params, const Task& task, void* scratch) = nullptr; \

@@ -147,7 +147,7 @@ class ForwardRun {
         compute_dtype_(kernels.compute_bytes == 8 ? DType::kF64 : DType::kF32),
         plan_(host.scratch, params),
         scratch_(host, std::max(kernels.forward_tile_scratch(params),
-                                kernels.forward_few_scratch(params))),
+                                kernels.forward_decode_scratch(params))),
         partials_(host.scratch, made(*plan_), params, kernels.compute_bytes,
                   std::int64_t{workers_.num_threads()}) {}
 
@@ -255,7 +255,8 @@ class ForwardRun {
       task.row_count = std::min(strip_rows, plan.rows - task.row_begin);
       task.output = final_output(sequence, task.kv_head);
     }
-    (plan.few ? kernels_.forward_few : kernels_.forward_tile)(params_, task, scratch_.of(worker));
+    (plan.decodes ? kernels_.forward_decode : kernels_.forward_tile)(params_, task,
+                                                                     scratch_.of(worker));
   }
 
   void merge(std::int64_t s, std::int64_t kv_head, int worker) const {

@@ -21,7 +21,7 @@ inline constexpr std::int64_t kSplitKeys = 512;
 struct SequencePlan {
   std::int64_t rows = 0;   // of each KV head
   std::int64_t tiles = 0;  // of rows, each over all its keys
-  bool few = false;        // rows go to forward_few
+  bool decodes = false;    // rows go to forward_decode
   std::int64_t first_split = 0;
   std::int64_t splits = 0;  // above 1: partial results
   std::int64_t units = 0;   // tiles or splits of one KV head
@@ -33,7 +33,7 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
   plan.rows = sequence.query_len * params.group;
   if (plan.rows == 0) return plan;
   plan.tiles = ceil_div(plan.rows, kernels.tile_rows);
-  plan.few = plan.rows <= kernels.few_rows;
+  plan.decodes = plan.rows <= kernels.decode_rows;
   plan.splits = 1;
   plan.units = plan.tiles;
   if (plan.tiles > 1) return plan;
@@ -60,11 +60,11 @@ inline constexpr std::int64_t kTokenBytes = 16384;
 /// depend on anything without changing a bit.
 inline std::int64_t most_heads_at_once(const AttentionParams& params, const SequencePlan& plan,
                                        const KernelSet& kernels) {
-  if (!plan.few) return 1;
+  if (!plan.decodes) return 1;
   const std::int64_t bytes = params.head_dim * static_cast<std::int64_t>(size_of(params.k.dtype)) +
                              params.value_dim * static_cast<std::int64_t>(size_of(params.v.dtype));
   std::int64_t heads = kTokenBytes / bytes;
-  if (heads > kernels.few_states / plan.rows) heads = kernels.few_states / plan.rows;
+  if (heads > kernels.decode_states / plan.rows) heads = kernels.decode_states / plan.rows;
   if (heads > params.num_kv_heads) heads = params.num_kv_heads;
   return heads < 1 ? 1 : heads;
 }

@@ -1,7 +1,7 @@
 // From q.k to a masked score: softcap, ALiBi, bias and masks, in the contract's order. A new rule
 // is a line in apply_rules() and, where it needs numbers of its own, a field beside the others.
 //
-// Scores come in tiles whose lanes are queries (forward_tile, backward) or keys (forward_few).
+// Scores come in tiles whose lanes are queries (forward_tile, backward) or keys (forward_decode).
 // apply_rules() does not care: it gets a vector of keys and vectors of what the queries bring.
 #pragma once
 

@@ -30,34 +30,34 @@ namespace {
 
 // Up to here a dot product per row and key (head_dim / lanes FMAs and a horizontal sum) beats a
 // tile whose lanes are mostly empty (head_dim FMAs a key, whatever the rows).
-inline constexpr std::int64_t kFewRows = 8;
+inline constexpr std::int64_t kDecodeRows = 8;
 // Rows of all KV heads of a task: their q and their sums, 64 KiB at head_dim 128, share L2 with the
 // keys and values on their way.
-inline constexpr std::int64_t kFewStates = 64;
+inline constexpr std::int64_t kDecodeStates = 64;
 
 template <class V>
-struct ForwardFewScratch {
+struct ForwardDecodeScratch {
   using Scalar = typename V::Scalar;
   std::int64_t head_dim;   // padded to whole vectors
   std::int64_t value_dim;  // padded to whole vectors
   Scalar* q;               // [state][head_dim], as Products keep it
   Scalar* out;             // [state][value_dim]
   Scalar* scores;          // [state][kKeyBlock]
-  Scalar* extra;           // [kFewRows][kKeyBlock]
-  Scalar* keep;            // [kFewRows][kKeyBlock]
+  Scalar* extra;           // [kDecodeRows][kKeyBlock]
+  Scalar* keep;            // [kDecodeRows][kKeyBlock]
   Scalar* staging;         // K or V block
   std::size_t bytes;
 
-  ForwardFewScratch(const AttentionParams& params, void* base) {
+  ForwardDecodeScratch(const AttentionParams& params, void* base) {
     ScratchArena arena(base);
     head_dim = round_up(params.head_dim, V::kLanes);
     value_dim = round_up(params.value_dim, V::kLanes);
-    const std::int64_t states = smaller(kFewStates, params.num_kv_heads * kFewRows);
+    const std::int64_t states = smaller(kDecodeStates, params.num_kv_heads * kDecodeRows);
     q = arena.take<Scalar>(states * head_dim);
     out = arena.take<Scalar>(states * value_dim);
     scores = arena.take<Scalar>(states * kKeyBlock);
-    extra = arena.take<Scalar>(kFewRows * kKeyBlock);
-    keep = arena.take<Scalar>(kFewRows * kKeyBlock);
+    extra = arena.take<Scalar>(kDecodeRows * kKeyBlock);
+    keep = arena.take<Scalar>(kDecodeRows * kKeyBlock);
     staging = arena.take<Scalar>(kKeyBlock * larger(head_dim, value_dim));
     bytes = arena.used();
   }
@@ -83,7 +83,7 @@ struct WeightedBlock {
 
 /// Products in the compute type. Queries carry the scale.
 template <class V>
-struct WideFew {
+struct WideDecode {
   using Scalar = typename V::Scalar;
   using Sums = V;
   static constexpr bool kScaled = true;
@@ -194,11 +194,11 @@ inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
 
 /// The rows of all KV heads of a task: their state, and what is done to it.
 template <class V, class Products>
-class FewRows {
+class DecodeRows {
  public:
   using Scalar = typename V::Scalar;
 
-  FewRows(const AttentionParams& params, const ForwardTask& task, void* memory)
+  DecodeRows(const AttentionParams& params, const ForwardTask& task, void* memory)
       : params_(params),
         task_(task),
         sequence_(params.sequences[task.sequence]),
@@ -342,35 +342,35 @@ class FewRows {
   const AttentionParams& params_;
   const ForwardTask& task_;
   const Sequence& sequence_;
-  const ForwardFewScratch<V> scratch_;
+  const ForwardDecodeScratch<V> scratch_;
   Rows<Scalar> rows_;
   BlockRules<Scalar> rules_;
-  Scalar maximum_[kFewStates];
-  Scalar denominator_[kFewStates] = {};
+  Scalar maximum_[kDecodeStates];
+  Scalar denominator_[kDecodeStates] = {};
 };
 
 template <class V, class Products>
-void run_forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void run_forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
   const bool as_stored = loads_stored<V>(params.k.dtype) && loads_stored<V>(params.v.dtype);
   ForwardTask part = task;
   part.kv_head_count = as_stored ? task.kv_head_count : 1;
   for (std::int64_t head = 0; head < task.kv_head_count; head += part.kv_head_count) {
     part.kv_head = task.kv_head + head;
     part.output = output_of(task.output, head);
-    FewRows<V, Products> rows(params, part, memory);
+    DecodeRows<V, Products> rows(params, part, memory);
     rows.attend();
     rows.finish();
   }
 }
 
 template <class V>
-void forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  run_forward_few<V, WideFew<V>>(params, task, memory);
+void forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
+  run_forward_decode<V, WideDecode<V>>(params, task, memory);
 }
 
 template <class V>
-std::size_t forward_few_scratch(const AttentionParams& params) {
-  return ForwardFewScratch<V>(params, nullptr).bytes;
+std::size_t forward_decode_scratch(const AttentionParams& params) {
+  return ForwardDecodeScratch<V>(params, nullptr).bytes;
 }
 
 }  // namespace

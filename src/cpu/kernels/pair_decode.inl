@@ -1,12 +1,12 @@
 // Decoding where q, k and v are all bf16: q.k as dot products of pairs, both as they lie; of the
 // weights, rounded to bf16, and the values, pairs run along keys: two rows of values become one of
-// pairs in registers. Half the steps of forward_few.inl, and nothing is widened.
+// pairs in registers. Half the steps of forward_decode.inl, and nothing is widened.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/kernels/forward_few.inl"
+#include "cpu/kernels/forward_decode.inl"
 #include "cpu/kernels/pairs.inl"
 
 namespace ladon::cpu {
@@ -59,7 +59,7 @@ struct PairValues {
 };
 
 template <class V, class Pairs>
-struct PairFew {
+struct PairDecode {
   using Sums = Pairs;
   static constexpr bool kScaled = false;  // scale * q would be rounded
 
@@ -80,7 +80,7 @@ struct PairFew {
     const std::int64_t dim = block.params.value_dim;
     const std::int64_t count = block.keys.count;
     constexpr std::int64_t kPairs = kKeyBlock / 2;
-    alignas(64) Pair weights[kFewRows * kPairs];
+    alignas(64) Pair weights[kDecodeRows * kPairs];
     for (std::int64_t r = 0; r < block.rows; ++r) {
       for (std::int64_t i = 0; i < count; i += V::kLanes) {
         round_to_bf16(reinterpret_cast<std::uint16_t*>(weights + r * kPairs) + i,
@@ -116,11 +116,11 @@ struct PairFew {
 };
 
 template <class V, class Pairs>
-void forward_few_of_pairs(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void forward_decode_of_pairs(const AttentionParams& params, const ForwardTask& task, void* memory) {
   if (params.head_dim % 2 == 0) {
-    return run_forward_few<V, PairFew<V, Pairs>>(params, task, memory);
+    return run_forward_decode<V, PairDecode<V, Pairs>>(params, task, memory);
   }
-  forward_few<V>(params, task, memory);  // half of a key's last pair would be a stranger's
+  forward_decode<V>(params, task, memory);  // half of a key's last pair would be a stranger's
 }
 
 }  // namespace
