@@ -59,7 +59,7 @@ struct BackwardScratch {
 /// A tile of query rows, ready for any block of keys.
 template <class Scalar>
 struct BackwardTile {
-  Rows<Scalar> rows;
+  QueryRows rows;
   std::int64_t width = 0;
   alignas(64) Scalar lse[kMaxRows];
   alignas(64) Scalar delta[kMaxRows];
@@ -81,7 +81,9 @@ template <class V>
 inline void set_tile(const AttentionParams& params, const Sequence& sequence,
                      const BackwardScratch<V>& scratch, BackwardTile<typename V::Scalar>& tile) {
   using Scalar = typename V::Scalar;
-  const Rows<Scalar>& rows = tile.rows;
+  const QueryRows& rows = tile.rows;
+  const QueryOperand out{params.out, sequence.out, rows, params.value_dim};
+  const QueryOperand dout{params.dout, sequence.dout, rows, params.value_dim};
   tile.width = round_up(rows.count, V::kLanes);
   for (std::int64_t r = 0; r < tile.width; ++r) {
     // Rows that are not there, and rows that saw nothing: exp(score - inf) makes all weights 0.
@@ -92,14 +94,10 @@ inline void set_tile(const AttentionParams& params, const Sequence& sequence,
                                                 rows.head[r] * params.lse.head_stride);
     if (lse == -__builtin_inf()) continue;
     tile.lse[r] = static_cast<Scalar>(lse);
-    const std::int64_t start = sequence.out + rows.token[r] * params.out.token_stride +
-                               rows.head[r] * params.out.head_stride;
-    load_row(at(params.out.data, params.out.dtype, start), params.out.dtype, params.value_dim,
-             scratch.out);
-    const std::int64_t gradient = sequence.dout + rows.token[r] * params.dout.token_stride +
-                                  rows.head[r] * params.dout.head_stride;
-    load_row(at(params.dout.data, params.dout.dtype, gradient), params.dout.dtype, params.value_dim,
-             scratch.dout);
+    load_row(at(params.out.data, params.out.dtype, out.start(r)), params.out.dtype,
+             params.value_dim, scratch.out);
+    load_row(at(params.dout.data, params.dout.dtype, dout.start(r)), params.dout.dtype,
+             params.value_dim, scratch.dout);
     Scalar delta = inner_product<V>(scratch.out, scratch.dout, params.value_dim);
     if (params.dlse.data != nullptr) {
       delta -= static_cast<Scalar>(
@@ -122,8 +120,8 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
   using C = MathConstants<Scalar>;
   const std::int64_t width = tile.width;
   const std::int64_t count = span.count();
-  set_block(block, span.params, span.sequence, tile.rows, span.begin, count, scratch.extra,
-            scratch.keep, 1, width);
+  set_block(block, span.params, span.sequence, tile.rows, {span.begin, span.end},
+            RuleScratch<Scalar>{scratch.extra, scratch.keep, {.row_step = 1, .key_step = width}});
   const V scale = broadcast<V>(narrow<Scalar>(span.params.rules.scale));
   const bool plain = block.plain();
   const bool mark = block.masks();
@@ -133,10 +131,7 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
   for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
     const V lse = load<V>(tile.lse + lane);
     const V delta = load<V>(tile.delta + lane);
-    const V first = load<V>(block.first + lane);
-    const V last = load<V>(block.last + lane);
-    const V position = load<V>(block.position + lane);
-    const V slope = load<V>(block.slope + lane);
+    const QueryLanes<V> query = load_lanes<V>(block, lane);
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t index = i * width + lane;
       V score = load<V>(scratch.scores + index);
@@ -144,8 +139,7 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
       V cap_gradient = broadcast<V>(1);
       if (!plain) {
         const V key = broadcast<V>(static_cast<Scalar>(i));
-        score = apply_rules<V, kToScore>(block, score, key, first, last, position, slope, index,
-                                         &cap_gradient);
+        score = apply_rules<V, kToScore>(block, query, key, index, score, &cap_gradient);
       }
       V weight = exp2((score - lse) * log2e);
       V dweight = load<V>(scratch.dscores + index);
@@ -168,15 +162,13 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
   }
 }
 
-/// Calls body(span) for each block of keys in [first, end) that some row sees.
-template <class Scalar, class Body>
-inline void for_each_key_block(const AttentionParams& params, const Sequence& sequence,
-                               std::int64_t kv_head, const Rows<Scalar>& rows, std::int64_t first,
-                               std::int64_t end, Body&& body) {
-  for (std::int64_t begin = first; begin < end; begin += kKeyBlock) {
-    const std::int64_t stop = smaller(begin + kKeyBlock, end);
-    if (rows.some_end <= begin || rows.some_first >= stop) continue;
-    body(KeySpan{params, sequence, kv_head, begin, stop, end});
+/// Calls body(span) for each block of the keys that some row sees.
+template <class Body>
+inline void for_each_key_block(const KeySpan& keys, const QueryRows& rows, Body&& body) {
+  for (std::int64_t begin = keys.begin; begin < keys.end; begin += kKeyBlock) {
+    const std::int64_t end = smaller(begin + kKeyBlock, keys.end);
+    if (rows.some_end <= begin || rows.some_first >= end) continue;
+    body(KeySpan{keys.params, keys.sequence, keys.kv_head, begin, end, keys.end});
   }
 }
 
@@ -226,7 +218,8 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
     scratch.folded_dv[i] = 0;
   }
 
-  products.load_keys({params, sequence, task.kv_head, task.key_begin, task.key_end, task.key_end});
+  const KeySpan keys{params, sequence, task.kv_head, task.key_begin, task.key_end};
+  products.load_keys(keys);
   BackwardTile<Scalar> tile;
   BlockRules<Scalar> block;
   const std::int64_t row_count = sequence.query_len * params.group;
@@ -236,28 +229,32 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
       fold_sums<V>(scratch.dk, key_count * scratch.head_dim, scratch.folded_dk);
       fold_sums<V>(scratch.dv, key_count * scratch.value_dim, scratch.folded_dv);
     }
-    set_rows(tile.rows, params, sequence, task.kv_head * params.group, params.group, row,
-             smaller(kTileRows<V>, row_count - row), task.key_begin, task.key_end);
+    set_rows(tile.rows, params, sequence,
+             {.first_head = task.kv_head * params.group,
+              .heads_per_token = params.group,
+              .begin = row,
+              .count = smaller(kTileRows<V>, row_count - row)},
+             {task.key_begin, task.key_end});
     if (tile.rows.some_end == 0) continue;
     set_tile(params, sequence, scratch, tile);
     products.load_rows(params, sequence, tile.rows, tile.width);
     Scalar* dq = static_cast<Scalar*>(task.dq_partial) + row * params.head_dim;
-    for_each_key_block(
-        params, sequence, task.kv_head, tile.rows, task.key_begin, task.key_end,
-        [&](const KeySpan& span) {
-          // Each block asks for its share of the next tile.
-          const auto next = [&](std::int64_t key) {
-            const std::int64_t share = kTileRows<V> * (key - task.key_begin);
-            return smaller(row + kTileRows<V> + share / key_count, row_count);
-          };
-          prefetch_query_rows(params, sequence, task.kv_head, next(span.begin), next(span.end));
-          products.score(span, tile.width, scratch.scores, scratch.dscores);
-          score_gradients<V, true, Products::kScaled>(span, scratch, tile, block);
-          const std::int64_t at_key = span.begin - task.key_begin;
-          products.add_gradients(span, block.masks(), tile.rows, tile.width, scratch.scores,
-                                 scratch.dscores, scratch.dv + at_key * scratch.value_dim,
-                                 scratch.dk + at_key * scratch.head_dim, dq);
-        });
+    const BackwardScores<Scalar> scores{scratch.scores, scratch.dscores, tile.width};
+    for_each_key_block(keys, tile.rows, [&](const KeySpan& span) {
+      // Each block asks for its share of the next tile.
+      const auto next = [&](std::int64_t key) {
+        const std::int64_t share = kTileRows<V> * (key - task.key_begin);
+        return smaller(row + kTileRows<V> + share / key_count, row_count);
+      };
+      prefetch_query_rows(params, sequence, task.kv_head, next(span.begin), next(span.end));
+      products.score(span, scores);
+      score_gradients<V, true, Products::kScaled>(span, scratch, tile, block);
+      const std::int64_t at_key = span.begin - task.key_begin;
+      products.add_gradients(span, block.masks(), tile.rows, scores,
+                             {.dk = scratch.dk + at_key * scratch.head_dim,
+                              .dv = scratch.dv + at_key * scratch.value_dim,
+                              .dq = dq});
+    });
   }
 
   fold_sums<V>(scratch.dk, key_count * scratch.head_dim, scratch.folded_dk);

@@ -7,6 +7,7 @@
 #include "core/attention_params.h"
 #include "cpu/kernel_table.h"
 #include "cpu/kernels/math.inl"
+#include "cpu/kernels/operands.inl"
 
 namespace ladon::cpu {
 namespace {
@@ -120,32 +121,48 @@ inline void store_row(const double* from, std::int64_t n, void* to, DType dtype)
   }
 }
 
-/// Rows of K or V in the compute type: a pointer into the tensor itself where it can be used as it
-/// lies, else into a staging buffer.
+/// Where rows are staged in the compute type: `dim` elements apart, zeros behind each row's own.
 template <class Scalar>
-struct Block {
-  const Scalar* data;
-  std::int64_t stride;
+struct Staging {
+  Scalar* data = nullptr;
+  std::int64_t dim = 0;
 };
 
-/// Rows [begin, end) of one head. With `padded_dim` above `dim`, rows are staged and filled up with
-/// zeros, for readers that go on to a whole number of vectors.
+/// The first `rows` rows of a matrix, `dim` elements of each, in the compute type: a pointer into
+/// the matrix where it can be used as it lies, else into the staging buffer. With staging.dim above
+/// `dim`, for readers that go on to a whole number of vectors, rows are always staged.
 template <class Scalar>
-inline Block<Scalar> load_block(const Operand& operand, std::int64_t offset, std::int64_t head,
-                                std::int64_t begin, std::int64_t end, std::int64_t dim,
-                                std::int64_t padded_dim, Scalar* staging) {
-  const std::int64_t first = offset + head * operand.head_stride + begin * operand.token_stride;
-  if (operand.dtype == kDTypeOf<Scalar> && padded_dim == dim) {
-    return {static_cast<const Scalar*>(operand.data) + first, operand.token_stride};
+inline RowBlock<const Scalar> load_block(const Matrix& matrix, std::int64_t rows, std::int64_t dim,
+                                         Staging<Scalar> staging) {
+  if (matrix.dtype == kDTypeOf<Scalar> && staging.dim == dim) {
+    return {static_cast<const Scalar*>(matrix.data), matrix.stride};
   }
-  for (std::int64_t row = 0; row < end - begin; ++row) {
-    Scalar* to = staging + row * padded_dim;
-    load_row(at(operand.data, operand.dtype, first + row * operand.token_stride), operand.dtype,
-             dim, to);
-    for (std::int64_t i = dim; i < padded_dim; ++i) to[i] = 0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    Scalar* to = staging.data + row * staging.dim;
+    load_row(at(matrix.data, matrix.dtype, row * matrix.stride), matrix.dtype, dim, to);
+    for (std::int64_t i = dim; i < staging.dim; ++i) to[i] = 0;
   }
-  return {staging, padded_dim};
+  return {staging.data, staging.dim};
 }
+
+/// Tokens of one head from `token` on, as rows. `offset` is where the sequence starts.
+inline Matrix head_rows(const Operand& operand, std::int64_t offset, std::int64_t head,
+                        std::int64_t token) {
+  const std::int64_t first = offset + head * operand.head_stride + token * operand.token_stride;
+  return {at(operand.data, operand.dtype, first), operand.dtype, operand.token_stride};
+}
+
+/// Keys [begin, end) of one KV head.
+struct KeySpan {
+  const AttentionParams& params;
+  const Sequence& sequence;
+  std::int64_t kv_head;
+  std::int64_t begin;
+  std::int64_t end;
+  std::int64_t last_end = end;  // where the keys end that the task will come to
+
+  std::int64_t count() const { return end - begin; }
+};
 
 /// Which of the two a block is of.
 enum class KvPart { kKeys, kValues };
@@ -153,6 +170,10 @@ enum class KvPart { kKeys, kValues };
 template <KvPart kPart>
 inline const Operand& kv_operand(const AttentionParams& params) {
   return kPart == KvPart::kKeys ? params.k : params.v;
+}
+template <KvPart kPart>
+inline std::int64_t kv_dim(const AttentionParams& params) {
+  return kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
 }
 
 inline std::int64_t kv_slot(const KvLayout& layout, const Sequence& sequence, std::int64_t key) {
@@ -200,38 +221,37 @@ inline void load_kv_row(const AttentionParams& params, const Sequence& sequence,
   for (std::int64_t i = 0; i < dim; ++i) to[i] = static_cast<Scalar>(from[i]) * scale;
 }
 
-/// Keys or values [begin, end) of one head, through whatever layout they are stored in. Rows whose
-/// slots follow each other are used as they lie; else, or where `padded_dim` asks for zeros, they
-/// are staged.
+/// Keys or values of a span, through whatever layout they are stored in. Rows whose slots follow
+/// each other are used as they lie; else, or where staging.dim asks for zeros, they are staged.
 template <KvPart kPart, class Scalar>
-inline Block<Scalar> load_kv(const AttentionParams& params, const Sequence& sequence,
-                             std::int64_t head, std::int64_t begin, std::int64_t end,
-                             std::int64_t padded_dim, Scalar* staging) {
+inline RowBlock<const Scalar> load_kv(const KeySpan& span, Staging<Scalar> staging) {
+  const AttentionParams& params = span.params;
+  const Sequence& sequence = span.sequence;
   const Operand& operand = kv_operand<kPart>(params);
-  const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
+  const std::int64_t dim = kv_dim<kPart>(params);
   const KvLayout& layout = params.kv_layout;
-  const std::int64_t first = kv_slot(layout, sequence, begin);
+  const std::int64_t first = kv_slot(layout, sequence, span.begin);
   if (layout.plain()) {
     const std::int64_t offset = kPart == KvPart::kKeys ? sequence.k : sequence.v;
-    return load_block(operand, offset, head, first, first + end - begin, dim, padded_dim, staging);
+    return load_block(head_rows(operand, offset, span.kv_head, first), span.count(), dim, staging);
   }
-  if (slots_in_line(layout, sequence, begin, end) && operand.dtype == kDTypeOf<Scalar> &&
-      padded_dim == dim) {
-    const std::int64_t row = kv_row<kPart>(params, sequence, head, first);
+  if (slots_in_line(layout, sequence, span.begin, span.end) && operand.dtype == kDTypeOf<Scalar> &&
+      staging.dim == dim) {
+    const std::int64_t row = kv_row<kPart>(params, sequence, span.kv_head, first);
     return {static_cast<const Scalar*>(operand.data) + row, operand.token_stride};
   }
-  for (std::int64_t key = begin; key < end; ++key) {
-    Scalar* to = staging + (key - begin) * padded_dim;
-    load_kv_row<kPart>(params, sequence, head, kv_slot(layout, sequence, key), dim, to);
-    for (std::int64_t i = dim; i < padded_dim; ++i) to[i] = 0;
+  for (std::int64_t key = span.begin; key < span.end; ++key) {
+    Scalar* to = staging.data + (key - span.begin) * staging.dim;
+    load_kv_row<kPart>(params, sequence, span.kv_head, kv_slot(layout, sequence, key), dim, to);
+    for (std::int64_t i = dim; i < staging.dim; ++i) to[i] = 0;
   }
-  return {staging, padded_dim};
+  return {staging.data, staging.dim};
 }
 
 template <class Scalar>
-inline bool all_finite(const Block<Scalar>& block, std::int64_t rows, std::int64_t dim) {
+inline bool all_finite(RowBlock<const Scalar> block, std::int64_t rows, std::int64_t dim) {
   for (std::int64_t row = 0; row < rows; ++row) {
-    if (!all_finite(block.data + row * block.stride, dim)) return false;
+    if (!all_finite(block.row(row), dim)) return false;
   }
   return true;
 }

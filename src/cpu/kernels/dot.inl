@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/operands.inl"
 #include "cpu/kernels/stored_rows.inl"
 
 namespace ladon::cpu {
@@ -47,14 +48,13 @@ struct BytesAhead {
 
 /// kKeys x kRows products of length `dim`.
 template <class V, DType kStored, int kKeys, int kRows, class Ahead>
-inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::int64_t a_stride,
-                          const StoredRows& b, std::int64_t first_key, typename V::Scalar* out,
-                          std::int64_t out_stride, bool accumulate, const Ahead& ahead) {
+inline void dot_registers(std::int64_t dim, FactorRows<V> a, StoredRows b, SumTarget<V> out,
+                          const Ahead& ahead) {
   constexpr auto kSize = static_cast<std::int64_t>(size_of(kStored));
   V sums[std::size_t{kRows}][std::size_t{kKeys}];
   const char* keys[std::size_t{kKeys}];
   LADON_UNROLL
-  for (int k = 0; k < kKeys; ++k) keys[k] = b[first_key + k];
+  for (int k = 0; k < kKeys; ++k) keys[k] = b[k];
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     LADON_UNROLL
@@ -66,7 +66,7 @@ inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::in
     for (int k = 0; k < kKeys; ++k) key[k] = load_key(keys[k]);
     LADON_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const auto row = load<typename V::Factors>(a + r * a_stride + i);
+      const auto row = load<typename V::Factors>(a.at(r, i));
       LADON_UNROLL
       for (int k = 0; k < kKeys; ++k) sums[r][k] = fma(row, key[k], sums[r][k]);
     }
@@ -84,14 +84,14 @@ inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::in
   }
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    typename V::Scalar* to = out + r * out_stride + first_key;
+    typename V::Scalar* to = out.at(r, 0);
     if constexpr (kKeys == 4) {
-      put_sums(to, accumulate, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+      put_sums(to, out.accumulate, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
     } else {
       LADON_UNROLL
       for (int k = 0; k < kKeys; ++k) {
         const typename V::Scalar product = sum(sums[r][k]);
-        to[k] = accumulate ? to[k] + product : product;
+        to[k] = out.accumulate ? to[k] + product : product;
       }
     }
   }
@@ -99,59 +99,44 @@ inline void dot_registers(std::int64_t dim, const typename V::Factor* a, std::in
 
 /// The last rows, fewer than kDotRows.
 template <class V, DType kStored, int kKeys, int kRows = kDotRows<V> - 1, class Ahead>
-inline void dot_last_rows(std::int64_t rows, std::int64_t dim, const typename V::Factor* a,
-                          std::int64_t a_stride, const StoredRows& b, std::int64_t first_key,
-                          typename V::Scalar* out, std::int64_t out_stride, bool accumulate,
-                          const Ahead& ahead) {
+inline void dot_last_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, StoredRows b,
+                          SumTarget<V> out, const Ahead& ahead) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      dot_registers<V, kStored, kKeys, kRows>(dim, a, a_stride, b, first_key, out, out_stride,
-                                              accumulate, ahead);
+      dot_registers<V, kStored, kKeys, kRows>(dim, a, b, out, ahead);
     } else {
-      dot_last_rows<V, kStored, kKeys, kRows - 1>(rows, dim, a, a_stride, b, first_key, out,
-                                                  out_stride, accumulate, ahead);
+      dot_last_rows<V, kStored, kKeys, kRows - 1>(rows, dim, a, b, out, ahead);
     }
   }
 }
 
 /// Of all rows, only the first few ask for what is ahead.
 template <class V, DType kStored, int kKeys, class Ahead>
-inline void dot_rows(std::int64_t rows, std::int64_t dim, const typename V::Factor* a,
-                     std::int64_t a_stride, const StoredRows& b, std::int64_t first_key,
-                     typename V::Scalar* out, std::int64_t out_stride, bool accumulate,
-                     const Ahead& ahead) {
+inline void dot_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, StoredRows b,
+                     SumTarget<V> out, const Ahead& ahead) {
   constexpr std::int64_t kRows = kDotRows<V>;
   if (rows < kRows) {
-    return dot_last_rows<V, kStored, kKeys>(rows, dim, a, a_stride, b, first_key, out, out_stride,
-                                            accumulate, ahead);
+    return dot_last_rows<V, kStored, kKeys>(rows, dim, a, b, out, ahead);
   }
-  dot_registers<V, kStored, kKeys, kRows>(dim, a, a_stride, b, first_key, out, out_stride,
-                                          accumulate, ahead);
+  dot_registers<V, kStored, kKeys, kRows>(dim, a, b, out, ahead);
   std::int64_t r = kRows;
   for (; r + kRows <= rows; r += kRows) {
-    dot_registers<V, kStored, kKeys, kRows>(dim, a + r * a_stride, a_stride, b, first_key,
-                                            out + r * out_stride, out_stride, accumulate,
-                                            NothingAhead{});
+    dot_registers<V, kStored, kKeys, kRows>(dim, a.from(r, 0), b, out.from(r, 0), NothingAhead{});
   }
-  dot_last_rows<V, kStored, kKeys>(rows - r, dim, a + r * a_stride, a_stride, b, first_key,
-                                   out + r * out_stride, out_stride, accumulate, NothingAhead{});
+  dot_last_rows<V, kStored, kKeys>(rows - r, dim, a.from(r, 0), b, out.from(r, 0), NothingAhead{});
 }
 
-/// The products of `keys` rows of b from `first_key` on. Rows of a go on to whole vectors with
-/// numbers that are finite.
+/// out[row][key] for size.rows rows of a and size.width rows of b, all of length size.depth. Rows
+/// of a go on to whole vectors with numbers that are finite.
 template <class V, DType kStored, class Ahead = NothingAhead>
-inline void dot_products(std::int64_t rows, std::int64_t first_key, std::int64_t keys,
-                         std::int64_t dim, const typename V::Factor* a, std::int64_t a_stride,
-                         const StoredRows& b, typename V::Scalar* out, std::int64_t out_stride,
-                         bool accumulate = false, const Ahead& ahead = {}) {
-  std::int64_t k = first_key;
-  for (; k + kDotKeys <= first_key + keys; k += kDotKeys) {
-    dot_rows<V, kStored, kDotKeys>(rows, dim, a, a_stride, b, k, out, out_stride, accumulate,
-                                   ahead);
+inline void dot_products(ProductSize size, FactorRows<V> a, StoredRows b, SumTarget<V> out,
+                         const Ahead& ahead = {}) {
+  std::int64_t k = 0;
+  for (; k + kDotKeys <= size.width; k += kDotKeys) {
+    dot_rows<V, kStored, kDotKeys>(size.rows, size.depth, a, b.from(k), out.from(0, k), ahead);
   }
-  for (; k < first_key + keys; ++k) {
-    dot_rows<V, kStored, 1>(rows, dim, a, a_stride, b, k, out, out_stride, accumulate,
-                            NothingAhead{});
+  for (; k < size.width; ++k) {
+    dot_rows<V, kStored, 1>(size.rows, size.depth, a, b.from(k), out.from(0, k), NothingAhead{});
   }
 }
 

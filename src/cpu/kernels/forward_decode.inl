@@ -72,13 +72,12 @@ struct WeightedBlock {
   std::int64_t first_kv_head;  // of the task
   std::int64_t head;           // from there on
   const KeyRows& keys;
-  const Scalar* weights;  // [row][kKeyBlock]
   std::int64_t rows;
-  bool masks;       // some weights are of what a row does not see
-  RowsAhead ahead;  // what the next block will want
-  Scalar* staging;  // room for a block of values
-  Scalar* out;      // [row][stride]
-  std::int64_t stride;
+  RowBlock<const Scalar> weights;  // [row][key]
+  bool masks;                      // some weights are of what a row does not see
+  RowsAhead ahead;                 // what the next block will want
+  Scalar* staging;                 // room for a block of values
+  RowBlock<Scalar> out;            // [row][value_dim], padded
 };
 
 /// Products in the compute type. Queries carry the scale.
@@ -108,22 +107,24 @@ struct WideDecode {
     const std::int64_t dim = block.params.value_dim;
     const std::int64_t count = block.keys.count;
     const BlockOperand<V, KvPart::kValues> values(block.params, block.sequence, block.keys,
-                                                  block.first_kv_head, dim, block.staging);
+                                                  block.first_kv_head, block.staging);
     with_stored<V>(values.dtype(), [&](auto stored) {
       constexpr DType kStored = decltype(stored)::kDType;
       const StoredRows v = values.rows(block.head);
       if (block.masks && !all_finite<V, kStored>(v, count, dim)) {
         // This product reads whole vectors.
-        const Block<Scalar> staged = load_kv<KvPart::kValues>(
-            block.params, block.sequence, block.first_kv_head + block.head, block.keys.begin,
-            block.keys.begin + count, block.stride, block.staging);
+        const std::int64_t width = block.out.stride;
+        const KeySpan span{block.params, block.sequence, block.first_kv_head + block.head,
+                           block.keys.begin, block.keys.begin + count};
+        const RowBlock<const Scalar> staged =
+            load_kv<KvPart::kValues>(span, Staging<Scalar>{block.staging, width});
         gemm_guarded<V, Layout::kRows, Guard::kMaskedA>(
-            block.rows, block.stride, count, block.weights, kKeyBlock, staged.data, staged.stride,
-            block.out, block.stride, true);
+            {.rows = block.rows, .width = width, .depth = count}, block.weights, staged,
+            {.data = block.out.data, .stride = width, .accumulate = true});
         return;
       }
-      add_weighted_rows(block.rows, WideValues<V, kStored>{v, count, dim}, block.weights, kKeyBlock,
-                        block.ahead, block.out, block.stride);
+      add_weighted_rows(block.rows, WideValues<V, kStored>{v, count, dim}, block.weights,
+                        block.ahead, block.out);
     });
   }
 };
@@ -135,8 +136,8 @@ struct WideDecode {
 template <class V, bool kScaled>
 inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
                                       std::int64_t key_count, typename V::Scalar scale,
-                                      typename V::Scalar* scores, typename V::Scalar* maximum,
-                                      typename V::Scalar* denominator) {
+                                      typename V::Scalar* scores,
+                                      SoftmaxState<typename V::Scalar> state) {
   using Scalar = typename V::Scalar;
   using C = MathConstants<Scalar>;
   alignas(64) static constexpr auto kIota = [] {
@@ -148,24 +149,20 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
   }();
   const V lanes = load<V>(kIota.values);
   const V nothing = broadcast<V>(-C::kInfinity);
-  const V first = broadcast<V>(block.first[row]);
-  const V last = broadcast<V>(block.last[row]);
-  const V position = broadcast<V>(block.position[row]);
-  const V slope = broadcast<V>(block.slope[row]);
+  const QueryLanes<V> query = broadcast_lanes<V>(block, row);
   V block_maximum = nothing;
   for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
     const V key = lanes + broadcast<V>(static_cast<Scalar>(i));
     V score = load<V>(scores + i);
     if constexpr (!kScaled) score = score * broadcast<V>(scale);
-    score = apply_rules<V, false>(block, score, key, first, last, position, slope,
-                                  row * kKeyBlock + i, nullptr);
+    score = apply_rules<V, false>(block, query, key, row * kKeyBlock + i, score, nullptr);
     store(scores + i, score);
     block_maximum = max(score, block_maximum);
   }
   const Scalar top = largest(block_maximum);
-  const Scalar old_maximum = *maximum;
-  if (old_maximum + kRescaleGrowth<V> < top) *maximum = top;
-  const V new_maximum = broadcast<V>(*maximum);
+  const Scalar old_maximum = *state.maximum;
+  if (old_maximum + kRescaleGrowth<V> < top) *state.maximum = top;
+  const V new_maximum = broadcast<V>(*state.maximum);
   const V log2e = broadcast<V>(C::kLog2e);
   alignas(64) Scalar factor[V::kLanes];
   store(factor, exp2((broadcast<V>(old_maximum) - new_maximum) * log2e));
@@ -178,7 +175,7 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
     if (block.keep != nullptr) weight = weight * load<V>(block.keep + row * kKeyBlock + i);
     store(scores + i, select(identical(score, nothing), masked, weight));
   }
-  *denominator = *denominator * factor[0] + sum(total);
+  *state.denominator = *state.denominator * factor[0] + sum(total);
   return factor[0];
 }
 
@@ -251,18 +248,21 @@ class DecodeRows {
 
   /// Makes rows_ those of one KV head.
   void choose(std::int64_t head) {
-    set_rows(rows_, params_, sequence_, (task_.kv_head + head) * params_.group, params_.group,
-             task_.row_begin, task_.row_count, task_.key_begin, task_.key_end);
+    set_rows(rows_, params_, sequence_,
+             {.first_head = (task_.kv_head + head) * params_.group,
+              .heads_per_token = params_.group,
+              .begin = task_.row_begin,
+              .count = task_.row_count},
+             {task_.key_begin, task_.key_end});
   }
 
   void load_queries(std::int64_t head) {
     choose(head);
+    const QueryOperand queries{params_.q, sequence_.q, rows_, params_.head_dim};
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       Scalar* q = scratch_.q + state_of(head, r) * scratch_.head_dim;
       Scalar* out = scratch_.out + state_of(head, r) * scratch_.value_dim;
-      const std::int64_t start = sequence_.q + rows_.token[r] * params_.q.token_stride +
-                                 rows_.head[r] * params_.q.head_stride;
-      Products::load_query(params_, start, scratch_.head_dim, q);
+      Products::load_query(params_, queries.start(r), scratch_.head_dim, q);
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] = 0;
     }
   }
@@ -270,7 +270,7 @@ class DecodeRows {
   /// q.k of all heads: a few keys at a time, head by head, which is how they lie in memory.
   void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
-                                              params_.head_dim, scratch_.staging);
+                                              scratch_.staging);
     using Sums = typename Products::Sums;
     const auto* q = reinterpret_cast<const typename Sums::Factor*>(scratch_.q);
     Products::with_keys(keys.dtype(), [&](auto stored) {
@@ -279,9 +279,11 @@ class DecodeRows {
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
           prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
           dot_products<Sums, decltype(stored)::kDType>(
-              task_.row_count, key, count, Products::length(params_.head_dim),
-              q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim, keys.rows(head),
-              scores_of(head), kKeyBlock);
+              {.rows = task_.row_count,
+               .width = count,
+               .depth = Products::length(params_.head_dim)},
+              {q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim},
+              keys.rows(head).from(key), {scores_of(head) + key, kKeyBlock});
         }
       }
     });
@@ -312,13 +314,14 @@ class DecodeRows {
     if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(DType::kI8)) {
       scale_by(params_.kv_layout.k_scales);
     }
-    set_block(rules_, params_, sequence_, rows_, block.begin, block.count, scratch_.extra,
-              scratch_.keep, kKeyBlock, 1);
+    set_block(
+        rules_, params_, sequence_, rows_, {block.begin, block.begin + block.count},
+        RuleScratch<Scalar>{scratch_.extra, scratch_.keep, {.row_step = kKeyBlock, .key_step = 1}});
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       const std::int64_t state = state_of(head, r);
       const Scalar factor = softmax_row<V, Products::kScaled>(
           rules_, r, block.count, narrow<Scalar>(params_.rules.scale), scores + r * kKeyBlock,
-          maximum_ + state, denominator_ + state);
+          {maximum_ + state, denominator_ + state});
       if (factor == 1) continue;
       Scalar* out = scratch_.out + state * scratch_.value_dim;
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
@@ -334,16 +337,24 @@ class DecodeRows {
     const RowsAhead ahead{
         {next.k, head * params_.k.head_stride * size}, next.count, size, params_.head_dim * size};
     Products::add_values(WeightedBlock<V>{
-        params_, sequence_, task_.kv_head, head, block, scores_of(head), rows_.count,
-        rules_.masks(), ahead, scratch_.staging,
-        scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim});
+        .params = params_,
+        .sequence = sequence_,
+        .first_kv_head = task_.kv_head,
+        .head = head,
+        .keys = block,
+        .rows = rows_.count,
+        .weights = {scores_of(head), kKeyBlock},
+        .masks = rules_.masks(),
+        .ahead = ahead,
+        .staging = scratch_.staging,
+        .out = {scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim}});
   }
 
   const AttentionParams& params_;
   const ForwardTask& task_;
   const Sequence& sequence_;
   const ForwardDecodeScratch<V> scratch_;
-  Rows<Scalar> rows_;
+  QueryRows rows_;
   BlockRules<Scalar> rules_;
   Scalar maximum_[kDecodeStates];
   Scalar denominator_[kDecodeStates] = {};

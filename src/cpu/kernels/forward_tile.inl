@@ -43,58 +43,61 @@ inline constexpr std::int64_t kFoldBlocks = 64;
 // Products may write whole multiples of this many rows of out.
 inline constexpr std::int64_t kValueUnit = 16;
 
+/// The running softmax of some rows.
+template <class Scalar>
+struct SoftmaxState {
+  Scalar* maximum = nullptr;
+  Scalar* denominator = nullptr;  // sum of the weights, relative to the maximum
+};
+
 /// Scores of one block to weights, lane by lane. Returns whether any lane's maximum moved; then
 /// `rescale` holds the factors for what was summed before. Scores that are not kScaled are
 /// multiplied by `scale` first.
 template <class V, bool kScaled>
-inline bool softmax_block(const BlockRules<typename V::Scalar>& block, std::int64_t width,
-                          std::int64_t key_count, typename V::Scalar scale,
-                          typename V::Scalar* scores, typename V::Scalar* maximum,
-                          typename V::Scalar* denominator, typename V::Scalar* rescale) {
+inline bool softmax_block(const BlockRules<typename V::Scalar>& block, typename V::Scalar scale,
+                          ScoreTile<typename V::Scalar> scores,
+                          SoftmaxState<typename V::Scalar> state, typename V::Scalar* rescale) {
   using C = MathConstants<typename V::Scalar>;
   const V log2e = broadcast<V>(C::kLog2e);
   const V nothing = broadcast<V>(-C::kInfinity);
   const bool plain = block.plain();
+  const std::int64_t width = scores.width;
   const auto scaled = [scale](V score) {
     if constexpr (kScaled) return score;
     return score * broadcast<V>(scale);
   };
   bool moved = false;
   for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
-    typename V::Scalar* column = scores + lane;
+    typename V::Scalar* column = scores.data + lane;
     V block_maximum = nothing;
     if (plain) {
-      for (std::int64_t i = 0; i < key_count; ++i) {
+      for (std::int64_t i = 0; i < scores.keys; ++i) {
         const V score = scaled(load<V>(column + i * width));
         if constexpr (!kScaled) store(column + i * width, score);
         block_maximum = max(score, block_maximum);
       }
     } else {
-      const V first = load<V>(block.first + lane);
-      const V last = load<V>(block.last + lane);
-      const V position = load<V>(block.position + lane);
-      const V slope = load<V>(block.slope + lane);
-      for (std::int64_t i = 0; i < key_count; ++i) {
+      const QueryLanes<V> query = load_lanes<V>(block, lane);
+      for (std::int64_t i = 0; i < scores.keys; ++i) {
         const V key = broadcast<V>(static_cast<typename V::Scalar>(i));
-        const V score =
-            apply_rules<V, false>(block, scaled(load<V>(column + i * width)), key, first, last,
-                                  position, slope, i * width + lane, nullptr);
+        const V score = apply_rules<V, false>(block, query, key, i * width + lane,
+                                              scaled(load<V>(column + i * width)), nullptr);
         store(column + i * width, score);
         block_maximum = max(score, block_maximum);
       }
     }
-    const V old_maximum = load<V>(maximum + lane);
+    const V old_maximum = load<V>(state.maximum + lane);
     const auto grew = less(old_maximum + broadcast<V>(kRescaleGrowth<V>), block_maximum);
     const V new_maximum = select(grew, block_maximum, old_maximum);
     const V factor = exp2((old_maximum - new_maximum) * log2e);
     moved = moved || any<V>(grew);
-    store(maximum + lane, new_maximum);
+    store(state.maximum + lane, new_maximum);
     store(rescale + lane, factor);
     V sum_even = zero<V>();
     V sum_odd = zero<V>();
     const V masked = broadcast<V>(static_cast<typename V::Scalar>(-0.0));
     const bool mark = block.masks();
-    for (std::int64_t i = 0; i < key_count; ++i) {
+    for (std::int64_t i = 0; i < scores.keys; ++i) {
       const V score = load<V>(column + i * width);
       V weight = exp2((score - new_maximum) * log2e);
       if (i % 2 == 0) {
@@ -106,7 +109,8 @@ inline bool softmax_block(const BlockRules<typename V::Scalar>& block, std::int6
       if (mark) weight = select(identical(score, nothing), masked, weight);
       store(column + i * width, weight);
     }
-    store(denominator + lane, fma(load<V>(denominator + lane), factor, sum_even + sum_odd));
+    typename V::Scalar* denominator = state.denominator + lane;
+    store(denominator, fma(load<V>(denominator), factor, sum_even + sum_odd));
   }
   return moved;
 }
@@ -172,7 +176,7 @@ inline void write_row(const ForwardOutput& output, std::int64_t token, std::int6
 template <class V>
 struct ForwardTile {
   using Scalar = typename V::Scalar;
-  Rows<Scalar> rows;
+  QueryRows rows;
   std::int64_t width = 0;    // rows, padded to whole vectors
   std::int64_t blocks = 0;   // of keys, done so far
   Scalar* out = nullptr;     // [value_dim][width]: sums over the last few blocks
@@ -263,9 +267,12 @@ class ForwardStrip {
     for (std::int64_t t = 0; t < tiles_; ++t) {
       ForwardTile<V>& tile = tile_[t];
       const std::int64_t row = t * kTileRows<V>;
-      set_rows(tile.rows, params_, sequence, task.kv_head * params_.group, params_.group,
-               task.row_begin + row, smaller(kTileRows<V>, task.row_count - row), task.key_begin,
-               task.key_end);
+      set_rows(tile.rows, params_, sequence,
+               {.first_head = task.kv_head * params_.group,
+                .heads_per_token = params_.group,
+                .begin = task.row_begin + row,
+                .count = smaller(kTileRows<V>, task.row_count - row)},
+               {task.key_begin, task.key_end});
       // Whole pairs of keys, with or without a strip that goes on beyond them.
       if (tile.rows.some_end > 0) {
         const std::int64_t seen = round_up(tile.rows.some_end - task.key_begin, 2);
@@ -299,22 +306,24 @@ class ForwardStrip {
   void attend(const KeySpan& span, std::int64_t t, Turn turn) {
     ForwardTile<V>& tile = tile_[t];
     const std::int64_t count = smaller(span.end, tile.rows.some_end) - span.begin;
+    const ScoreTile<Scalar> scores{scores_, count, tile.width};
     alignas(64) Scalar rescale[kMaxRows];
-    products_.score(span, turn, t, count, tile.width, scores_);
-    set_block(block_, params_, span.sequence, tile.rows, span.begin, count, extra_, keep_, 1,
-              tile.width);
-    const bool moved = softmax_block<V, Products::kScaled>(
-        block_, tile.width, count, narrow<Scalar>(params_.rules.scale), scores_, tile.maximum,
-        tile.denominator, rescale);
+    products_.score(span, turn, t, scores);
+    set_block(block_, params_, span.sequence, tile.rows, {span.begin, span.begin + count},
+              RuleScratch<Scalar>{extra_, keep_, {.row_step = 1, .key_step = tile.width}});
+    const bool moved =
+        softmax_block<V, Products::kScaled>(block_, narrow<Scalar>(params_.rules.scale), scores,
+                                            {tile.maximum, tile.denominator}, rescale);
     if (moved && tile.blocks > 0) tile.rescale(params_.value_dim, rescale);
-    products_.add_values(span, turn, block_.masks(), count, tile.width, scores_, tile.out,
-                         tile.blocks % kFoldBlocks != 0);
+    products_.add_values(
+        span, turn, block_.masks(), {scores_, count, tile.width},
+        {.data = tile.out, .stride = tile.width, .accumulate = tile.blocks % kFoldBlocks != 0});
     ++tile.blocks;
     if (tile.blocks % kFoldBlocks == 0) tile.fold(params_.value_dim, tile.blocks == kFoldBlocks);
   }
 
   void finish(const ForwardTask& task, ForwardTile<V>& tile) {
-    const Rows<Scalar>& rows = tile.rows;
+    const QueryRows& rows = tile.rows;
     const Scalar* sums = tile.total(params_.value_dim);
     for (std::int64_t first = 0; first < rows.count; first += V::kLanes) {
       for (std::int64_t i = 0; i < value_dim_ && tile.blocks > 0; i += V::kLanes) {

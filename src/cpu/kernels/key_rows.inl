@@ -51,7 +51,7 @@ class BlockOperand {
   using Scalar = typename V::Scalar;
 
   BlockOperand(const AttentionParams& params, const Sequence& sequence, const KeyRows& block,
-               std::int64_t kv_head, std::int64_t dim, Scalar* staging)
+               std::int64_t kv_head, Scalar* staging)
       : dtype_(kv_operand<kPart>(params).dtype), rows_(kPart == KvPart::kKeys ? block.k : block.v) {
     const Operand& operand = kv_operand<kPart>(params);
     if (loads_stored<V>(dtype_)) {
@@ -59,10 +59,11 @@ class BlockOperand {
       return;
     }
     dtype_ = kDTypeOf<Scalar>;
-    const Block<Scalar> staged = load_kv<kPart>(params, sequence, kv_head, block.begin,
-                                                block.begin + block.count, dim, staging);
+    const KeySpan span{params, sequence, kv_head, block.begin, block.begin + block.count};
+    const RowBlock<const Scalar> staged =
+        load_kv<kPart>(span, Staging<Scalar>{staging, kv_dim<kPart>(params)});
     for (std::int64_t i = 0; i < block.count; ++i) {
-      staged_[i] = reinterpret_cast<const char*>(staged.data + i * staged.stride);
+      staged_[i] = reinterpret_cast<const char*>(staged.row(i));
     }
     rows_ = staged_;
   }

@@ -84,7 +84,7 @@ struct PairDecode {
     for (std::int64_t r = 0; r < block.rows; ++r) {
       for (std::int64_t i = 0; i < count; i += V::kLanes) {
         round_to_bf16(reinterpret_cast<std::uint16_t*>(weights + r * kPairs) + i,
-                      load<V>(block.weights + r * kKeyBlock + i));
+                      load<V>(block.weights.at(r, i)));
       }
     }
     PairValues<Pairs> values{
@@ -107,10 +107,12 @@ struct PairDecode {
       }
       values.rows = {lines, 0};
     }
-    add_weighted_rows(block.rows, values, weights, kPairs, block.ahead, block.out, block.stride);
+    add_weighted_rows(block.rows, values, {weights, kPairs}, block.ahead, block.out);
     for (std::int64_t key = 0; !finite && key < count; ++key) {
-      add_not_finite(reinterpret_cast<const std::uint16_t*>(stored[key]), dim, block.weights + key,
-                     kKeyBlock, block.rows, block.out, 1, block.stride);
+      add_not_finite(
+          {reinterpret_cast<const std::uint16_t*>(stored[key]), dim},
+          {.data = block.weights.at(0, key), .stride = block.weights.stride, .count = block.rows},
+          {.data = block.out.data, .row_step = 1, .weight_step = block.out.stride});
     }
   }
 };

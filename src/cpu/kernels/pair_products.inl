@@ -33,9 +33,9 @@ class PairProducts {
   }
 
   void load_queries(const AttentionParams& params, const Sequence& sequence, std::int64_t tile,
-                    const Rows<float>& rows, std::int64_t width, float*) {
+                    const QueryRows& rows, std::int64_t width, float*) {
     if (tile == 0) engine_.begin();
-    pair_along_rows(params.q, sequence.q, rows, width, params.head_dim, depth_, queries(tile));
+    pair_along_rows({params.q, sequence.q, rows, params.head_dim}, width, depth_, queries(tile));
   }
 
   void load_block(const KeySpan& span, bool masks) {
@@ -52,27 +52,30 @@ class PairProducts {
     columns_ = engine_.columns(value_dim_, pairs, values_, room_);
   }
 
-  void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
-             std::int64_t width, float* scores) {
+  void score(const KeySpan& span, Turn turn, std::int64_t tile, const ScoreTile<float>& scores) {
+    const std::int64_t width = scores.width;
     while_fetching<KvPart::kKeys>(
-        span, turn, round_up(count, Engine::kUnit), Engine::kRowsAtOnce,
+        span, turn, round_up(scores.keys, Engine::kUnit), Engine::kRowsAtOnce,
         [&](std::int64_t first, std::int64_t some) {
-          engine_.multiply(some, width, depth_, {keys_.data + first * keys_.stride, keys_.stride},
-                           {queries(tile), width}, scores + first * width, width, false);
+          engine_.multiply({.rows = some, .width = width, .depth = depth_}, keys_.from(first, 0),
+                           {queries(tile), width}, {scores.data + first * width, width});
         });
   }
 
-  void add_values(const KeySpan& span, Turn turn, bool, std::int64_t count, std::int64_t width,
-                  const float* weights, float* out, bool accumulate) {
-    const std::int64_t pairs = round_up(pairs_in(count), Engine::kUnit);
-    pair_weights(weights, count, width, pairs, weights_);
+  void add_values(const KeySpan& span, Turn turn, bool, const ScoreTile<const float>& weights,
+                  ProductTarget<float> out) {
+    const std::int64_t width = weights.width;
+    const std::int64_t pairs = round_up(pairs_in(weights.keys), Engine::kUnit);
+    pair_weights(weights, pairs, weights_);
     while_fetching<KvPart::kValues>(
         span, turn, value_dim_, Engine::kRowsAtOnce, [&](std::int64_t first, std::int64_t some) {
-          engine_.multiply_columns(first, some, width, pairs, columns_, weights_, out, accumulate);
+          engine_.multiply_columns(first, {.rows = some, .width = width, .depth = pairs}, columns_,
+                                   {weights_, width}, out.from(first, 0));
         });
-    for (std::int64_t key = 0; !finite_ && key < count; ++key) {
-      add_not_finite(row_of<KvPart::kValues>(span, key), span.params.value_dim,
-                     weights + key * width, 1, width, out, width, 1);
+    for (std::int64_t key = 0; !finite_ && key < weights.keys; ++key) {
+      add_not_finite({row_of<KvPart::kValues>(span, key), span.params.value_dim},
+                     {.data = weights.data + key * width, .stride = 1, .count = width},
+                     {.data = out.data, .row_step = width, .weight_step = 1});
     }
   }
 
@@ -87,8 +90,8 @@ class PairProducts {
   Pair* values_;            // [key pair][value_dim]
   Pair* room_;              // for the engine
   Pair* weights_;           // [key pair][width]
-  PairMatrix keys_{nullptr, 0};
-  PairMatrix columns_{nullptr, 0};
+  PairMatrix keys_;
+  PairMatrix columns_;
   bool finite_ = true;  // all values of the block are, or all rows see them
 };
 

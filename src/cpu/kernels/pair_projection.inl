@@ -20,12 +20,11 @@ struct PairRows {
   using Factor = Pair;
   static constexpr std::int64_t kTerms = 2;  // of a factor
 
-  static void copy(const Matrix& matrix, std::int64_t begin, std::int64_t end, std::int64_t first,
-                   std::int64_t count, std::int64_t stride, Pair* to) {
-    const std::uint16_t* data = static_cast<const std::uint16_t*>(matrix.data) + first;
+  static void copy(const Matrix& matrix, RowRange rows, ElementRange terms, RowBlock<Pair> to) {
+    const std::uint16_t* data = static_cast<const std::uint16_t*>(matrix.data) + terms.begin;
     copy_as_pairs(
-        end - begin, count, stride,
-        [&](std::int64_t row) { return data + (begin + row) * matrix.stride; }, to);
+        rows.end - rows.begin, terms.end - terms.begin, to.stride,
+        [&](std::int64_t row) { return data + (rows.begin + row) * matrix.stride; }, to.data);
   }
   /// Whole pairs, on the boundaries that the compiler may expect of them.
   static bool as_they_lie(const ProjectionParams& params) {

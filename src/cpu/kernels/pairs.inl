@@ -4,13 +4,11 @@
 // An Engine multiplies pairs:
 //   kUnit                          rows and depths that it takes are multiples of this
 //   begin()                        before the first product
-//   multiply(rows, width, depth, a, b, c, ldc, accumulate)
-//                                  c (+)= a b; depth counts pairs, which run along rows of a
+//   multiply(size, a, b, c)        c (+)= a b; size.depth counts pairs, which run along rows of a
 //   columns(dim, depth, a, room)   a, [depth][dim], as multiply_columns() takes it: as it is or,
 //                                  rearranged, in `room`, which is as large
-//   multiply_columns(first, rows, width, depth, a, b, c, accumulate)
-//                                  rows [first, first + rows) of c (+)= a^T b, where b is
-//                                  [depth][width]
+//   multiply_columns(first, size, a, b, c)
+//                                  c (+)= rows [first, first + size.rows) of a^T b
 //   kRowsAtOnce                    rows of a product that fill its registers: whole units
 #pragma once
 
@@ -24,16 +22,8 @@ namespace {
 
 using Pair = std::uint32_t;  // the first number in the low half
 
-/// Rows of pairs, `stride` pairs apart.
-struct PairMatrix {
-  const Pair* data;
-  std::int64_t stride;
-
-  const Pair* at(std::int64_t row, std::int64_t column) const {
-    return data + row * stride + column;
-  }
-  std::int64_t bytes() const { return stride * static_cast<std::int64_t>(sizeof(Pair)); }
-};
+/// Rows of pairs.
+using PairMatrix = RowBlock<const Pair>;
 
 /// Products by the vector unit's instruction for pairs.
 template <class Pairs>
@@ -42,20 +32,15 @@ class VectorEngine {
   static constexpr std::int64_t kUnit = 1;
   static constexpr std::int64_t kRowsAtOnce = kGemmRowsAtOnce<Pairs>;
   static void begin() {}
-  static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
-                       const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
-                       bool accumulate) {
-    gemm<Pairs, Layout::kRows>(rows, width, depth, a.data, a.stride, b.data, b.stride, c, ldc,
-                               accumulate);
+  static void multiply(ProductSize size, PairMatrix a, PairMatrix b, ProductTarget<float> c) {
+    gemm<Pairs, Layout::kRows>(size, a, b, c);
   }
   static PairMatrix columns(std::int64_t dim, std::int64_t, const Pair* a, Pair*) {
     return {a, dim};
   }
-  static void multiply_columns(std::int64_t first, std::int64_t rows, std::int64_t width,
-                               std::int64_t depth, const PairMatrix& a, const Pair* b, float* c,
-                               bool accumulate) {
-    gemm<Pairs, Layout::kColumns>(rows, width, depth, a.data + first, a.stride, b, width,
-                                  c + first * width, width, accumulate);
+  static void multiply_columns(std::int64_t first, ProductSize size, PairMatrix a, PairMatrix b,
+                               ProductTarget<float> c) {
+    gemm<Pairs, Layout::kColumns>(size, a.from(0, first), b, c);
   }
 };
 
@@ -82,12 +67,10 @@ inline void pair_rows(const std::uint16_t* first, const std::uint16_t* second, s
   }
 }
 
-/// Row r of a tile in a [token, head, dim] operand; null for a row that is not there.
-inline const std::uint16_t* row_of(const Operand& operand, std::int64_t offset,
-                                   const Rows<float>& rows, std::int64_t r) {
-  if (r >= rows.count) return nullptr;
-  return static_cast<const std::uint16_t*>(operand.data) + offset +
-         rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
+/// Row r of a tile in an operand; null for a row that is not there.
+inline const std::uint16_t* row_of(const QueryOperand& from, std::int64_t r) {
+  if (r >= from.rows.count) return nullptr;
+  return static_cast<const std::uint16_t*>(from.operand.data) + from.start(r);
 }
 
 /// The row of one key; null past the span's end.
@@ -125,10 +108,9 @@ inline void pair_along_rows(const RowAt& row_at, std::int64_t width, std::int64_
 }
 
 /// The same for a tile's rows.
-inline void pair_along_rows(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
-                            std::int64_t width, std::int64_t dim, std::int64_t depth, Pair* to) {
-  pair_along_rows([&](std::int64_t r) { return row_of(operand, offset, rows, r); }, width, dim,
-                  depth, to);
+inline void pair_along_rows(const QueryOperand& from, std::int64_t width, std::int64_t depth,
+                            Pair* to) {
+  pair_along_rows([&](std::int64_t r) { return row_of(from, r); }, width, from.dim, depth, to);
 }
 
 /// Rows of `dim` numbers as rows of `depth` pairs, filled up with zeros; row_at(i) is null for a
@@ -150,7 +132,7 @@ inline void copy_as_pairs(std::int64_t rows, std::int64_t dim, std::int64_t dept
 template <KvPart kPart, std::int64_t kUnit>
 inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair* staging) {
   const Operand& operand = kv_operand<kPart>(span.params);
-  const std::int64_t dim = kPart == KvPart::kKeys ? span.params.head_dim : span.params.value_dim;
+  const std::int64_t dim = kv_dim<kPart>(span.params);
   const std::uint16_t* first = row_of<kPart>(span, 0);
   // Pairs lie on the boundaries that the compiler may expect of them.
   if (slots_in_line(span.params.kv_layout, span.sequence, span.begin, span.end) &&
@@ -164,13 +146,13 @@ inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair*
   return {staging, depth};
 }
 
-/// Two rows of weights at a time as pairs, [pair][width]; rows past `count` are zeros.
-inline void pair_weights(const float* weights, std::int64_t count, std::int64_t width,
-                         std::int64_t pairs, Pair* to) {
+/// Two keys' weights at a time as pairs, [pair][width]; keys that are not there have zeros.
+inline void pair_weights(const ScoreTile<const float>& weights, std::int64_t pairs, Pair* to) {
+  const std::int64_t width = weights.width;
   for (std::int64_t pair = 0; pair < pairs; ++pair) {
     for (std::int64_t lane = 0; lane < width; lane += F32::kLanes) {
       const auto weight = [&](std::int64_t key) {
-        return key < count ? load<F32>(weights + key * width + lane) : zero<F32>();
+        return key < weights.keys ? load<F32>(weights.data + key * width + lane) : zero<F32>();
       };
       store_pairs(to + pair * width + lane, weight(2 * pair), weight(2 * pair + 1));
     }
@@ -220,19 +202,37 @@ inline bool pair_finite(std::int64_t pairs, std::int64_t dim, std::int64_t padde
   return finite;
 }
 
-/// For each number of the row that is not finite and each weight that is not marked as masked:
-/// to[i * dim_step + j * weight_step] += weights[j * stride] * row[i].
-inline void add_not_finite(const std::uint16_t* row, std::int64_t dim, const float* weights,
-                           std::int64_t stride, std::int64_t count, float* to,
-                           std::int64_t dim_step, std::int64_t weight_step) {
-  for (std::int64_t i = 0; i < dim; ++i) {
-    if (is_finite(row[i])) continue;
+/// One row of bf16 numbers.
+struct Bf16Row {
+  const std::uint16_t* data = nullptr;
+  std::int64_t dim = 0;
+};
+
+/// One weight for each of `count` results, `stride` apart.
+struct WeightVector {
+  const float* data = nullptr;
+  std::int64_t stride = 0;
+  std::int64_t count = 0;
+};
+
+/// Where weights[j] * row[i] is added: at i * row_step + j * weight_step.
+struct OuterProductTarget {
+  float* data = nullptr;
+  std::int64_t row_step = 0;
+  std::int64_t weight_step = 0;
+};
+
+/// Adds weights[j] * row[i] for each number of the row that is not finite and each weight that is
+/// not marked as masked.
+inline void add_not_finite(Bf16Row row, WeightVector weights, OuterProductTarget to) {
+  for (std::int64_t i = 0; i < row.dim; ++i) {
+    if (is_finite(row.data[i])) continue;
     float value = 0;
-    load_row(row + i, DType::kBF16, 1, &value);
-    for (std::int64_t j = 0; j < count; ++j) {
-      const float weight = weights[j * stride];
+    load_row(row.data + i, DType::kBF16, 1, &value);
+    for (std::int64_t j = 0; j < weights.count; ++j) {
+      const float weight = weights.data[j * weights.stride];
       const bool masked = weight == 0 && __builtin_signbit(weight);
-      if (!masked) to[i * dim_step + j * weight_step] += weight * value;
+      if (!masked) to.data[i * to.row_step + j * to.weight_step] += weight * value;
     }
   }
 }

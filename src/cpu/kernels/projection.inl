@@ -32,12 +32,14 @@ struct NumberRows {
   using Factor = typename V::Scalar;
   static constexpr std::int64_t kTerms = 1;  // of a factor
 
-  /// Terms [first, first + count) of some rows, `stride` factors apart and filled up with zeros.
-  static void copy(const Matrix& matrix, std::int64_t begin, std::int64_t end, std::int64_t first,
-                   std::int64_t count, std::int64_t stride, Factor* to) {
-    for (std::int64_t row = begin; row < end; ++row, to += stride) {
-      load_row(at(matrix.data, matrix.dtype, row * matrix.stride + first), matrix.dtype, count, to);
-      for (std::int64_t i = count; i < stride; ++i) to[i] = 0;
+  /// Some terms of some rows as rows of factors, filled up with zeros.
+  static void copy(const Matrix& matrix, RowRange rows, ElementRange terms, RowBlock<Factor> to) {
+    const std::int64_t count = terms.end - terms.begin;
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      Factor* factors = to.row(row - rows.begin);
+      load_row(at(matrix.data, matrix.dtype, row * matrix.stride + terms.begin), matrix.dtype,
+               count, factors);
+      for (std::int64_t i = count; i < to.stride; ++i) factors[i] = 0;
     }
   }
   /// Rows that fit the registers at once take weights as they are stored; more share weights that
@@ -68,8 +70,8 @@ struct Parts {
   std::int64_t begin(std::int64_t part) const { return part * kLength; }
   std::int64_t end(std::int64_t part) const { return part + 1 < count ? begin(part + 1) : depth; }
   std::int64_t first_term(std::int64_t part) const { return begin(part) * Rows::kTerms; }
-  std::int64_t terms(std::int64_t part) const {
-    return smaller(end(part) * Rows::kTerms, in_features) - first_term(part);
+  ElementRange terms(std::int64_t part) const {
+    return {first_term(part), smaller(end(part) * Rows::kTerms, in_features)};
   }
   /// Factors from one copied row to the next.
   std::int64_t stride(std::int64_t part) const {
@@ -146,8 +148,8 @@ class Projecting {
       const std::int64_t end = smaller(first + at_once, parts_.count);
       Factor* x = scratch_.x;
       for (std::int64_t part = first; part < end; ++part) {
-        Rows::copy(params_.x, task_.row_begin, task_.row_end, parts_.first_term(part),
-                   parts_.terms(part), parts_.stride(part), x + parts_.begin(part - first) * rows_);
+        Rows::copy(params_.x, {task_.row_begin, task_.row_end}, parts_.terms(part),
+                   {x + parts_.begin(part - first) * rows_, parts_.stride(part)});
       }
       for (std::int64_t n = task_.column_begin; n < task_.column_end; n += kDotKeys) {
         for (std::int64_t part = first; part < end; ++part) {
@@ -180,17 +182,19 @@ class Projecting {
                               : reinterpret_cast<const char*>(scratch_.w + i * stride);
     }
     if (!as_they_lie_) {
-      Rows::copy(params_.w, begin, end, parts_.first_term(part), parts_.terms(part), stride,
-                 scratch_.w);
+      Rows::copy(params_.w, {begin, end}, parts_.terms(part), {scratch_.w, stride});
     }
     // The next rows of W; where there are none, or they are to be copied, what is at hand.
     const bool some_ahead = as_they_lie_ && end + kDotKeys <= params_.out_features;
     const BytesAhead ahead{some_ahead ? weights(end, part) - weights(begin, part) : 0};
     Rows::with_weights(as_they_lie_ ? params_.w.dtype : kDTypeOf<Factor>, [&](auto stored) {
       dot_products<V, decltype(stored)::kDType>(
-          rows_, 0, end - begin, parts_.end(part) - parts_.begin(part), x, stride,
-          StoredRows{lines, 0}, scratch_.y + (begin - task_.column_begin), kProjectColumns,
-          part > 0, ahead);
+          {.rows = rows_, .width = end - begin, .depth = parts_.end(part) - parts_.begin(part)},
+          {x, stride}, {lines, 0},
+          {.data = scratch_.y + (begin - task_.column_begin),
+           .stride = kProjectColumns,
+           .accumulate = part > 0},
+          ahead);
     });
   }
 

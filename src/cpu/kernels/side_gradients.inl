@@ -27,23 +27,27 @@ inline void add_bias_gradient(const AttentionParams& params, const BiasGradientT
   const std::int64_t row_end = smaller(task.token_end, sequence.query_len) * heads_per_token;
   const std::int64_t key_end = smaller(task.key_end, sequence.kv_len);
   for (std::int64_t row = task.token_begin * heads_per_token; row < row_end; row += kTileRows<V>) {
-    set_rows(tile.rows, params, sequence, first_head, heads_per_token, row,
-             smaller(kTileRows<V>, row_end - row), task.key_begin, key_end);
+    set_rows(tile.rows, params, sequence,
+             {.first_head = first_head,
+              .heads_per_token = heads_per_token,
+              .begin = row,
+              .count = smaller(kTileRows<V>, row_end - row)},
+             {task.key_begin, key_end});
     if (tile.rows.some_end == 0) continue;
     set_tile(params, sequence, scratch, tile);
     products.load_rows(params, sequence, tile.rows, tile.width);
-    for_each_key_block(
-        params, sequence, kv_head, tile.rows, task.key_begin, key_end, [&](const KeySpan& span) {
-          products.score(span, tile.width, scratch.scores, scratch.dscores);
-          score_gradients<V, false, true>(span, scratch, tile, block);
-          for (std::int64_t r = 0; r < tile.rows.count; ++r) {
-            double* sums = task.sums + (tile.rows.token[r] - task.token_begin) * task.token_stride +
-                           (span.begin - task.key_begin) * task.key_stride;
-            for (std::int64_t i = 0; i < span.count(); ++i) {
-              sums[i * task.key_stride] += static_cast<double>(scratch.dscores[i * tile.width + r]);
-            }
-          }
-        });
+    const KeySpan keys{params, sequence, kv_head, task.key_begin, key_end};
+    for_each_key_block(keys, tile.rows, [&](const KeySpan& span) {
+      products.score(span, {scratch.scores, scratch.dscores, tile.width});
+      score_gradients<V, false, true>(span, scratch, tile, block);
+      for (std::int64_t r = 0; r < tile.rows.count; ++r) {
+        double* sums = task.sums + (tile.rows.token[r] - task.token_begin) * task.token_stride +
+                       (span.begin - task.key_begin) * task.key_stride;
+        for (std::int64_t i = 0; i < span.count(); ++i) {
+          sums[i * task.key_stride] += static_cast<double>(scratch.dscores[i * tile.width + r]);
+        }
+      }
+    });
   }
 }
 

@@ -64,6 +64,7 @@ struct StoredRows {
   std::int64_t offset = 0;  // bytes from there to the first number that counts
 
   const char* operator[](std::int64_t i) const { return rows[i] + offset; }
+  StoredRows from(std::int64_t i) const { return {rows + i, offset}; }
 };
 
 /// True when every number of every row is finite: x - x is then 0, else NaN, and a NaN stays in any

@@ -32,10 +32,8 @@ class TileEngine {
     begun_ = true;
   }
 
-  static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
-                       const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
-                       bool accumulate) {
-    tile_gemm(rows, width, depth, a, b, c, ldc, accumulate);
+  static void multiply(ProductSize size, PairMatrix a, PairMatrix b, ProductTarget<float> c) {
+    tile_gemm(size, a, b, c);
   }
 
   static PairMatrix columns(std::int64_t dim, std::int64_t depth, const Pair* a, Pair* room) {
@@ -46,11 +44,9 @@ class TileEngine {
     return {room, depth};
   }
 
-  static void multiply_columns(std::int64_t first, std::int64_t rows, std::int64_t width,
-                               std::int64_t depth, const PairMatrix& a, const Pair* b, float* c,
-                               bool accumulate) {
-    tile_gemm(rows, width, depth, {a.at(first, 0), a.stride}, {b, width}, c + first * width, width,
-              accumulate);
+  static void multiply_columns(std::int64_t first, ProductSize size, PairMatrix a, PairMatrix b,
+                               ProductTarget<float> c) {
+    tile_gemm(size, a.from(first, 0), b, c);
   }
 
  private:

@@ -16,40 +16,27 @@ namespace {
 template <class V>
 constexpr std::int64_t kTileRows = V::kLanes* V::kGemmVectors;
 
-/// Rows of a [token, head, dim] operand into to[dim][width], times `factor`; unused lanes become 0.
+/// Rows of an operand, times `factor`, transposed to `to`, [dim][width]; unused lanes become 0.
 /// `room` holds kLanes rows of whole vectors.
 template <class V>
-inline void transpose_rows(const Operand& operand, std::int64_t offset,
-                           const Rows<typename V::Scalar>& rows, std::int64_t width,
-                           std::int64_t dim, typename V::Scalar factor, typename V::Scalar* room,
-                           typename V::Scalar* to) {
+inline void transpose_rows(const QueryOperand& from, typename V::Scalar factor,
+                           typename V::Scalar* room, RowBlock<typename V::Scalar> to) {
+  const std::int64_t dim = from.dim;
   const std::int64_t stride = round_up(dim, V::kLanes);
-  for (std::int64_t first = 0; first < width; first += V::kLanes) {
+  for (std::int64_t first = 0; first < to.stride; first += V::kLanes) {
     for (std::int64_t lane = 0; lane < V::kLanes; ++lane) {
       typename V::Scalar* row = room + lane * stride;
       const std::int64_t r = first + lane;
-      if (r < rows.count) {
-        const std::int64_t start =
-            offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
-        load_row(at(operand.data, operand.dtype, start), operand.dtype, dim, row);
+      const bool used = r < from.rows.count;
+      if (used) {
+        load_row(at(from.operand.data, from.operand.dtype, from.start(r)), from.operand.dtype, dim,
+                 row);
       }
-      for (std::int64_t i = 0; i < dim; ++i) row[i] = r < rows.count ? row[i] * factor : 0;
+      for (std::int64_t i = 0; i < dim; ++i) row[i] = used ? row[i] * factor : 0;
     }
-    transpose<V>(dim, room, stride, to + first, width);
+    transpose<V>(dim, room, stride, to.at(0, first), to.stride);
   }
 }
-
-/// A block of keys of one KV head.
-struct KeySpan {
-  const AttentionParams& params;
-  const Sequence& sequence;
-  std::int64_t kv_head;
-  std::int64_t begin;
-  std::int64_t end;
-  std::int64_t last_end;  // where the keys end that the task will come to
-
-  std::int64_t count() const { return end - begin; }
-};
 
 /// Asks for one operand's rows [begin, end) of the span's head before they are needed. Rows of a
 /// head lie a whole token apart, which the hardware's prefetchers do not follow.
@@ -57,7 +44,7 @@ template <KvPart kPart>
 inline void prefetch_kv(const KeySpan& span, std::int64_t begin, std::int64_t end) {
   const AttentionParams& params = span.params;
   const Operand& operand = kv_operand<kPart>(params);
-  const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
+  const std::int64_t dim = kv_dim<kPart>(params);
   for (std::int64_t key = begin; key < end; ++key) {
     const std::int64_t slot = kv_slot(params.kv_layout, span.sequence, key);
     prefetch_row(operand, kv_row<kPart>(params, span.sequence, span.kv_head, slot), dim);
@@ -105,42 +92,42 @@ class WideProducts {
         value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
 
   void load_queries(const AttentionParams& params, const Sequence& sequence, std::int64_t tile,
-                    const Rows<Scalar>& rows, std::int64_t width, Scalar* room) {
-    transpose_rows<V>(params.q, sequence.q, rows, width, params.head_dim,
-                      narrow<Scalar>(params.rules.scale), room, queries(params, tile));
+                    const QueryRows& rows, std::int64_t width, Scalar* room) {
+    transpose_rows<V>({params.q, sequence.q, rows, params.head_dim},
+                      narrow<Scalar>(params.rules.scale), room, {queries(params, tile), width});
   }
 
   /// Makes the span's keys and values those that the products below take. With `masks`, some rows
   /// may not see some of them.
   void load_block(const KeySpan& span, bool masks) {
-    keys_ = load_kv<KvPart::kKeys>(span.params, span.sequence, span.kv_head, span.begin, span.end,
-                                   span.params.head_dim, key_staging_);
-    values_ = load_kv<KvPart::kValues>(span.params, span.sequence, span.kv_head, span.begin,
-                                       span.end, span.params.value_dim, value_staging_);
+    keys_ = load_kv<KvPart::kKeys>(span, Staging<Scalar>{key_staging_, span.params.head_dim});
+    values_ =
+        load_kv<KvPart::kValues>(span, Staging<Scalar>{value_staging_, span.params.value_dim});
     guard_ = masks && !all_finite(values_, span.count(), span.params.value_dim);
   }
 
-  /// scores = K q^T for the first `count` keys of the span.
-  void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
-             std::int64_t width, Scalar* scores) {
+  /// scores = K q^T for the span's first keys, as many as the tile of scores has.
+  void score(const KeySpan& span, Turn turn, std::int64_t tile, const ScoreTile<Scalar>& scores) {
+    const std::int64_t width = scores.width;
     while_fetching<KvPart::kKeys>(
-        span, turn, count, kGemmRowsAtOnce<V>, [&](std::int64_t first, std::int64_t some) {
-          gemm<V, Layout::kRows>(
-              some, width, span.params.head_dim, keys_.data + first * keys_.stride, keys_.stride,
-              queries(span.params, tile), width, scores + first * width, width, false);
+        span, turn, scores.keys, kGemmRowsAtOnce<V>, [&](std::int64_t first, std::int64_t some) {
+          gemm<V, Layout::kRows>({.rows = some, .width = width, .depth = span.params.head_dim},
+                                 keys_.from(first, 0), {queries(span.params, tile), width},
+                                 {scores.data + first * width, width});
         });
   }
 
   /// out (+)= V^T weights. With `masks`, some weights may be marked as masked: they add nothing.
-  void add_values(const KeySpan& span, Turn turn, bool masks, std::int64_t count,
-                  std::int64_t width, const Scalar* weights, Scalar* out, bool accumulate) {
-    while_fetching<KvPart::kValues>(span, turn, span.params.value_dim, kGemmRowsAtOnce<V>,
-                                    [&](std::int64_t first, std::int64_t some) {
-                                      gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
-                                          masks && guard_, some, width, count, values_.data + first,
-                                          values_.stride, weights, width, out + first * width,
-                                          width, accumulate);
-                                    });
+  void add_values(const KeySpan& span, Turn turn, bool masks,
+                  const ScoreTile<const Scalar>& weights, ProductTarget<Scalar> out) {
+    const std::int64_t width = weights.width;
+    while_fetching<KvPart::kValues>(
+        span, turn, span.params.value_dim, kGemmRowsAtOnce<V>,
+        [&](std::int64_t first, std::int64_t some) {
+          gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
+              masks && guard_, {.rows = some, .width = width, .depth = weights.keys},
+              values_.from(0, first), {weights.data, width}, out.from(first, 0));
+        });
   }
 
  private:
@@ -151,8 +138,8 @@ class WideProducts {
   Scalar* q_;  // of each tile [head_dim][width], scaled
   Scalar* key_staging_;
   Scalar* value_staging_;
-  Block<Scalar> keys_{nullptr, 0};
-  Block<Scalar> values_{nullptr, 0};
+  RowBlock<const Scalar> keys_;
+  RowBlock<const Scalar> values_;
   bool guard_ = false;  // some value is not finite, and some row may not see it
 };
 

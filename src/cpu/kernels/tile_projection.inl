@@ -49,8 +49,11 @@ class TileProjection {
           width, end - begin, depth, rows_);
       for (std::int64_t n = task.column_begin; n < task.column_end; n += kWeightRows) {
         const std::int64_t count = smaller(kWeightRows, task.column_end - n);
-        tile_gemm(round_up(count, kTileSide), width, depth, weights(n, count, begin, end, depth),
-                  {rows_, width}, products_ + (n - task.column_begin) * width, width, begin > 0);
+        tile_gemm({.rows = round_up(count, kTileSide), .width = width, .depth = depth},
+                  weights(n, count, begin, end, depth), {rows_, width},
+                  {.data = products_ + (n - task.column_begin) * width,
+                   .stride = width,
+                   .accumulate = begin > 0});
       }
       begin = end;
     } while (begin < params_.in_features);

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/operands.inl"
 #include "cpu/kernels/stored_rows.inl"
 
 namespace ladon::cpu {
@@ -70,9 +71,8 @@ struct WideValues {
 /// kVectors vectors of the columns, from `column` on.
 template <int kRows, int kVectors, class Values>
 inline void weighted_registers(const Values& values, std::int64_t column,
-                               const typename Values::Sums::Factor* weights,
-                               std::int64_t weights_stride, const RowsAhead& ahead,
-                               typename Values::Sums::Scalar* out, std::int64_t out_stride) {
+                               FactorRows<typename Values::Sums> weights, const RowsAhead& ahead,
+                               RowBlock<typename Values::Sums::Scalar> out) {
   using V = typename Values::Sums;
   V sums[std::size_t{kRows}][std::size_t{kVectors}];
   LADON_UNROLL
@@ -91,7 +91,7 @@ inline void weighted_registers(const Values& values, std::int64_t column,
     values.template load<kVectors>(step, column, value);
     LADON_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const auto weight = broadcast<typename V::Factors>(weights[r * weights_stride + step]);
+      const auto weight = broadcast<typename V::Factors>(*weights.at(r, step));
       LADON_UNROLL
       for (int n = 0; n < kVectors; ++n) sums[r][n] = fma(weight, value[n], sums[r][n]);
     }
@@ -100,7 +100,7 @@ inline void weighted_registers(const Values& values, std::int64_t column,
   for (int r = 0; r < kRows; ++r) {
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) {
-      typename V::Scalar* to = out + r * out_stride + column + n * V::kLanes;
+      typename V::Scalar* to = out.at(r, column + n * V::kLanes);
       store(to, load<V>(to) + sums[r][n]);
     }
   }
@@ -108,33 +108,29 @@ inline void weighted_registers(const Values& values, std::int64_t column,
 
 /// kRows rows over the columns from `column` on: kVectors at a time, then half as many.
 template <int kRows, int kVectors, class Values>
-inline void weighted_columns(const Values& values, const typename Values::Sums::Factor* weights,
-                             std::int64_t weights_stride, const RowsAhead& ahead,
-                             typename Values::Sums::Scalar* out, std::int64_t out_stride,
+inline void weighted_columns(const Values& values, FactorRows<typename Values::Sums> weights,
+                             const RowsAhead& ahead, RowBlock<typename Values::Sums::Scalar> out,
                              std::int64_t column = 0) {
   constexpr std::int64_t kLanes = Values::Sums::kLanes;
   for (; values.dim - column > (kVectors - 1) * kLanes; column += kVectors * kLanes) {
-    weighted_registers<kRows, kVectors>(values, column, weights, weights_stride, ahead, out,
-                                        out_stride);
+    weighted_registers<kRows, kVectors>(values, column, weights, ahead, out);
   }
   if constexpr (kVectors > 1) {
-    weighted_columns<kRows, kVectors / 2>(values, weights, weights_stride, ahead, out, out_stride,
-                                          column);
+    weighted_columns<kRows, kVectors / 2>(values, weights, ahead, out, column);
   }
 }
 
 /// At most kRows rows.
 template <int kRows, class Values>
 inline void weighted_some_rows(std::int64_t rows, const Values& values,
-                               const typename Values::Sums::Factor* weights,
-                               std::int64_t weights_stride, const RowsAhead& ahead,
-                               typename Values::Sums::Scalar* out, std::int64_t out_stride) {
+                               FactorRows<typename Values::Sums> weights, const RowsAhead& ahead,
+                               RowBlock<typename Values::Sums::Scalar> out) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(
-          values, weights, weights_stride, ahead, out, out_stride);
+      weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(values, weights,
+                                                                              ahead, out);
     } else {
-      weighted_some_rows<kRows - 1>(rows, values, weights, weights_stride, ahead, out, out_stride);
+      weighted_some_rows<kRows - 1>(rows, values, weights, ahead, out);
     }
   }
 }
@@ -142,16 +138,13 @@ inline void weighted_some_rows(std::int64_t rows, const Values& values,
 /// Rows of out go on to whole vectors. Weights are one for each step.
 template <class Values>
 void add_weighted_rows(std::int64_t rows, const Values& values,
-                       const typename Values::Sums::Factor* weights, std::int64_t weights_stride,
-                       RowsAhead ahead, typename Values::Sums::Scalar* out,
-                       std::int64_t out_stride) {
+                       FactorRows<typename Values::Sums> weights, RowsAhead ahead,
+                       RowBlock<typename Values::Sums::Scalar> out) {
   constexpr int kStep = kWeightedRows<typename Values::Sums>;
-  for (; rows > 0; rows -= kStep) {
-    weighted_some_rows<kStep>(smaller(rows, kStep), values, weights, weights_stride, ahead, out,
-                              out_stride);
+  for (std::int64_t r = 0; r < rows; r += kStep) {
+    weighted_some_rows<kStep>(smaller(rows - r, kStep), values, weights.from(r, 0), ahead,
+                              out.from(r, 0));
     ahead.count = 0;  // asked for
-    weights += kStep * weights_stride;
-    out += kStep * out_stride;
   }
 }
 
