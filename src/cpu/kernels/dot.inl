@@ -60,7 +60,8 @@ inline void dot_registers(std::int64_t dim, FactorRows<V> a, StoredRows b, SumTa
     LADON_UNROLL
     for (int k = 0; k < kKeys; ++k) sums[r][k] = zero<V>();
   }
-  const auto add = [&](std::int64_t i, const auto& load_key) {
+  // Inlined always: behind a call, the sums would be in memory.
+  const auto add = [&](std::int64_t i, const auto& load_key) __attribute__((always_inline)) {
     typename V::Factors key[std::size_t{kKeys}];
     LADON_UNROLL
     for (int k = 0; k < kKeys; ++k) key[k] = load_key(keys[k]);

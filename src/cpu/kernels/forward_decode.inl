@@ -267,8 +267,9 @@ class DecodeRows {
     }
   }
 
-  /// q.k of all heads: a few keys at a time, head by head, which is how they lie in memory.
-  void score(const KeyRows& block) {
+  /// q.k of all heads: a few keys at a time, head by head, which is how they lie in memory. Never
+  /// inlined: the dot products then have all registers, whatever attend() keeps in them.
+  [[gnu::noinline]] void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
                                               scratch_.staging);
     using Sums = typename Products::Sums;

@@ -36,8 +36,11 @@ inline auto element(RowBlock<Factor> a, std::int64_t m, std::int64_t k) {
   return kLayout == Layout::kRows ? *a.at(m, k) : *a.at(k, m);
 }
 
+/// kRows rows of kVectors vectors. Never inlined: the sums then have all registers, whatever the
+/// caller keeps in them.
 template <class V, Layout kLayout, int kRows, int kVectors>
-inline void gemm_registers(std::int64_t depth, FactorRows<V> a, FactorRows<V> b, SumTarget<V> c) {
+[[gnu::noinline]] void gemm_registers(std::int64_t depth, FactorRows<V> a, FactorRows<V> b,
+                                      SumTarget<V> c) {
   V sums[std::size_t{kRows}][std::size_t{kVectors}];
   LADON_UNROLL
   for (int m = 0; m < kRows; ++m) {

@@ -15,7 +15,9 @@ struct RowBlock {
   Element* data = nullptr;
   std::int64_t stride = 0;
 
-  Element* at(std::int64_t row, std::int64_t column) const { return data + row * stride + column; }
+  Element* at(std::int64_t row, std::int64_t column) const {
+    return data + (row * stride + column);
+  }
   Element* row(std::int64_t i) const { return data + i * stride; }
   /// The block that begins at (row, column).
   RowBlock from(std::int64_t row, std::int64_t column) const { return {at(row, column), stride}; }
@@ -35,7 +37,7 @@ struct ProductTarget {
   std::int64_t stride = 0;
   bool accumulate = false;
 
-  Scalar* at(std::int64_t row, std::int64_t column) const { return data + row * stride + column; }
+  Scalar* at(std::int64_t row, std::int64_t column) const { return data + (row * stride + column); }
   /// The target that begins at (row, column).
   ProductTarget from(std::int64_t row, std::int64_t column) const {
     return {at(row, column), stride, accumulate};

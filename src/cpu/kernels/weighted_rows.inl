@@ -31,18 +31,30 @@ constexpr int kWeightedVectors = kRows == 1                          ? 8
                                  : (kRows == 2 || V::kGemmRows >= 6) ? 4
                                                                      : 2;
 
+/// Some columns of rows that will be wanted later.
+struct ColumnsAhead {
+  StoredRows rows;
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;
+
+  void prefetch(std::int64_t k) const {
+    if (k < count) prefetch_row(rows[k], bytes);
+  }
+};
+
 /// Rows that will be wanted later: while columns of row k of v are multiplied, the same columns of
-/// theirs are asked for, and with the last ones all that is left.
+/// theirs are prefetched, and with the last ones all that is left.
 struct RowsAhead {
   StoredRows rows;
   std::int64_t count = 0;
   std::int64_t size = 0;   // of a number
   std::int64_t bytes = 0;  // of a row
 
-  void ask(std::int64_t k, std::int64_t begin, std::int64_t end, bool last) const {
-    if (k >= count) return;
+  ColumnsAhead columns(std::int64_t begin, std::int64_t end, bool last) const {
     const std::int64_t first = begin * size;
-    prefetch_row(rows[k] + first, (last ? bytes : smaller(end * size, bytes)) - first);
+    return {{rows.rows, rows.offset + first},
+            count,
+            (last ? bytes : smaller(end * size, bytes)) - first};
   }
 };
 
@@ -70,9 +82,10 @@ struct WideValues {
 
 /// kVectors vectors of the columns, from `column` on.
 template <int kRows, int kVectors, class Values>
-inline void weighted_registers(const Values& values, std::int64_t column,
-                               FactorRows<typename Values::Sums> weights, const RowsAhead& ahead,
-                               RowBlock<typename Values::Sums::Scalar> out) {
+[[gnu::always_inline]] inline void weighted_registers(const Values& values, std::int64_t column,
+                                                      FactorRows<typename Values::Sums> weights,
+                                                      const RowsAhead& ahead,
+                                                      RowBlock<typename Values::Sums::Scalar> out) {
   using V = typename Values::Sums;
   V sums[std::size_t{kRows}][std::size_t{kVectors}];
   LADON_UNROLL
@@ -81,11 +94,11 @@ inline void weighted_registers(const Values& values, std::int64_t column,
     for (int n = 0; n < kVectors; ++n) sums[r][n] = zero<V>();
   }
   const std::int64_t end = column + kVectors * V::kLanes;
-  const bool last = end >= values.dim;
+  const ColumnsAhead columns_ahead = ahead.columns(column, end, end >= values.dim);
   for (std::int64_t step = 0; step * Values::kKeys < values.count; ++step) {
     LADON_UNROLL
     for (std::int64_t i = 0; i < Values::kKeys; ++i) {
-      ahead.ask(step * Values::kKeys + i, column, end, last);
+      columns_ahead.prefetch(step * Values::kKeys + i);
     }
     typename V::Factors value[std::size_t{kVectors}];
     values.template load<kVectors>(step, column, value);
@@ -123,7 +136,7 @@ inline void weighted_columns(const Values& values, FactorRows<typename Values::S
 /// At most kRows rows.
 template <int kRows, class Values>
 inline void weighted_some_rows(std::int64_t rows, const Values& values,
-                               FactorRows<typename Values::Sums> weights, const RowsAhead& ahead,
+                               FactorRows<typename Values::Sums> weights, RowsAhead ahead,
                                RowBlock<typename Values::Sums::Scalar> out) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
@@ -135,11 +148,12 @@ inline void weighted_some_rows(std::int64_t rows, const Values& values,
   }
 }
 
-/// Rows of out go on to whole vectors. Weights are one for each step.
+/// Rows of out go on to whole vectors. Weights are one for each step. Never inlined: the sums then
+/// have all registers, whatever the caller keeps in them.
 template <class Values>
-void add_weighted_rows(std::int64_t rows, const Values& values,
-                       FactorRows<typename Values::Sums> weights, RowsAhead ahead,
-                       RowBlock<typename Values::Sums::Scalar> out) {
+[[gnu::noinline]] void add_weighted_rows(std::int64_t rows, const Values& values,
+                                         FactorRows<typename Values::Sums> weights, RowsAhead ahead,
+                                         RowBlock<typename Values::Sums::Scalar> out) {
   constexpr int kStep = kWeightedRows<typename Values::Sums>;
   for (std::int64_t r = 0; r < rows; r += kStep) {
     weighted_some_rows<kStep>(smaller(rows - r, kStep), values, weights.from(r, 0), ahead,
