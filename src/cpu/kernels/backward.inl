@@ -294,12 +294,12 @@ std::size_t backward_bytes(const AttentionParams& params) {
 
 template <class V>
 void backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
-  run_backward<V, WideBackward<V>>(params, task, memory);
+  run_backward<V, ElementBackward<V>>(params, task, memory);
 }
 
 template <class V>
 std::size_t backward_scratch(const AttentionParams& params) {
-  return backward_bytes<V, WideBackward<V>>(params);
+  return backward_bytes<V, ElementBackward<V>>(params);
 }
 
 template <class V>

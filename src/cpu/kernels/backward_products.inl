@@ -50,12 +50,12 @@ struct GradientSums {
 /// Products of numbers in the compute type; other types are widened tile by tile and block by
 /// block.
 template <class V>
-class WideBackward {
+class ElementBackward {
  public:
   using Scalar = typename V::Scalar;
   static constexpr bool kScaled = true;  // q carries the scale
 
-  WideBackward(const AttentionParams& params, ScratchArena& arena)
+  ElementBackward(const AttentionParams& params, ScratchArena& arena)
       : head_dim_(round_up(params.head_dim, V::kLanes)),
         value_dim_(round_up(params.value_dim, V::kLanes)),
         q_(arena.take<Scalar>(kTileRows<V> * head_dim_)),

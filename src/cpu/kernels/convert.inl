@@ -188,7 +188,7 @@ inline std::int64_t kv_slot(const KvLayout& layout, const Sequence& sequence, st
 }
 
 /// Whether the slots of keys [begin, end) follow each other.
-inline bool slots_in_line(const KvLayout& layout, const Sequence& sequence, std::int64_t begin,
+inline bool slots_contiguous(const KvLayout& layout, const Sequence& sequence, std::int64_t begin,
                           std::int64_t end) {
   if (layout.page_size != 0) return begin / layout.page_size == (end - 1) / layout.page_size;
   return kv_slot(layout, sequence, end - 1) - kv_slot(layout, sequence, begin) == end - 1 - begin;
@@ -235,7 +235,7 @@ inline RowBlock<const Scalar> load_kv(const KeySpan& span, Staging<Scalar> stagi
     const std::int64_t offset = kPart == KvPart::kKeys ? sequence.k : sequence.v;
     return load_block(head_rows(operand, offset, span.kv_head, first), span.count(), dim, staging);
   }
-  if (slots_in_line(layout, sequence, span.begin, span.end) && operand.dtype == kDTypeOf<Scalar> &&
+  if (slots_contiguous(layout, sequence, span.begin, span.end) && operand.dtype == kDTypeOf<Scalar> &&
       staging.dim == dim) {
     const std::int64_t row = kv_row<kPart>(params, sequence, span.kv_head, first);
     return {static_cast<const Scalar*>(operand.data) + row, operand.token_stride};

@@ -39,11 +39,11 @@ inline void put_sums(typename V::Scalar* to, bool accumulate, V a, V b, V c, V d
 
 /// What is asked for while products are taken: nothing, or what lies so many bytes past b.
 struct NothingAhead {
-  void fetch(const char*) const {}
+  void prefetch(const char*) const {}
 };
 struct BytesAhead {
   std::int64_t distance;
-  void fetch(const char* b) const { prefetch_line(b + distance); }
+  void prefetch(const char* b) const { prefetch_line(b + distance); }
 };
 
 /// kKeys x kRows products of length `dim`.
@@ -76,7 +76,7 @@ inline void dot_registers(std::int64_t dim, FactorRows<V> a, StoredRows b, SumTa
   for (; i + V::kLanes <= dim; i += V::kLanes) {
     add(i, [i](const char* key) { return load_stored<typename V::Factors, kStored>(key, i); });
     LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) ahead.fetch(keys[k] + i * kSize);
+    for (int k = 0; k < kKeys; ++k) ahead.prefetch(keys[k] + i * kSize);
   }
   if (i < dim) {
     add(i, [i, dim](const char* key) {

@@ -82,7 +82,7 @@ struct WeightedBlock {
 
 /// Products in the compute type. Queries carry the scale.
 template <class V>
-struct WideDecode {
+struct ElementDecode {
   using Scalar = typename V::Scalar;
   using Sums = V;
   static constexpr bool kScaled = true;
@@ -123,7 +123,7 @@ struct WideDecode {
             {.data = block.out.data, .stride = width, .accumulate = true});
         return;
       }
-      add_weighted_rows(block.rows, WideValues<V, kStored>{v, count, dim}, block.weights,
+      add_weighted_rows(block.rows, ElementValues<V, kStored>{v, count, dim}, block.weights,
                         block.ahead, block.out);
     });
   }
@@ -377,7 +377,7 @@ void run_forward_decode(const AttentionParams& params, const ForwardTask& task, 
 
 template <class V>
 void forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  run_forward_decode<V, WideDecode<V>>(params, task, memory);
+  run_forward_decode<V, ElementDecode<V>>(params, task, memory);
 }
 
 template <class V>

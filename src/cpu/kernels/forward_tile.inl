@@ -377,12 +377,12 @@ std::size_t forward_tile_bytes(const AttentionParams& params) {
 
 template <class V>
 void forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  run_forward_tile<V, WideProducts<V>>(params, task, memory);
+  run_forward_tile<V, ElementProducts<V>>(params, task, memory);
 }
 
 template <class V>
 std::size_t forward_tile_scratch(const AttentionParams& params) {
-  return forward_tile_bytes<V, WideProducts<V>>(params);
+  return forward_tile_bytes<V, ElementProducts<V>>(params);
 }
 
 }  // namespace

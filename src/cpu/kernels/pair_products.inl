@@ -54,7 +54,7 @@ class PairProducts {
 
   void score(const KeySpan& span, Turn turn, std::int64_t tile, const ScoreTile<float>& scores) {
     const std::int64_t width = scores.width;
-    while_fetching<KvPart::kKeys>(
+    while_prefetching<KvPart::kKeys>(
         span, turn, round_up(scores.keys, Engine::kUnit), Engine::kRowsAtOnce,
         [&](std::int64_t first, std::int64_t some) {
           engine_.multiply({.rows = some, .width = width, .depth = depth_}, keys_.from(first, 0),
@@ -67,7 +67,7 @@ class PairProducts {
     const std::int64_t width = weights.width;
     const std::int64_t pairs = round_up(pairs_in(weights.keys), Engine::kUnit);
     pair_weights(weights, pairs, weights_);
-    while_fetching<KvPart::kValues>(
+    while_prefetching<KvPart::kValues>(
         span, turn, value_dim_, Engine::kRowsAtOnce, [&](std::int64_t first, std::int64_t some) {
           engine_.multiply_columns(first, {.rows = some, .width = width, .depth = pairs}, columns_,
                                    {weights_, width}, out.from(first, 0));

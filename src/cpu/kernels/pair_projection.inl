@@ -27,7 +27,7 @@ struct PairRows {
         [&](std::int64_t row) { return data + (rows.begin + row) * matrix.stride; }, to.data);
   }
   /// Whole pairs, on the boundaries that the compiler may expect of them.
-  static bool as_they_lie(const ProjectionParams& params) {
+  static bool in_place(const ProjectionParams& params) {
     return params.in_features % kTerms == 0 && params.w.stride % kTerms == 0 &&
            reinterpret_cast<std::uintptr_t>(params.w.data) % sizeof(Pair) == 0;
   }

@@ -135,7 +135,7 @@ inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair*
   const std::int64_t dim = kv_dim<kPart>(span.params);
   const std::uint16_t* first = row_of<kPart>(span, 0);
   // Pairs lie on the boundaries that the compiler may expect of them.
-  if (slots_in_line(span.params.kv_layout, span.sequence, span.begin, span.end) &&
+  if (slots_contiguous(span.params.kv_layout, span.sequence, span.begin, span.end) &&
       dim == 2 * depth && span.count() % kUnit == 0 && operand.token_stride % 2 == 0 &&
       reinterpret_cast<std::uintptr_t>(first) % sizeof(Pair) == 0) {
     return {reinterpret_cast<const Pair*>(first), operand.token_stride / 2};

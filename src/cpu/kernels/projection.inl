@@ -27,7 +27,7 @@ namespace {
 
 /// Rows of a projection as numbers of the compute type.
 template <class V>
-struct NumberRows {
+struct ElementRows {
   using Sums = V;
   using Factor = typename V::Scalar;
   static constexpr std::int64_t kTerms = 1;  // of a factor
@@ -44,7 +44,7 @@ struct NumberRows {
   }
   /// Rows that fit the registers at once take weights as they are stored; more share weights that
   /// are widened once.
-  static bool as_they_lie(const ProjectionParams& params) {
+  static bool in_place(const ProjectionParams& params) {
     return params.w.dtype == kDTypeOf<Factor> ||
            (params.rows <= kDotRows<V> && loads_stored<V>(params.w.dtype));
   }
@@ -131,15 +131,15 @@ inline void for_each_columns(ProjectionTask task, std::int64_t columns, const Bo
 
 /// y of one block of rows and columns.
 template <class Rows>
-class Projecting {
+class DotProjection {
  public:
-  Projecting(const ProjectionParams& params, const ProjectionTask& task, void* memory)
+  DotProjection(const ProjectionParams& params, const ProjectionTask& task, void* memory)
       : params_(params),
         task_(task),
         scratch_(memory),
         parts_{params.in_features},
         rows_(task.row_end - task.row_begin),
-        as_they_lie_(Rows::as_they_lie(params)) {}
+        in_place_(Rows::in_place(params)) {}
 
   void run() {
     // The fewer rows, the more parts at once: W is then read along its rows.
@@ -178,16 +178,16 @@ class Projecting {
     const std::int64_t stride = parts_.stride(part);
     const char* lines[kDotKeys];
     for (std::int64_t i = 0; i < end - begin; ++i) {
-      lines[i] = as_they_lie_ ? weights(begin + i, part)
+      lines[i] = in_place_ ? weights(begin + i, part)
                               : reinterpret_cast<const char*>(scratch_.w + i * stride);
     }
-    if (!as_they_lie_) {
+    if (!in_place_) {
       Rows::copy(params_.w, {begin, end}, parts_.terms(part), {scratch_.w, stride});
     }
     // The next rows of W; where there are none, or they are to be copied, what is at hand.
-    const bool some_ahead = as_they_lie_ && end + kDotKeys <= params_.out_features;
+    const bool some_ahead = in_place_ && end + kDotKeys <= params_.out_features;
     const BytesAhead ahead{some_ahead ? weights(end, part) - weights(begin, part) : 0};
-    Rows::with_weights(as_they_lie_ ? params_.w.dtype : kDTypeOf<Factor>, [&](auto stored) {
+    Rows::with_weights(in_place_ ? params_.w.dtype : kDTypeOf<Factor>, [&](auto stored) {
       dot_products<V, decltype(stored)::kDType>(
           {.rows = rows_, .width = end - begin, .depth = parts_.end(part) - parts_.begin(part)},
           {x, stride}, {lines, 0},
@@ -203,21 +203,21 @@ class Projecting {
   ProjectScratch<Rows> scratch_;
   Parts<Rows> parts_;
   std::int64_t rows_;
-  bool as_they_lie_;
+  bool in_place_;
 };
 
 template <class Rows>
 void project_rows(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
-  Projecting<Rows>(params, task, memory).run();
+  DotProjection<Rows>(params, task, memory).run();
 }
 
 template <class V>
 void project(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
-  project_rows<NumberRows<V>>(params, task, memory);
+  project_rows<ElementRows<V>>(params, task, memory);
 }
 template <class V>
 std::size_t project_scratch(const ProjectionParams&) {
-  return ProjectScratch<NumberRows<V>>(nullptr).bytes;
+  return ProjectScratch<ElementRows<V>>(nullptr).bytes;
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ template <class V>
 inline void add_bias_gradient(const AttentionParams& params, const BiasGradientTask& task,
                               const Sequence& sequence, std::int64_t first_head,
                               std::int64_t heads_per_token, const BackwardScratch<V>& scratch,
-                              WideBackward<V>& products) {
+                              ElementBackward<V>& products) {
   using Scalar = typename V::Scalar;
   BackwardTile<Scalar> tile;
   BlockRules<Scalar> block;
@@ -55,7 +55,7 @@ template <class V>
 void bias_gradient(const AttentionParams& params, const BiasGradientTask& task, void* memory) {
   ScratchArena arena(memory);
   const BackwardScratch<V> scratch(params, arena);
-  WideBackward<V> products(params, arena);
+  ElementBackward<V> products(params, arena);
   const std::int64_t first = task.sequence < 0 ? 0 : task.sequence;
   const std::int64_t end = task.sequence < 0 ? params.num_sequences : task.sequence + 1;
   for (std::int64_t s = first; s < end; ++s) {

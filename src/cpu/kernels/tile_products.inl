@@ -67,7 +67,7 @@ struct Turn {
 /// turn's share of the next block's keys or values on the way: a few rows before each step, because
 /// a core has only so many requests under way and waits when there are more.
 template <KvPart kPart, class Product>
-inline void while_fetching(const KeySpan& span, Turn turn, std::int64_t rows, std::int64_t step,
+inline void while_prefetching(const KeySpan& span, Turn turn, std::int64_t rows, std::int64_t step,
                            const Product& product) {
   const auto key_at = [&](std::int64_t row) {
     return span.begin + kKeyBlock + kKeyBlock * (turn.index * rows + row) / (turn.of * rows);
@@ -81,12 +81,12 @@ inline void while_fetching(const KeySpan& span, Turn turn, std::int64_t rows, st
 
 /// Products of numbers in the compute type; other types are widened block by block.
 template <class V>
-class WideProducts {
+class ElementProducts {
  public:
   using Scalar = typename V::Scalar;
   static constexpr bool kScaled = true;  // q carries the scale
 
-  WideProducts(const AttentionParams& params, std::int64_t tiles, ScratchArena& arena)
+  ElementProducts(const AttentionParams& params, std::int64_t tiles, ScratchArena& arena)
       : q_(arena.take<Scalar>(tiles * params.head_dim * kTileRows<V>)),
         key_staging_(arena.take<Scalar>(kKeyBlock * params.head_dim)),
         value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
@@ -109,7 +109,7 @@ class WideProducts {
   /// scores = K q^T for the span's first keys, as many as the tile of scores has.
   void score(const KeySpan& span, Turn turn, std::int64_t tile, const ScoreTile<Scalar>& scores) {
     const std::int64_t width = scores.width;
-    while_fetching<KvPart::kKeys>(
+    while_prefetching<KvPart::kKeys>(
         span, turn, scores.keys, kGemmRowsAtOnce<V>, [&](std::int64_t first, std::int64_t some) {
           gemm<V, Layout::kRows>({.rows = some, .width = width, .depth = span.params.head_dim},
                                  keys_.from(first, 0), {queries(span.params, tile), width},
@@ -121,7 +121,7 @@ class WideProducts {
   void add_values(const KeySpan& span, Turn turn, bool masks,
                   const ScoreTile<const Scalar>& weights, ProductTarget<Scalar> out) {
     const std::int64_t width = weights.width;
-    while_fetching<KvPart::kValues>(
+    while_prefetching<KvPart::kValues>(
         span, turn, span.params.value_dim, kGemmRowsAtOnce<V>,
         [&](std::int64_t first, std::int64_t some) {
           gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(

@@ -60,7 +60,7 @@ struct RowsAhead {
 
 /// Values widened to the compute type, a key at a time.
 template <class V, DType kStored>
-struct WideValues {
+struct ElementValues {
   using Sums = V;
   static constexpr std::int64_t kKeys = 1;
   StoredRows rows;
