@@ -4,15 +4,17 @@
 //   dS = P * (dP - delta),   delta = rowsum(dout * out) - dlse
 //   dv = P^T dout,   dk = scale * dS^T q,   dq = scale * dS k
 //
-// Up to 256 keys keep their dk and dv sums in L2; each tile of query rows is packed once for all of
-// them (q and dout both as they lie and transposed) and meets them 64 keys at a time. Lanes are
-// queries in scores^T and dP^T, so lse and delta are plain vectors. Rows are (token, head) pairs:
-// the sum over the heads of a group happens inside the accumulators. dq is summed over keys, which
-// several tasks share: each task adds to a partial dq of its own, and combine_dq sums those in a
-// fixed order. Five products, 10 * head_dim flops a score, nothing computed twice. A tile's rows
-// are asked for while the tile before is worked on: they lie a token apart, and waiting for them
-// was 3 % of the time. Measured on Zen 4: 79 to 84 % of FMA in f32, 71 to 76 % of bf16 products:
-// sums over the 64 rows of a tile are short beside the loads and stores of their results.
+// Up to 256 keys keep their dk and dv sums in L2. Each tile of query rows is packed once for all of
+// them (q and dout, both row by row and transposed) and is multiplied with 64 keys at a time. Lanes
+// are queries in scores^T and dP^T, so lse and delta are plain vectors. Rows are (token, head)
+// pairs: the sum over the heads of a group happens inside the accumulators. dq is summed over keys,
+// which several tasks share: each task adds to its own partial dq, and combine_dq sums those in a
+// fixed order. Five products, 10 * head_dim flops per score, nothing computed twice. A tile's rows
+// are prefetched while the previous tile is worked on: they are a token apart, and waiting for them
+// was 3 % of the time.
+//
+// Measured on Zen 4: 79 to 84 % of FMA in f32, 71 to 76 % of bf16 products: sums over the 64 rows
+// of a tile are short compared with the loads and stores of their results.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +34,9 @@ struct BackwardScratch {
   Scalar* dscores;         // [kKeyBlock][width]: dP, then dS
   Scalar* extra;           // [kKeyBlock][width]
   Scalar* keep;            // [kKeyBlock][width]
-  Scalar* dk;              // [kBackwardKeys][head_dim]: sums over the last few tiles
+  Scalar* dk;              // [kBackwardKeys][head_dim]: sums since the last fold
   Scalar* dv;              // [kBackwardKeys][value_dim]
-  Scalar* folded_dk;       // the same over the tiles before
+  Scalar* folded_dk;       // the same up to the last fold
   Scalar* folded_dv;
   Scalar* out;   // one row
   Scalar* dout;  // one row
@@ -56,7 +58,7 @@ struct BackwardScratch {
   }
 };
 
-/// A tile of query rows, ready for any block of keys.
+/// A tile of query rows, prepared for any block of keys.
 template <class Scalar>
 struct BackwardTile {
   QueryRows rows;
@@ -76,7 +78,7 @@ inline typename V::Scalar inner_product(const typename V::Scalar* a, const typen
   return total;
 }
 
-/// Works out width, lse and delta of tile.rows, which must be set.
+/// Sets width, lse and delta of a tile whose rows are set.
 template <class V>
 inline void set_tile(const AttentionParams& params, const Sequence& sequence,
                      const BackwardScratch<V>& scratch, BackwardTile<typename V::Scalar>& tile) {
@@ -86,7 +88,7 @@ inline void set_tile(const AttentionParams& params, const Sequence& sequence,
   const QueryOperand dout{params.dout, sequence.dout, rows, params.value_dim};
   tile.width = round_up(rows.count, V::kLanes);
   for (std::int64_t r = 0; r < tile.width; ++r) {
-    // Rows that are not there, and rows that saw nothing: exp(score - inf) makes all weights 0.
+    // Missing rows, and rows that see no key: exp(score - inf) makes all their weights 0.
     tile.lse[r] = MathConstants<Scalar>::kInfinity;
     tile.delta[r] = 0;
     if (r >= rows.count) continue;
@@ -108,10 +110,10 @@ inline void set_tile(const AttentionParams& params, const Sequence& sequence,
   }
 }
 
-/// From q.k in scratch.scores and dout.v in scratch.dscores to weights P (dropout applied) and to
-/// gradients, for the keys of a span: of the capped score's input with kToScore, else of the biased
-/// score. Both are -0.0 where masked. Scores that are not kScaled are multiplied by the scale
-/// first.
+/// Converts q.k in scratch.scores to weights P (dropout applied), and dout.v in scratch.dscores to
+/// gradients, for the keys of a span: gradients of the softcap's input with kToScore, else of the
+/// biased score. Both are -0.0 where masked. Scores that are not kScaled are multiplied by the
+/// scale first.
 template <class V, bool kToScore, bool kScaled>
 inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scratch,
                             const BackwardTile<typename V::Scalar>& tile,
@@ -162,7 +164,7 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
   }
 }
 
-/// Calls body(span) for each block of the keys that some row sees.
+/// Calls body(span) for each block of the keys that is visible to some row.
 template <class Body>
 inline void for_each_key_block(const KeySpan& keys, const QueryRows& rows, Body&& body) {
   for (std::int64_t begin = keys.begin; begin < keys.end; begin += kKeyBlock) {
@@ -172,11 +174,11 @@ inline void for_each_key_block(const KeySpan& keys, const QueryRows& rows, Body&
   }
 }
 
-// Tiles whose part of dk and dv is added up one after the other before it is folded into the rest,
-// as in the forward pass.
+// Tiles whose dk and dv are accumulated before they are folded into the total, as in the forward
+// pass.
 inline constexpr std::int64_t kFoldTiles = 64;
 
-/// Moves sums into the folded ones.
+/// Adds sums to the folded ones and clears them.
 template <class V>
 inline void fold_sums(typename V::Scalar* from, std::int64_t count, typename V::Scalar* to) {
   for (std::int64_t i = 0; i < count; i += V::kLanes) {
@@ -185,7 +187,7 @@ inline void fold_sums(typename V::Scalar* from, std::int64_t count, typename V::
   }
 }
 
-/// Asks for rows [begin, end) of q, out and dout before they are needed.
+/// Prefetches rows [begin, end) of q, out and dout.
 inline void prefetch_query_rows(const AttentionParams& params, const Sequence& sequence,
                                 std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
   const auto prefetch = [](const Operand& operand, std::int64_t offset, std::int64_t token,
@@ -241,7 +243,7 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
     Scalar* dq = static_cast<Scalar*>(task.dq_partial) + row * params.head_dim;
     const BackwardScores<Scalar> scores{scratch.scores, scratch.dscores, tile.width};
     for_each_key_block(keys, tile.rows, [&](const KeySpan& span) {
-      // Each block asks for its share of the next tile.
+      // Each key block prefetches its share of the next tile.
       const auto next = [&](std::int64_t key) {
         const std::int64_t share = kTileRows<V> * (key - task.key_begin);
         return smaller(row + kTileRows<V> + share / key_count, row_count);
@@ -263,7 +265,7 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
     const std::int64_t key = task.key_begin + i;
     if (params.dk.data != nullptr) {
       Scalar* dk = scratch.folded_dk + i * scratch.head_dim;
-      if constexpr (!Products::kScaled) {  // else q was, so dk is complete
+      if constexpr (!Products::kScaled) {  // else q was scaled, and dk is with it
         for (std::int64_t j = 0; j < params.head_dim; ++j) {
           dk[j] *= narrow<Scalar>(params.rules.scale);
         }

@@ -9,8 +9,8 @@
 namespace ladon::cpu {
 namespace {
 
-/// Rows of an operand, times `factor`, to `to`, [row][padded dim], and transposed to
-/// `to_transposed`, [dim][width]; padding and unused rows become 0.
+/// Copies the rows of an operand, times `factor`, to `to`, [row][padded dim], and transposes them
+/// to `to_transposed`, [dim][width]; padding and unused rows become 0.
 template <class V>
 inline void pack_rows(const QueryOperand& from, typename V::Scalar factor,
                       RowBlock<typename V::Scalar> to, RowBlock<typename V::Scalar> to_transposed) {
@@ -30,8 +30,8 @@ inline void pack_rows(const QueryOperand& from, typename V::Scalar factor,
   }
 }
 
-/// What a tile of rows has with a block of keys, [key][width] each. From scores and dP,
-/// score_gradients() makes the weights P and dS in their place.
+/// The scores of a tile of rows with a block of keys and their gradients, [key][width] each.
+/// score_gradients() replaces scores and dP by weights P and dS.
 template <class Scalar>
 struct BackwardScores {
   Scalar* scores = nullptr;   // scores, then weights
@@ -39,7 +39,7 @@ struct BackwardScores {
   std::int64_t width = 0;
 };
 
-/// Where gradients are added up: of a block of keys, and of a tile of rows.
+/// Where the gradients of a block of keys and of a tile of rows are accumulated.
 template <class Scalar>
 struct GradientSums {
   Scalar* dk = nullptr;  // [key][head_dim], padded to whole vectors
@@ -47,13 +47,13 @@ struct GradientSums {
   Scalar* dq = nullptr;  // [head_dim][width]
 };
 
-/// Products of numbers in the compute type; other types are widened tile by tile and block by
-/// block.
+/// Products of single elements in the compute type; other types are converted tile by tile and
+/// block by block.
 template <class V>
 class ElementBackward {
  public:
   using Scalar = typename V::Scalar;
-  static constexpr bool kScaled = true;  // q carries the scale
+  static constexpr bool kScaled = true;  // q is multiplied by the scale
 
   ElementBackward(const AttentionParams& params, ScratchArena& arena)
       : head_dim_(round_up(params.head_dim, V::kLanes)),
@@ -65,7 +65,7 @@ class ElementBackward {
         key_staging_(arena.take<Scalar>(kKeyBlock * params.head_dim)),
         value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
 
-  /// What run_backward() does first, with the task's keys. Here they are used as they lie.
+  /// Called first, with the task's keys. Here they are read in place.
   void load_keys(const KeySpan&) {}
 
   /// Packs q and dout of a tile for any block of keys.
@@ -94,7 +94,7 @@ class ElementBackward {
   }
 
   /// dv += weights dout, dk += dscores q, dq += K^T dscores, for the span that was scored last.
-  /// With `masks`, some weights and dscores may be marked as masked: they add nothing.
+  /// With `masks`, some weights and dscores may be masked (-0.0): they add nothing.
   void add_gradients(const KeySpan& span, bool masks, const QueryRows& rows,
                      const BackwardScores<Scalar>& tile, const GradientSums<Scalar>& sums) {
     const std::int64_t count = span.count();
@@ -124,7 +124,7 @@ class ElementBackward {
   Scalar* key_staging_;
   Scalar* value_staging_;
   RowBlock<const Scalar> keys_;
-  bool finite_ = true;  // q and dout hold only finite numbers
+  bool finite_ = true;  // all elements of q and dout are finite
 };
 
 }  // namespace

@@ -1,9 +1,8 @@
-// Many dot products: out[row][key] = a[row] . b[key], both operands as they lie, b as it is stored.
+// Dot products of rows: out[row][key] (+)= a[row] . b[key], with b in its stored type.
 //
-// Lanes run along the vectors that are multiplied; one horizontal sum ends each product. The order
-// of each sum depends on the length alone, so a row's bits do not depend on how many rows there
-// are. As in gemm.inl, what is multiplied may be pairs; lengths then count pairs, and products may
-// be added to what `out` holds.
+// Lanes run along the vectors that are multiplied; each product ends with one horizontal sum. The
+// order of a sum depends on the length alone, so that a row's bits do not depend on how many rows
+// there are. As in gemm.inl, factors may be bf16 pairs; lengths then count pairs.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +14,16 @@
 namespace ladon::cpu {
 namespace {
 
-// Rows and keys held in registers at a time: kRows * kKeys sums, kKeys operands and one more.
+// Rows and keys of one register block: kRows * kKeys sums, kKeys operands and one more.
 inline constexpr int kDotKeys = 4;
 template <class V>
 constexpr int kDotRows = V::kGemmRows >= 6 ? 6 : 2;
 
-/// Four sums to, or added to, what is there.
+/// Stores four horizontal sums, or adds them to `to`.
 template <class V>
 inline void put_sums(typename V::Scalar* to, bool accumulate, V a, V b, V c, V d) {
   if (!accumulate) return store_sums(to, a, b, c, d);
-  // As vectors, because the compiler would add the four one by one.
+  // As one vector: the compiler would add the four one by one.
   using Scalar = typename V::Scalar;
   using Four [[gnu::vector_size(4 * sizeof(Scalar))]] = Scalar;
   Scalar sums[4];
@@ -37,7 +36,7 @@ inline void put_sums(typename V::Scalar* to, bool accumulate, V a, V b, V c, V d
   __builtin_memcpy(to, &before, sizeof(Four));
 }
 
-/// What is asked for while products are taken: nothing, or what lies so many bytes past b.
+/// What is prefetched while products are taken: nothing, or the lines `distance` bytes past b.
 struct NothingAhead {
   void prefetch(const char*) const {}
 };
@@ -60,7 +59,7 @@ inline void dot_registers(std::int64_t dim, FactorRows<V> a, StoredRows b, SumTa
     LADON_UNROLL
     for (int k = 0; k < kKeys; ++k) sums[r][k] = zero<V>();
   }
-  // Inlined always: behind a call, the sums would be in memory.
+  // Behind a call the sums would be in memory: projections of 4 rows were half as fast.
   const auto add = [&](std::int64_t i, const auto& load_key) __attribute__((always_inline)) {
     typename V::Factors key[std::size_t{kKeys}];
     LADON_UNROLL
@@ -111,7 +110,7 @@ inline void dot_last_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, 
   }
 }
 
-/// Of all rows, only the first few ask for what is ahead.
+/// Only the first kDotRows rows prefetch: the lines are the same for all.
 template <class V, DType kStored, int kKeys, class Ahead>
 inline void dot_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, StoredRows b,
                      SumTarget<V> out, const Ahead& ahead) {
@@ -128,7 +127,7 @@ inline void dot_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, Store
 }
 
 /// out[row][key] for size.rows rows of a and size.width rows of b, all of length size.depth. Rows
-/// of a go on to whole vectors with numbers that are finite.
+/// of a are padded to whole vectors with finite elements.
 template <class V, DType kStored, class Ahead = NothingAhead>
 inline void dot_products(ProductSize size, FactorRows<V> a, StoredRows b, SumTarget<V> out,
                          const Ahead& ahead = {}) {

@@ -1,19 +1,20 @@
-// Forward attention for a few query rows: decoding, one or some tokens against many keys.
+// Forward attention for decoding: a few query rows, of one or some tokens, against many keys.
 //
 // Lanes run along the head dimension for q.k and for the output, and along keys for the softmax:
-// with one row there are no queries to fill lanes with. All rows of a KV head (its group of query
-// heads, times the tokens) are served by one read of each K and V byte, widened on the way. The
-// bound is that read: 2 * head_dim * size bytes a key at memory speed, while the arithmetic is
-// 4 * head_dim flops a key and row. The driver cuts the keys at fixed places and merges the parts,
-// so threads share one sequence's keys without changing a bit.
+// one row has no other queries to fill lanes with. All rows of a KV head (its group of query heads,
+// times the tokens) share one read of each K and V byte, converted to the compute type in
+// registers. That read is the bound: 2 * head_dim * size bytes per key at memory speed, while the
+// arithmetic is 4 * head_dim flops per key and row. The driver splits the keys at fixed positions
+// and merges the parts, so that threads share one sequence's keys without changing a bit.
 //
-// A task takes several KV heads where it can: a token's heads lie side by side in memory, and going
-// through a block of tokens head by head reads it from one end to the other. One head at a time
-// over all keys touches a new page with every row, and pays a memory latency for it: about half as
-// fast (Zen 4, 8 KV heads of 128, 8192 keys). Measured there, bf16, 32768 keys: 65 to 77 % of the
-// memory read for 4 rows a KV head, 76 to 82 % for one. One core has 16 GB/s of the 24 that it can
-// read: it asks for a line at a time, and has so many requests under way.
-// Tried and lost: asking for every second line (half as fast), and for a task's first block at
+// A task takes several KV heads where it can: the heads of a token are contiguous, and walking a
+// block of tokens head by head reads it from one end to the other. One head at a time over all keys
+// touches a new page with every row, and pays a memory latency for it: about half as fast (Zen 4,
+// 8 KV heads of 128, 8192 keys). Measured there, bf16, 32768 keys: 65 to 77 % of the memory read
+// for 4 rows per KV head, 76 to 82 % for one. One core reaches 16 GB/s of the 24 that it can read:
+// it prefetches line by line, and has a limited number of requests in flight.
+//
+// Tried and lost: prefetching every second line (half as fast); prefetching a task's first block at
 // once.
 #pragma once
 
@@ -28,11 +29,12 @@
 namespace ladon::cpu {
 namespace {
 
-// Up to here a dot product per row and key (head_dim / lanes FMAs and a horizontal sum) beats a
-// tile whose lanes are mostly empty (head_dim FMAs a key, whatever the rows).
+// Most rows of one KV head. Up to here a dot product per row and key (head_dim / lanes FMAs and a
+// horizontal sum) beats a tile whose lanes are mostly empty (head_dim FMAs per key, whatever the
+// number of rows).
 inline constexpr std::int64_t kDecodeRows = 8;
-// Rows of all KV heads of a task: their q and their sums, 64 KiB at head_dim 128, share L2 with the
-// keys and values on their way.
+// Most rows of all KV heads of a task: their q and their sums, 64 KiB at head_dim 128, share L2
+// with the keys and values that are being prefetched.
 inline constexpr std::int64_t kDecodeStates = 64;
 
 template <class V>
@@ -40,12 +42,12 @@ struct ForwardDecodeScratch {
   using Scalar = typename V::Scalar;
   std::int64_t head_dim;   // padded to whole vectors
   std::int64_t value_dim;  // padded to whole vectors
-  Scalar* q;               // [state][head_dim], as Products keep it
+  Scalar* q;               // [state][head_dim], in the layout of Products
   Scalar* out;             // [state][value_dim]
   Scalar* scores;          // [state][kKeyBlock]
   Scalar* extra;           // [kDecodeRows][kKeyBlock]
   Scalar* keep;            // [kDecodeRows][kKeyBlock]
-  Scalar* staging;         // K or V block
+  Scalar* staging;         // a block of K or V
   std::size_t bytes;
 
   ForwardDecodeScratch(const AttentionParams& params, void* base) {
@@ -63,36 +65,36 @@ struct ForwardDecodeScratch {
   }
 };
 
-/// The weights of a block for some rows of one KV head, and where the weighted values go.
+/// One block's weighted sum of values for the rows of one KV head: operands and target.
 template <class V>
 struct WeightedBlock {
   using Scalar = typename V::Scalar;
   const AttentionParams& params;
   const Sequence& sequence;
   std::int64_t first_kv_head;  // of the task
-  std::int64_t head;           // from there on
+  std::int64_t head;           // counted from first_kv_head
   const KeyRows& keys;
   std::int64_t rows;
   RowBlock<const Scalar> weights;  // [row][key]
-  bool masks;                      // some weights are of what a row does not see
-  RowsAhead ahead;                 // what the next block will want
-  Scalar* staging;                 // room for a block of values
+  bool masks;                      // some weights may be masked
+  RowsAhead ahead;                 // keys of the next block, to prefetch
+  Scalar* staging;                 // holds a block of values
   RowBlock<Scalar> out;            // [row][value_dim], padded
 };
 
-/// Products in the compute type. Queries carry the scale.
+/// Products of single elements in the compute type. Queries are multiplied by the scale.
 template <class V>
 struct ElementDecode {
   using Scalar = typename V::Scalar;
   using Sums = V;
   static constexpr bool kScaled = true;
 
-  /// Calls function(StoredAs) with the type that dot products read keys as.
+  /// Calls function(StoredAs) with the type as which dot products read keys.
   template <class Function>
   static void with_keys(DType dtype, const Function& function) {
     with_stored<V>(dtype, function);
   }
-  /// Numbers of a query, as the products count them.
+  /// The length of a query in factors.
   static std::int64_t length(std::int64_t head_dim) { return head_dim; }
   static void load_query(const AttentionParams& params, std::int64_t start, std::int64_t padded_dim,
                          Scalar* to) {
@@ -102,7 +104,7 @@ struct ElementDecode {
     for (std::int64_t i = params.head_dim; i < padded_dim; ++i) to[i] = 0;
   }
 
-  /// What is masked adds nothing, not even where it is NaN.
+  /// Masked values add nothing, even if they are NaN.
   static void add_values(const WeightedBlock<V>& block) {
     const std::int64_t dim = block.params.value_dim;
     const std::int64_t count = block.keys.count;
@@ -112,7 +114,7 @@ struct ElementDecode {
       constexpr DType kStored = decltype(stored)::kDType;
       const StoredRows v = values.rows(block.head);
       if (block.masks && !all_finite<V, kStored>(v, count, dim)) {
-        // This product reads whole vectors.
+        // The guarded product reads whole vectors, so rows are staged with padding.
         const std::int64_t width = block.out.stride;
         const KeySpan span{block.params, block.sequence, block.first_kv_head + block.head,
                            block.keys.begin, block.keys.begin + count};
@@ -129,10 +131,9 @@ struct ElementDecode {
   }
 };
 
-/// One row's scores of a block to weights. Scores that are not kScaled are multiplied by `scale`
-/// first. Lanes past the block's keys become masked weights, by
-/// selection: whatever another call left there in scores, extra or keep goes no further. Gives
-/// the factor for what was summed before.
+/// Converts one row's scores of a block to weights. Scores that are not kScaled are multiplied by
+/// `scale` first. Lanes past the block's keys are selected to be masked weights, so that stale data
+/// in scores, extra or keep has no effect. Returns the factor for the earlier sums.
 template <class V, bool kScaled>
 inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
                                       std::int64_t key_count, typename V::Scalar scale,
@@ -179,7 +180,7 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
   return factor[0];
 }
 
-/// Where the rows of the task's KV head number `head` go.
+/// The output of KV head `head`, counted from the task's first.
 inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
   output.data = at(output.data, output.dtype, head * output.kv_head_stride);
   if (output.lse.data != nullptr) {
@@ -189,7 +190,7 @@ inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
   return output;
 }
 
-/// The rows of all KV heads of a task: their state, and what is done to it.
+/// The rows of all KV heads of a task, with their running softmax and sums.
 template <class V, class Products>
 class DecodeRows {
  public:
@@ -205,8 +206,8 @@ class DecodeRows {
   }
 
   void attend() {
-    // Memory has work all the time: values are asked for while their keys are scored, and keys of
-    // the next block while values are summed.
+    // Memory is kept busy all the time: values are prefetched while their keys are scored, and keys
+    // of the next block while values are summed.
     KeyRows blocks[2];
     find_rows(blocks[0], params_, sequence_, task_.kv_head, rows_.some_first, rows_.some_end);
     const std::int64_t end = rows_.some_end;
@@ -246,7 +247,7 @@ class DecodeRows {
     return scratch_.scores + state_of(head, 0) * kKeyBlock;
   }
 
-  /// Makes rows_ those of one KV head.
+  /// Sets rows_ to the rows of one KV head.
   void choose(std::int64_t head) {
     set_rows(rows_, params_, sequence_,
              {.first_head = (task_.kv_head + head) * params_.group,
@@ -267,8 +268,9 @@ class DecodeRows {
     }
   }
 
-  /// q.k of all heads: a few keys at a time, head by head, which is how they lie in memory. Never
-  /// inlined: the dot products then have all registers, whatever attend() keeps in them.
+  /// q.k of all heads: kDotKeys keys at a time, head by head, in the order in which they are
+  /// stored. Never inlined: GCC 12 allocates registers worse inside a larger function (4 % of f32
+  /// decoding on AVX-512).
   [[gnu::noinline]] void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
                                               scratch_.staging);
@@ -290,7 +292,7 @@ class DecodeRows {
     });
   }
 
-  /// One head's scores to weights, and the weighted values to its sums.
+  /// Converts one head's scores to weights and adds the weighted values to its sums.
   void weigh(const KeyRows& block, const KeyRows& next, std::int64_t head) {
     choose(head);
     Scalar* scores = scores_of(head);
@@ -301,7 +303,7 @@ class DecodeRows {
         factors[i] =
             static_cast<Scalar>(first[block.slots[i] * params_.kv_layout.scale_slot_stride]);
       }
-      // A masked weight stays what it is, whatever the scale.
+      // A masked weight stays -0.0, whatever the sign of the scale.
       const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
       for (std::int64_t r = 0; r < rows_.count; ++r) {
         for (std::int64_t i = 0; i < kKeyBlock; i += V::kLanes) {
@@ -311,7 +313,7 @@ class DecodeRows {
         }
       }
     };
-    // What was widened into the staging buffer has its scale already.
+    // Staged keys and values are dequantised already.
     if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(DType::kI8)) {
       scale_by(params_.kv_layout.k_scales);
     }

@@ -1,7 +1,7 @@
-// What the products of all kernels take: rows in memory, sizes, and where results go.
+// The operands of every product: strided rows, sizes, and where results go.
 //
-// These structs are passed by value. Behind a reference they would be read again after every store
-// of a vector, because such a store may alias anything.
+// These structs are passed by value. Behind a reference their fields would be loaded again after
+// every store of a vector, because such a store may alias anything.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct ProductSize {
   std::int64_t depth = 0;
 };
 
-/// Where a product goes: rows `stride` elements apart, which it replaces or is added to.
+/// Where a product is stored: rows `stride` elements apart, overwritten or accumulated into.
 template <class Scalar>
 struct ProductTarget {
   Scalar* data = nullptr;

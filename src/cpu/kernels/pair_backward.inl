@@ -1,8 +1,8 @@
 // The five matrix products of the backward pass for bf16, as sums of products of pairs in f32.
 //
-// q and dout are paired twice for a tile: along each row for scores and dP, and row by row for dk
-// and dv. Weights and dS are rounded to bf16 once; as they lie, [key][row], they are pairs along
-// rows, and dS is paired once more key by key for dq, as K is, once for all tiles.
+// q and dout are paired twice per tile: along each row for scores and dP, and two rows at a time
+// for dk and dv. Weights and dS are rounded to bf16 once; stored as [key][row] they are pairs along
+// rows. dS is paired a second time, two keys at a time, for dq. So is K, once for all tiles.
 #pragma once
 
 #include <cstddef>
@@ -35,12 +35,12 @@ class PairBackward {
         dscores_(arena.take<Pair>(kKeyBlock * kRowPairs)),
         key_pairs_(arena.take<Pair>(kBackwardKeys / 2 * column_dim_)),
         dscore_pairs_(arena.take<Pair>(kKeyBlock / 2 * kTileRows<V>)),
-        room_(arena.take<Pair>(kUnit == 1 ? 0 : kBackwardKeys / 2 * column_dim_)),
+        column_scratch_(arena.take<Pair>(kUnit == 1 ? 0 : kBackwardKeys / 2 * column_dim_)),
         dq_(arena.take<float>(column_dim_ == params.head_dim ? 0 : column_dim_ * kTileRows<V>)) {
     static_assert(kRowPairs % kUnit == 0 && V::kLanes % kUnit == 0 && kKeyBlock / 2 % kUnit == 0);
   }
 
-  /// Pairs the task's keys for dq, because every tile meets them.
+  /// Pairs the task's keys for dq, once for all tiles.
   void load_keys(const KeySpan& task) {
     engine_.begin();
     first_key_ = task.begin;
@@ -51,7 +51,7 @@ class PairBackward {
       finite_keys_[i] = pair_finite(
           pairs, task.params.head_dim, column_dim_,
           [&](std::int64_t key) { return row_of<KvPart::kKeys>(task, first + key); }, to);
-      keys_[i] = engine_.columns(column_dim_, pairs, to, room_ + first / 2 * column_dim_);
+      keys_[i] = engine_.columns(column_dim_, pairs, to, column_scratch_ + first / 2 * column_dim_);
     }
   }
 
@@ -95,15 +95,15 @@ class PairBackward {
   static constexpr std::int64_t kUnit = Engine::kUnit;
   static constexpr std::int64_t kRowPairs = kTileRows<V> / 2;
 
-  /// Rows of a tile two by two, [row pair][padded dim]. Whether all was finite.
+  /// Pairs rows of a tile two by two, [row pair][padded dim]. Returns whether all were finite.
   static bool pair_tile(const QueryOperand& from, std::int64_t width, RowBlock<Pair> to) {
     return pair_finite(
         round_up(pairs_in(width), kUnit), from.dim, to.stride,
         [&](std::int64_t r) { return row_of(from, r); }, to.data);
   }
 
-  /// A tile in bf16, as padded_count rows of kRowPairs pairs. Zeros where it is padded, and for
-  /// rows that are not there: anything at all may stand in their lanes.
+  /// Rounds a tile to bf16, as padded_count rows of kRowPairs pairs. Padding and missing rows
+  /// become zeros: their lanes may hold anything.
   static void round_block(const ScoreTile<const float>& from, std::int64_t padded_count,
                           std::int64_t row_count, std::int64_t depth, Pair* to) {
     for (std::int64_t key = 0; key < padded_count; ++key) {
@@ -138,7 +138,7 @@ class PairBackward {
     const std::int64_t block = (span.begin - first_key_) / kKeyBlock;
     const std::int64_t pairs = pairs_of_keys(span.count());
     pair_weights(dscores, pairs, dscore_pairs_);
-    // Whole units may reach past dq's end.
+    // Whole units may write past the end of dq.
     const bool direct = column_dim_ == dim;
     engine_.multiply_columns(0, {.rows = column_dim_, .width = width, .depth = pairs}, keys_[block],
                              {dscore_pairs_, width},
@@ -154,9 +154,9 @@ class PairBackward {
   static std::int64_t pairs_of_keys(std::int64_t count) { return round_up(pairs_in(count), kUnit); }
 
   Engine engine_;
-  bool finite_ = true;                           // q and dout hold only finite numbers
-  bool finite_keys_[kBackwardKeys / kKeyBlock];  // so does K, of each block
-  PairMatrix keys_[kBackwardKeys / kKeyBlock];   // as the engine takes them
+  bool finite_ = true;                           // all elements of q and dout are finite
+  bool finite_keys_[kBackwardKeys / kKeyBlock];  // all elements of K are, per block
+  PairMatrix keys_[kBackwardKeys / kKeyBlock];   // per block, as multiply_columns() takes them
   std::int64_t first_key_ = 0;
   std::int64_t head_depth_;  // pairs of a row of q or K, padded
   std::int64_t value_depth_;
@@ -167,13 +167,13 @@ class PairBackward {
   Pair* dout_;               // [value_depth][width], along rows
   Pair* q_rows_;             // [row pair][head_dim]
   Pair* dout_rows_;          // [row pair][value_dim]
-  Pair* staging_;            // K or V where it cannot be used as it lies
+  Pair* staging_;            // K or V where it cannot be read in place
   Pair* weights_;            // [key][row pair]
   Pair* dscores_;            // [key][row pair]
-  Pair* key_pairs_;          // of each block [key pair][column_dim]
+  Pair* key_pairs_;          // per block [key pair][column_dim]
   Pair* dscore_pairs_;       // [key pair][width]
-  Pair* room_;               // for the engine
-  float* dq_;                // [column_dim][width], where dq has no room for whole units
+  Pair* column_scratch_;     // for Engine::columns()
+  float* dq_;                // [column_dim][width], where dq is not whole units
 };
 
 /// The backward pass where q, k, v and dout are all bf16.

@@ -1,6 +1,6 @@
-// Decoding where q, k and v are all bf16: q.k as dot products of pairs, both as they lie; of the
-// weights, rounded to bf16, and the values, pairs run along keys: two rows of values become one of
-// pairs in registers. Half the steps of forward_decode.inl, and nothing is widened.
+// Decoding where q, k and v are all bf16. q.k are dot products of pairs, with both operands in
+// place. In the weighted sum of values pairs run along keys: weights are rounded to bf16, and two
+// rows of values are paired in registers. Half the steps of forward_decode.inl, and no conversion.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace ladon::cpu {
 namespace {
 
-/// Values of two keys at a time.
+/// Values paired in registers, two keys per step.
 template <class Pairs>
 struct PairValues {
   using Sums = Pairs;
@@ -41,16 +41,16 @@ struct PairValues {
   }
   bool alone(std::int64_t step) const { return 2 * step + 1 == count; }
 
-  /// Zeros stand for what is past the end of a row, and for the key that is not there.
+  /// One vector of pairs; zeros past the end of a row, and for the missing key of an odd count.
   Factors load_one(std::int64_t step, std::int64_t column) const {
-    const std::int64_t numbers = smaller(Pairs::kLanes, dim - column);
-    if (!alone(step) && numbers == Pairs::kLanes) {
+    const std::int64_t elements = smaller(Pairs::kLanes, dim - column);
+    if (!alone(step) && elements == Pairs::kLanes) {
       return load_pairs(row(2 * step) + column, row(2 * step + 1) + column);
     }
     alignas(64) std::uint16_t first[32];
     alignas(64) std::uint16_t second[32] = {};
     const auto copy = [&](std::int64_t key, std::uint16_t* to) {
-      copy_first(reinterpret_cast<char*>(to), rows[key] + 2 * column, 2 * numbers);
+      copy_first(reinterpret_cast<char*>(to), rows[key] + 2 * column, 2 * elements);
     };
     copy(2 * step, first);
     if (!alone(step)) copy(2 * step + 1, second);
@@ -89,8 +89,8 @@ struct PairDecode {
     }
     PairValues<Pairs> values{
         {block.keys.v, block.head * block.params.v.head_stride * 2}, count, dim};
-    // What is masked adds nothing, not even where it is NaN: then the product takes zeros for what
-    // is not finite, and what is seen of that comes after it.
+    // Masked values add nothing, even if they are NaN: non-finite values are zeros in the product,
+    // and their terms that are not masked are added after it.
     const StoredRows stored = values.rows;
     const bool finite = !block.masks || all_finite<V, DType::kBF16>(stored, count, dim);
     const char* lines[kKeyBlock];
@@ -122,7 +122,7 @@ void forward_decode_of_pairs(const AttentionParams& params, const ForwardTask& t
   if (params.head_dim % 2 == 0) {
     return run_forward_decode<V, PairDecode<V, Pairs>>(params, task, memory);
   }
-  forward_decode<V>(params, task, memory);  // half of a key's last pair would be a stranger's
+  forward_decode<V>(params, task, memory);  // the last pair's other half belongs to the next row
 }
 
 }  // namespace

@@ -1,15 +1,15 @@
-// bf16 operands as pairs: along a row, as they lie, or of two rows; and what to do with numbers
-// that are not finite.
+// bf16 operands as pairs, either of neighbours in a row (as bf16 rows are stored) or of two rows;
+// and the handling of non-finite elements.
 //
 // An Engine multiplies pairs:
-//   kUnit                          rows and depths that it takes are multiples of this
-//   begin()                        before the first product
-//   multiply(size, a, b, c)        c (+)= a b; size.depth counts pairs, which run along rows of a
-//   columns(dim, depth, a, room)   a, [depth][dim], as multiply_columns() takes it: as it is or,
-//                                  rearranged, in `room`, which is as large
+//   kUnit                            rows and depths of its products are multiples of this
+//   kRowsAtOnce                      rows of a product that fill its registers: whole units
+//   begin()                          called before the first product
+//   multiply(size, a, b, c)          c (+)= a b; size.depth counts pairs, which run along rows of a
+//   columns(dim, depth, a, scratch)  prepares a, [depth][dim], for multiply_columns(): returns it,
+//                                    or a copy in `scratch`, which is as large, in another order
 //   multiply_columns(first, size, a, b, c)
-//                                  c (+)= rows [first, first + size.rows) of a^T b
-//   kRowsAtOnce                    rows of a product that fill its registers: whole units
+//                                    c (+)= rows [first, first + size.rows) of a^T b
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,11 @@
 namespace ladon::cpu {
 namespace {
 
-using Pair = std::uint32_t;  // the first number in the low half
+using Pair = std::uint32_t;  // the first element in the low half
 
-/// Rows of pairs.
 using PairMatrix = RowBlock<const Pair>;
 
-/// Products by the vector unit's instruction for pairs.
+/// Products with the vector instruction for pairs.
 template <class Pairs>
 class VectorEngine {
  public:
@@ -46,14 +45,14 @@ class VectorEngine {
 
 inline std::int64_t pairs_in(std::int64_t n) { return (n + 1) / 2; }
 
-/// Numbers 2i and 2i + 1 of a row; past its end there are zeros.
+/// Elements 2i and 2i + 1 of a row; zeros past its end.
 inline Pair pair_at(const std::uint16_t* row, std::int64_t i, std::int64_t dim) {
   const Pair first = 2 * i < dim ? row[2 * i] : 0U;
   const Pair second = 2 * i + 1 < dim ? row[2 * i + 1] : 0U;
   return first | second << 16U;
 }
 
-/// Numbers of two rows as pairs. A row that is null, and what is past `dim`, is zeros.
+/// Pairs the elements of two rows. A null row, and what is past `dim`, counts as zeros.
 inline void pair_rows(const std::uint16_t* first, const std::uint16_t* second, std::int64_t dim,
                       std::int64_t padded_dim, Pair* to) {
   std::int64_t i = 0;
@@ -67,7 +66,7 @@ inline void pair_rows(const std::uint16_t* first, const std::uint16_t* second, s
   }
 }
 
-/// Row r of a tile in an operand; null for a row that is not there.
+/// Row r of a tile in an operand; null past the tile's last row.
 inline const std::uint16_t* row_of(const QueryOperand& from, std::int64_t r) {
   if (r >= from.rows.count) return nullptr;
   return static_cast<const std::uint16_t*>(from.operand.data) + from.start(r);
@@ -82,12 +81,12 @@ inline const std::uint16_t* row_of(const KeySpan& span, std::int64_t i) {
          kv_row<kPart>(span.params, span.sequence, span.kv_head, slot);
 }
 
-/// Rows to [depth][width], pairs along each row; row_at(i) is null for a row that is not there.
+/// Transposes rows, as pairs of neighbours, to [depth][width]; row_at(i) is null for a missing row.
 template <class RowAt>
 inline void pair_along_rows(const RowAt& row_at, std::int64_t width, std::int64_t dim,
                             std::int64_t depth, Pair* to) {
   constexpr std::int64_t kSide = F32::kLanes;
-  const std::int64_t squares = dim / 2 / kSide * kSide;  // pairs that whole squares take
+  const std::int64_t squares = dim / 2 / kSide * kSide;  // pairs that fill whole squares
   for (std::int64_t first = 0; first < width; first += kSide) {
     const std::int64_t end = smaller(first + kSide, width);
     const bool whole = end == first + kSide && row_at(end - 1) != nullptr;
@@ -113,8 +112,8 @@ inline void pair_along_rows(const QueryOperand& from, std::int64_t width, std::i
   pair_along_rows([&](std::int64_t r) { return row_of(from, r); }, width, from.dim, depth, to);
 }
 
-/// Rows of `dim` numbers as rows of `depth` pairs, filled up with zeros; row_at(i) is null for a
-/// row that is not there.
+/// Copies rows of `dim` elements to rows of `depth` pairs, padded with zeros; row_at(i) is null for
+/// a missing row.
 template <class RowAt>
 inline void copy_as_pairs(std::int64_t rows, std::int64_t dim, std::int64_t depth,
                           const RowAt& row_at, Pair* to) {
@@ -127,14 +126,14 @@ inline void copy_as_pairs(std::int64_t rows, std::int64_t dim, std::int64_t dept
   }
 }
 
-/// Keys or values as rows of `depth` pairs: as they lie where whole units of whole pairs do, else
-/// in the staging buffer, filled up with zeros.
+/// Keys or values as rows of `depth` pairs: in place where they are whole units of whole pairs in
+/// consecutive slots, else copied to the staging buffer and padded with zeros.
 template <KvPart kPart, std::int64_t kUnit>
 inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair* staging) {
   const Operand& operand = kv_operand<kPart>(span.params);
   const std::int64_t dim = kv_dim<kPart>(span.params);
   const std::uint16_t* first = row_of<kPart>(span, 0);
-  // Pairs lie on the boundaries that the compiler may expect of them.
+  // Pairs must be aligned as the compiler may assume.
   if (slots_contiguous(span.params.kv_layout, span.sequence, span.begin, span.end) &&
       dim == 2 * depth && span.count() % kUnit == 0 && operand.token_stride % 2 == 0 &&
       reinterpret_cast<std::uintptr_t>(first) % sizeof(Pair) == 0) {
@@ -146,7 +145,7 @@ inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair*
   return {staging, depth};
 }
 
-/// Two keys' weights at a time as pairs, [pair][width]; keys that are not there have zeros.
+/// Pairs the weights of two keys at a time, [pair][width]; missing keys have weights of zero.
 inline void pair_weights(const ScoreTile<const float>& weights, std::int64_t pairs, Pair* to) {
   const std::int64_t width = weights.width;
   for (std::int64_t pair = 0; pair < pairs; ++pair) {
@@ -170,8 +169,8 @@ inline bool all_finite(const std::uint16_t* row, std::int64_t dim) {
   return finite != 0;
 }
 
-/// Makes 0 of what is not finite: a masked weight must not meet it. add_not_finite() makes up for
-/// it.
+/// Replaces non-finite elements by 0, because a masked weight of zero times one would be NaN.
+/// add_not_finite() adds the terms that are not masked.
 inline void clear_not_finite(Pair* pairs, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     if (!is_finite(pairs[i])) pairs[i] &= 0xffff0000U;
@@ -179,7 +178,7 @@ inline void clear_not_finite(Pair* pairs, std::int64_t count) {
   }
 }
 
-/// Rows two by two, [pair][padded_dim]; row_at(i) may be null.
+/// Pairs rows two by two, [pair][padded_dim]; row_at(i) may be null.
 template <class RowAt>
 inline void pair_two_by_two(std::int64_t pairs, std::int64_t dim, std::int64_t padded_dim,
                             const RowAt& row_at, Pair* to) {
@@ -188,7 +187,7 @@ inline void pair_two_by_two(std::int64_t pairs, std::int64_t dim, std::int64_t p
   }
 }
 
-/// The same without what is not finite. Whether all was.
+/// The same with non-finite elements replaced by 0. Returns whether all were finite.
 template <class RowAt>
 inline bool pair_finite(std::int64_t pairs, std::int64_t dim, std::int64_t padded_dim,
                         const RowAt& row_at, Pair* to) {
@@ -202,28 +201,28 @@ inline bool pair_finite(std::int64_t pairs, std::int64_t dim, std::int64_t padde
   return finite;
 }
 
-/// One row of bf16 numbers.
+/// One row of bf16 elements.
 struct Bf16Row {
   const std::uint16_t* data = nullptr;
   std::int64_t dim = 0;
 };
 
-/// One weight for each of `count` results, `stride` apart.
+/// `count` weights, `stride` elements apart.
 struct WeightVector {
   const float* data = nullptr;
   std::int64_t stride = 0;
   std::int64_t count = 0;
 };
 
-/// Where weights[j] * row[i] is added: at i * row_step + j * weight_step.
+/// Where an outer product is added: weights[j] * row[i] at i * row_step + j * weight_step.
 struct OuterProductTarget {
   float* data = nullptr;
   std::int64_t row_step = 0;
   std::int64_t weight_step = 0;
 };
 
-/// Adds weights[j] * row[i] for each number of the row that is not finite and each weight that is
-/// not marked as masked.
+/// Adds weights[j] * row[i] for each non-finite element of the row and each weight that is not
+/// masked (-0.0).
 inline void add_not_finite(Bf16Row row, WeightVector weights, OuterProductTarget to) {
   for (std::int64_t i = 0; i < row.dim; ++i) {
     if (is_finite(row.data[i])) continue;

@@ -1,9 +1,9 @@
 // Gradients of projections: dx += dy W, dw += dy^T x, db += sum of dy.
 //
 // Broadcast products (gemm.inl) of blocks of kProjectionTile by kProjectionTile, over
-// kProjectionDepth terms at a time, with every operand as it lies where it is of the compute type.
-// Every sum has one order that depends on the sizes it runs over alone: a row of dx has the same
-// bits whatever rows are beside it.
+// kProjectionDepth terms at a time. Operands of the compute type are read in place. The order of a
+// sum depends on the sizes it runs over alone: a row of dx has the same bits whatever the other
+// rows are.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ namespace {
 
 inline constexpr std::int64_t kProjectionDepth = 256;  // terms summed between two additions to C
 
-/// Rows and columns of a matrix in the compute type; as they lie where they can be, else staged and
-/// filled up with zeros to staging.dim.
+/// Rows and columns of a matrix in the compute type: in place where possible, else staged and
+/// padded with zeros to staging.dim.
 template <class Scalar>
 inline RowBlock<const Scalar> load_rows(const Matrix& matrix, RowRange rows, ElementRange columns,
                                         Staging<Scalar> staging) {
@@ -29,12 +29,12 @@ inline RowBlock<const Scalar> load_rows(const Matrix& matrix, RowRange rows, Ele
                     rows.end - rows.begin, columns.end - columns.begin, staging);
 }
 
-/// Blocks of the two gradients: C [kProjectionTile][kProjectionTile] summed over `depth`.
+/// Buffers of both gradients.
 template <class V>
 struct ProjectGradientScratch {
   using Scalar = typename V::Scalar;
   Scalar* sums;  // [kProjectionTile][kProjectionTile]
-  Scalar* a;     // a block of dy, either way up
+  Scalar* a;     // a block of dy: [kProjectionTile][kProjectionDepth] or transposed
   Scalar* b;     // [kProjectionDepth][kProjectionTile]
   std::size_t bytes;
 

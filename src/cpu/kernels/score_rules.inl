@@ -1,8 +1,8 @@
-// From q.k to a masked score: softcap, ALiBi, bias and masks, in the contract's order. A new rule
-// is a line in apply_rules() and, where it needs numbers of its own, a field beside the others.
+// From q.k to a masked score: softcap, ALiBi, bias and masks, in the order of the contract. A new
+// rule is a line in apply_rules() and, where it needs parameters, a field of BlockRules.
 //
 // Scores come in tiles whose lanes are queries (forward_tile, backward) or keys (forward_decode).
-// apply_rules() does not care: it gets a vector of keys and vectors of what the queries bring.
+// apply_rules() serves both: it takes a vector of keys and the QueryLanes of the queries.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ inline void set_rows(QueryRows& rows, const AttentionParams& params, const Seque
     const std::int64_t position = token + sequence.position_offset;
     std::int64_t first = larger(keys.begin, position - params.rules.window_left);
     std::int64_t end = smaller(keys.end, position + params.rules.window_right + 1);
-    if (first >= end) {  // sees nothing: an interval that no key is in
+    if (first >= end) {  // sees no key: an empty interval
       first = kNoWindow;
       end = 0;
     } else {
@@ -79,7 +79,7 @@ inline void set_rows(QueryRows& rows, const AttentionParams& params, const Seque
 /// The rows of a tile in a [token, head, dim] operand: q or dout.
 struct QueryOperand {
   const Operand& operand;
-  std::int64_t offset;  // where the sequence starts
+  std::int64_t offset;  // the sequence's first element
   const QueryRows& rows;
   std::int64_t dim;
 
@@ -103,7 +103,7 @@ struct ScoreLayout {
   std::int64_t key_step = 0;
 };
 
-/// Room for what fill_extra() and fill_keep() write, laid out as the scores are.
+/// Scratch for the arrays of fill_extra() and fill_keep(), in the layout of the scores.
 template <class Scalar>
 struct RuleScratch {
   Scalar* extra = nullptr;
@@ -130,7 +130,7 @@ struct BlockRules {
   bool plain() const { return softcap == 0 && !alibi && !positional && extra == nullptr; }
 };
 
-/// Bias and mask of a block as one array.
+/// Combines bias and mask of a block into one array: the bias, and -inf where masked.
 template <class Scalar>
 inline void fill_extra(const AttentionParams& params, const Sequence& sequence,
                        const QueryRows& rows, KeyRange keys, ScoreLayout layout, Scalar* to) {
@@ -168,7 +168,7 @@ inline void fill_extra(const AttentionParams& params, const Sequence& sequence,
   }
 }
 
-/// Dropout factors of a block.
+/// Writes the dropout factors of a block.
 template <class Scalar>
 inline void fill_keep(const ScoreRules& rules, const Sequence& sequence, const QueryRows& rows,
                       KeyRange keys, ScoreLayout layout, Scalar* to) {
@@ -186,7 +186,7 @@ inline void fill_keep(const ScoreRules& rules, const Sequence& sequence, const Q
   }
 }
 
-/// Sets up `block` for some keys. The scratch is used where the rules need it.
+/// Sets up `block` for some keys. The scratch is used only where there is a bias, mask or dropout.
 template <class Scalar>
 inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
                       const Sequence& sequence, const QueryRows& rows, KeyRange keys,
@@ -200,7 +200,7 @@ inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
   block.alibi = rules.alibi_slopes.data != nullptr;
   block.positional = rows.all_first > keys.begin || rows.all_end < keys.end;
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    // Clamped to the block, so that any length is exact in a float.
+    // Clamped to the block: a float holds any position within it exactly.
     const std::int64_t first = smaller(larger(rows.first_key[r] - keys.begin, 0), keys.count());
     const std::int64_t last = smaller(larger(rows.end_key[r] - keys.begin, 0), keys.count()) - 1;
     block.first[r] = static_cast<Scalar>(first);
@@ -225,8 +225,8 @@ inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
   }
 }
 
-/// What the rules know of the query of each lane, or of the one that all lanes share: the keys that
-/// it sees, its position and its slope.
+/// The rules' inputs that depend on the query, per lane: the keys that it sees, its position and
+/// its ALiBi slope.
 template <class V>
 struct QueryLanes {
   V first;
@@ -235,13 +235,13 @@ struct QueryLanes {
   V slope;
 };
 
-/// Lanes are rows, from `row` on.
+/// For lanes that are rows, from `row` on.
 template <class V>
 inline QueryLanes<V> load_lanes(const BlockRules<typename V::Scalar>& block, std::int64_t row) {
   return {load<V>(block.first + row), load<V>(block.last + row), load<V>(block.position + row),
           load<V>(block.slope + row)};
 }
-/// Lanes are keys, of one row.
+/// For lanes that are keys of one row.
 template <class V>
 inline QueryLanes<V> broadcast_lanes(const BlockRules<typename V::Scalar>& block,
                                      std::int64_t row) {
@@ -249,8 +249,8 @@ inline QueryLanes<V> broadcast_lanes(const BlockRules<typename V::Scalar>& block
           broadcast<V>(block.position[row]), broadcast<V>(block.slope[row])};
 }
 
-/// A vector of scores through all rules; -inf where masked. With kGradient, *cap_gradient becomes
-/// the derivative of the softcap. `index` is where the scores lie in their tile.
+/// Applies all rules to a vector of scores; -inf where masked. With kGradient, *cap_gradient
+/// becomes the derivative of the softcap. `index` is the position of the scores in their tile.
 template <class V, bool kGradient>
 inline V apply_rules(const BlockRules<typename V::Scalar>& block, const QueryLanes<V>& query, V key,
                      std::int64_t index, V score, V* cap_gradient) {

@@ -1,9 +1,9 @@
-// Gradients of what joins the scores from the side: bias and sinks.
+// Gradients of the score rules' parameters: bias and sinks.
 //
 // A bias may be shared by batch, heads, queries or keys, and its gradient sums over all that share
-// it. Each task owns some of the bias's elements and computes the score gradients of all that share
-// them once more (two more products), so that no task waits for another, the order of the sum is
-// fixed, and the memory is that of the elements alone. Sums are kept in double: they can be long.
+// it. Each task owns some elements of the bias and recomputes the score gradients of all that share
+// them (two more products), so that no task waits for another, the order of the sum is fixed, and
+// the memory is that of the elements alone. Sums are in double because they can be long.
 #pragma once
 
 #include <cstddef>
@@ -75,7 +75,7 @@ std::size_t bias_gradient_scratch(const AttentionParams& params) {
   return backward_scratch<V>(params);
 }
 
-/// The sink takes part of each row's weight, exp(sink - lse), and gives no value for it.
+/// The sink has a weight in each row, exp(sink - lse), and no value.
 template <class V>
 void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, void* memory) {
   using Scalar = typename V::Scalar;

@@ -1,4 +1,4 @@
-// Every kernel for one instruction set. An isa/<name>.cpp includes its vectors and then this.
+// The kernel table of one instruction set. An isa/<name>.cpp includes its vectors and then this.
 #pragma once
 
 #include "cpu/kernel_table.h"
@@ -33,7 +33,7 @@ constexpr KernelSet make_kernel_set() {
   return set;
 }
 
-/// For an instruction set without bf16 arithmetic of its own.
+/// For an instruction set without bf16 arithmetic.
 template <class Float, class Double>
 constexpr KernelTable make_kernel_table() {
   const KernelSet floats = make_kernel_set<Float>();

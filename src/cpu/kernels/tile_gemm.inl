@@ -1,9 +1,9 @@
 // The matrix product on AMX tiles: C[m][n] (+)= sum over k of A[m][k] . B[k][n], in bf16 pairs.
 //
-// Blocks of 2 x 2 tiles of sums: each tile of A and of B that is loaded is used twice, one load a
-// product. All sizes are whole tiles; who calls pads with zeros. The sum over k has one fixed order
-// for each element of C. Two numbers for 32 x 32 sums and 16 pairs of depth: 4 products of 16
-// cycles at the unit's rate, 4 loads of 8.
+// Blocks of 2 x 2 tiles of sums: each tile of A and of B that is loaded is used twice, one load per
+// product. All sizes are whole tiles; the caller pads with zeros. The sum over k has one fixed
+// order for each element of C. Cost of 32 x 32 sums over 16 pairs: 4 products of 16 cycles at the
+// unit's rate, 4 loads of 8.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,7 @@ inline void tile_gemm_rows(std::int64_t width, std::int64_t depth, PairMatrix a,
   if (n < width) tile_gemm_block<kRows, 1>(depth, a, b.from(0, n), c.from(0, n));
 }
 
-/// All sizes (the depth counts pairs) are whole tiles. Tiles must be configured.
+/// All sizes are whole tiles; size.depth counts pairs. Tiles must be configured.
 inline void tile_gemm(ProductSize size, PairMatrix a, PairMatrix b, ProductTarget<float> c) {
   std::int64_t m = 0;
   for (; m + 2 * kTileSide <= size.rows; m += 2 * kTileSide) {
