@@ -16,7 +16,7 @@ namespace {
 
 bool has_bit(unsigned value, int bit) noexcept { return ((value >> bit) & 1U) != 0; }
 
-/// The low half of XCR0: which registers the operating system saves on a context switch. As
+/// The low half of XCR0: which registers the operating system saves on a context switch. In
 /// assembly, because the intrinsic would need this file to be compiled for XSAVE.
 unsigned read_xcr0() noexcept {
   unsigned low = 0;
@@ -25,8 +25,8 @@ unsigned read_xcr0() noexcept {
   return low;
 }
 
-/// Tiles are 8 KiB of registers that a signal frame may have to hold: a process asks for them
-/// first.
+/// Requests permission to use AMX tiles. Linux requires it because tiles are 8 KiB of registers
+/// that signal frames must have space for.
 bool request_tiles() noexcept {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023;
