@@ -22,8 +22,9 @@
 #include <cstdint>
 
 #include "cpu/kernels/dot.inl"
-#include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/gemm.inl"
 #include "cpu/kernels/key_rows.inl"
+#include "cpu/kernels/softmax.inl"
 #include "cpu/kernels/weighted_rows.inl"
 
 namespace ladon::cpu {
@@ -130,55 +131,6 @@ struct ElementDecode {
     });
   }
 };
-
-/// Converts one row's scores of a block to weights. Scores that are not kScaled are multiplied by
-/// `scale` first. Lanes past the block's keys are selected to be masked weights, so that stale data
-/// in scores, extra or keep has no effect. Returns the factor for the earlier sums.
-template <class V, bool kScaled>
-inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
-                                      std::int64_t key_count, typename V::Scalar scale,
-                                      typename V::Scalar* scores,
-                                      SoftmaxState<typename V::Scalar> state) {
-  using Scalar = typename V::Scalar;
-  using C = MathConstants<Scalar>;
-  alignas(64) static constexpr auto kIota = [] {
-    struct {
-      Scalar values[V::kLanes];
-    } iota{};
-    for (int i = 0; i < V::kLanes; ++i) iota.values[i] = static_cast<Scalar>(i);
-    return iota;
-  }();
-  const V lanes = load<V>(kIota.values);
-  const V nothing = broadcast<V>(-C::kInfinity);
-  const QueryLanes<V> query = broadcast_lanes<V>(block, row);
-  V block_maximum = nothing;
-  for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
-    const V key = lanes + broadcast<V>(static_cast<Scalar>(i));
-    V score = load<V>(scores + i);
-    if constexpr (!kScaled) score = score * broadcast<V>(scale);
-    score = apply_rules<V, false>(block, query, key, row * kKeyBlock + i, score, nullptr);
-    store(scores + i, score);
-    block_maximum = max(score, block_maximum);
-  }
-  const Scalar top = largest(block_maximum);
-  const Scalar old_maximum = *state.maximum;
-  if (old_maximum + kRescaleGrowth<V> < top) *state.maximum = top;
-  const V new_maximum = broadcast<V>(*state.maximum);
-  const V log2e = broadcast<V>(C::kLog2e);
-  alignas(64) Scalar factor[V::kLanes];
-  store(factor, exp2((broadcast<V>(old_maximum) - new_maximum) * log2e));
-  const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
-  V total = zero<V>();
-  for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
-    const V score = load<V>(scores + i);
-    V weight = exp2((score - new_maximum) * log2e);
-    total = total + weight;
-    if (block.keep != nullptr) weight = weight * load<V>(block.keep + row * kKeyBlock + i);
-    store(scores + i, select(identical(score, nothing), masked, weight));
-  }
-  *state.denominator = *state.denominator * factor[0] + sum(total);
-  return factor[0];
-}
 
 /// The output of KV head `head`, counted from the task's first.
 inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
