@@ -8,9 +8,9 @@ namespace ladon::cli {
 const std::vector<SelfTestArea>& self_test_areas() {
   static const std::vector<SelfTestArea> areas{
       {"forward", "forward_tile"},
-      {"decode", "forward_few"},
+      {"decode", "forward_decode"},
       {"backward", "backward combine_dq bias_gradient sink_gradient"},
-      {"caches", "forward_tile forward_few write_kv"},
+      {"caches", "forward_tile forward_decode write_kv"},
       {"rope", ""},
       {"layers",
        "project project_input_gradient project_weight_gradient rms_norm rms_norm_backward "

@@ -1,5 +1,5 @@
-// The CPU backend: drivers that plan, hand out tasks and hold scratch memory, above the kernels of
-// one instruction set. What has no kernel runs as in the reference.
+// The CPU backend: drivers plan the work, hand out tasks and own scratch memory; the kernels of one
+// instruction set do the arithmetic. Operations without a kernel run as in the reference.
 #pragma once
 
 #include "cpu/kernel_table.h"
@@ -9,7 +9,7 @@ namespace ladon::cpu {
 
 class CpuBackend final : public reference::ReferenceBackend {
  public:
-  /// `isa` is one that runs here, and not the reference.
+  /// `isa` must be able to run here, and is not Isa::kReference.
   CpuBackend(Host& host, Isa isa);
 
   Isa isa() const noexcept override { return isa_; }

@@ -16,7 +16,7 @@ namespace {
 
 bool has_bit(unsigned value, int bit) noexcept { return ((value >> bit) & 1U) != 0; }
 
-/// The low half of XCR0: which registers the operating system saves on a context switch. As
+/// The low half of XCR0: which registers the operating system saves on a context switch. In
 /// assembly, because the intrinsic would need this file to be compiled for XSAVE.
 unsigned read_xcr0() noexcept {
   unsigned low = 0;
@@ -25,9 +25,9 @@ unsigned read_xcr0() noexcept {
   return low;
 }
 
-/// Tiles are 8 KiB of registers that a signal frame may have to hold: a process asks for them
-/// first.
-bool ask_for_tiles() noexcept {
+/// Requests permission to use AMX tiles. Linux requires it because tiles are 8 KiB of registers
+/// that signal frames must have space for.
+bool request_tiles() noexcept {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023;
   constexpr long kTileData = 18;
@@ -67,7 +67,7 @@ CpuFeatures detect_cpu_features() noexcept {
   features.avx512vl = has_bit(ebx, 31);
   features.amx_bf16 = has_bit(edx, 22);
   features.amx_tile = has_bit(edx, 24);
-  if (features.amx_tile && features.os_saves_tiles) features.os_permits_tiles = ask_for_tiles();
+  if (features.amx_tile && features.os_saves_tiles) features.os_permits_tiles = request_tiles();
   if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return features;
   features.avx512_bf16 = has_bit(eax, 5);
   return features;

@@ -1,4 +1,5 @@
-// What this CPU and this operating system offer. Compiled for the baseline: it must run anywhere.
+// CPU features and what the operating system enables of them. Compiled for the baseline, because it
+// runs on any CPU.
 #pragma once
 
 namespace ladon::cpu {
@@ -18,11 +19,11 @@ struct CpuFeatures {
   bool os_saves_ymm = false;      // XCR0 has the AVX state
   bool os_saves_zmm = false;      // XCR0 has the AVX-512 state too
   bool os_saves_tiles = false;    // XCR0 has the AMX state
-  bool os_permits_tiles = false;  // and this process may use it
+  bool os_permits_tiles = false;  // and this process may use AMX
 };
 
-/// Asks CPUID and XGETBV, and the operating system for leave to use tiles where there are some:
-/// Linux gives it to the whole process and for good. No state is kept here.
+/// Reads CPUID and XGETBV, and requests permission to use AMX tiles where the CPU has them: Linux
+/// grants it to the whole process, permanently. Keeps no state.
 CpuFeatures detect_cpu_features() noexcept;
 
 }  // namespace ladon::cpu

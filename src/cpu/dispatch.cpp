@@ -33,7 +33,7 @@ std::string lacking(const CpuFeatures& features,
 std::string refuse_reference(const CpuFeatures&) { return {}; }
 std::string refuse_baseline(const CpuFeatures&) { return {}; }
 
-// What these ask for is what cmake/isa.cmake compiles with.
+// The requirements below must agree with the compiler flags in cmake/isa.cmake.
 std::string refuse_avx2(const CpuFeatures& features) {
   static constexpr std::array<Requirement, 3> kRequired{
       {{&CpuFeatures::avx2, "avx2"}, {&CpuFeatures::fma, "fma"}, {&CpuFeatures::f16c, "f16c"}}};
@@ -45,7 +45,7 @@ std::string refuse_avx2(const CpuFeatures& features) {
 }
 
 std::string refuse_avx512(const CpuFeatures& features) {
-  // -mavx512f lets the compiler use AVX2 as well.
+  // -mavx512f allows the compiler to use AVX2 as well.
   static constexpr std::array<Requirement, 7> kRequired{{{&CpuFeatures::avx512f, "avx512f"},
                                                          {&CpuFeatures::avx512bw, "avx512bw"},
                                                          {&CpuFeatures::avx512dq, "avx512dq"},
@@ -69,7 +69,7 @@ std::string refuse_avx512_bf16(const CpuFeatures& features) {
 }
 
 std::string refuse_amx(const CpuFeatures& features) {
-  // The tiles' kernels round to bf16 with AVX-512's instruction.
+  // The AMX kernels round to bf16 with an AVX-512 BF16 instruction.
   static constexpr std::array<Requirement, 2> kRequired{
       {{&CpuFeatures::amx_tile, "amx_tile"}, {&CpuFeatures::amx_bf16, "amx_bf16"}}};
   std::string reason = refuse_avx512_bf16(features);
@@ -85,8 +85,8 @@ std::string refuse_amx(const CpuFeatures& features) {
 
 /// Whether an instruction set is faster than those before it.
 bool gains_by(Isa isa, const CpuFeatures& features) {
-  // Intel's vdpbf16ps does half the products that two f32 FMAs do in its time (measured on Emerald
-  // Rapids); AMD's does twice as many.
+  // Intel's vdpbf16ps has half the throughput of f32 FMA, in products per cycle (measured on Emerald
+  // Rapids); AMD's has twice.
   return isa != Isa::kAvx512Bf16 || !features.intel;
 }
 
@@ -119,8 +119,8 @@ const IsaEntry* find(std::string_view name) noexcept {
   return nullptr;
 }
 
-/// ", expected one that can run here: reference, baseline; avx2 cannot: the CPU lacks avx2; ...",
-/// to end a refusal with.
+/// The end of an error message: ", expected one that can run here: reference, baseline; avx2
+/// cannot: the CPU lacks avx2; ...".
 std::string expected_choices(const CpuFeatures& features) {
   std::string runnable;
   std::string refused;
@@ -151,7 +151,7 @@ void check_runnable(const IsaEntry& entry, const CpuFeatures& features, std::str
        std::string("got ") + entry.name + expected_choices(features));
 }
 
-/// What LADON_ISA or the machine says.
+/// The choice of LADON_ISA, else the fastest that can run.
 const IsaEntry& default_isa(const CpuFeatures& features, std::string_view operation) {
   if (const std::optional<std::string> name = forced_name()) {
     const IsaEntry* const entry = find(*name);
@@ -172,14 +172,16 @@ const IsaEntry& default_isa(const CpuFeatures& features, std::string_view operat
 
 }  // namespace
 
-Isa choose_isa(std::optional<Isa> asked) { return choose_isa(asked, detect_cpu_features()); }
+Isa choose_isa(std::optional<Isa> requested) {
+  return choose_isa(requested, detect_cpu_features());
+}
 
-Isa choose_isa(std::optional<Isa> asked, const CpuFeatures& features) {
-  if (!asked) return default_isa(features, "Context").isa;
-  const IsaEntry* const entry = find(*asked);
+Isa choose_isa(std::optional<Isa> requested, const CpuFeatures& features) {
+  if (!requested) return default_isa(features, "Context").isa;
+  const IsaEntry* const entry = find(*requested);
   if (entry == nullptr) {
     fail("Context", "isa",
-         "got Isa(" + std::to_string(static_cast<int>(*asked)) +
+         "got Isa(" + std::to_string(static_cast<int>(*requested)) +
              "), which is no instruction set of this library" + expected_choices(features));
   }
   check_runnable(*entry, features, "Context", "isa");
@@ -238,7 +240,7 @@ std::vector<IsaInfo> list_isas() {
     }
     if (entry.kernels != nullptr) {
       info.kernels.assign(std::begin(cpu::kKernelNames), std::end(cpu::kKernelNames));
-      // Of bf16 only what is not the same as for f32.
+      // Only the bf16 kernels that differ from those for f32.
 #define LADON_KERNEL(name, Params, Task)                     \
   if (entry.kernels->bf16.name != entry.kernels->f32.name) { \
     info.kernels.emplace_back(#name "_bf16");                \

@@ -1,4 +1,4 @@
-// Which kernels run: asked of the CPU, the operating system and LADON_ISA.
+// Chooses the kernels to run, by the CPU, the operating system and LADON_ISA.
 #pragma once
 
 #include <optional>
@@ -11,11 +11,11 @@ namespace ladon::cpu {
 
 struct KernelTable;
 
-/// The instruction set to use: the one asked for, else LADON_ISA, else the fastest runnable. Throws
-/// Error when the one asked for cannot run here, saying why.
-Isa choose_isa(std::optional<Isa> asked);
-/// The same on a machine with these features.
-Isa choose_isa(std::optional<Isa> asked, const CpuFeatures& features);
+/// The instruction set to use: the requested one, else LADON_ISA, else the fastest that can run.
+/// Throws an Error with the reason when the requested one cannot run here.
+Isa choose_isa(std::optional<Isa> requested);
+/// The same for a machine with these features.
+Isa choose_isa(std::optional<Isa> requested, const CpuFeatures& features);
 
 /// Why an instruction set cannot run on a machine with these features; empty if it can.
 std::string refusal_of(Isa isa, const CpuFeatures& features);

@@ -1,5 +1,5 @@
-// The seam between the CPU backend's drivers and its kernels: per instruction set one table of
-// functions that take plain structs, never allocate and never throw.
+// The interface between the CPU backend's drivers and its kernels: one table of functions per
+// instruction set. They take plain structs, never allocate and never throw.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,9 @@ struct ForwardOutput {
   bool add_sinks = true;
 };
 
-/// Rows [row_begin, row_begin + row_count) of one KV head against keys [key_begin, key_end).
-/// forward_tile takes several tiles of rows at once, forward_few several KV heads.
+/// Rows [row_begin, row_begin + row_count) of one KV head against keys [key_begin, key_end). A task
+/// for forward_tile is a row strip: a few tiles of query rows that share each block of keys. A task
+/// for forward_decode has the rows of several KV heads.
 struct ForwardTask {
   std::int64_t sequence = 0;
   std::int64_t kv_head = 0;
@@ -40,8 +41,8 @@ struct ForwardTask {
   ForwardOutput output;
 };
 
-/// Tiles that a task for forward_tile takes at most. They share each block of keys and values, so
-/// the more of them the less is read; their q and their sums are to stay in L2 beside it.
+/// Most tiles of a row strip. The more tiles share each block of keys and values, the less is read;
+/// their q and their sums must stay in L2 together with the block.
 inline constexpr std::int64_t kMostTiles = 8;
 inline std::int64_t tiles_at_once(const AttentionParams& params, std::int64_t tile_rows,
                                   std::int64_t compute_bytes) {
@@ -53,7 +54,8 @@ inline std::int64_t tiles_at_once(const AttentionParams& params, std::int64_t ti
 }
 
 /// All rows of one KV head against keys [key_begin, key_end), at most kBackwardKeys of them. Writes
-/// those keys' dk and dv, and adds its part of dq to `dq_partial`, [tile][head_dim][tile_rows].
+/// the dk and dv of those keys, and adds its part of dq to `dq_partial`,
+/// [tile][head_dim][tile_rows].
 struct BackwardTask {
   std::int64_t sequence = 0;
   std::int64_t kv_head = 0;
@@ -73,9 +75,9 @@ struct CombineDqTask {
   std::int64_t partial_count = 0;
 };
 
-/// Adds to sums[token][key] the gradients of the biased scores of tokens [token_begin, token_end)
-/// and keys [key_begin, key_end), over one sequence or all, one head or all. A stride of 0 sums
-/// that dimension as well.
+/// Adds the gradients of the biased scores of tokens [token_begin, token_end) and keys [key_begin,
+/// key_end) to sums[token][key], over one sequence or all, one head or all. A stride of 0 sums that
+/// dimension as well.
 struct BiasGradientTask {
   std::int64_t sequence = -1;  // -1: all
   std::int64_t head = -1;      // -1: all
@@ -94,9 +96,9 @@ struct SinkGradientTask {
   double* sum = nullptr;
 };
 
-/// A block of a projection, at most kProjectionTile on each side, for y up to project_columns of
-/// its KernelSet. For y: rows and out_features; for dx: rows and in_features; for dw: out_features
-/// and in_features.
+/// A block of a projection's result: rows and out_features of y, rows and in_features of dx, or
+/// out_features and in_features of dw. At most kProjectionTile rows and columns; y may have up to
+/// KernelSet::project_columns columns.
 struct ProjectionTask {
   std::int64_t row_begin = 0;
   std::int64_t row_end = 0;
@@ -118,17 +120,17 @@ struct ElementRange {
   std::int64_t end = 0;
 };
 
-/// Rows [begin, end) of a norm. Backward adds what they bring to the weight's gradient to `sums`.
+/// Rows [begin, end) of a norm. Backward adds their part of the weight's gradient to `sums`.
 struct NormTask {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   const double* weight = nullptr;  // [dim]
   double* sums = nullptr;          // [dim]
 };
-/// Kernels work on rows that are padded to a multiple of this.
+/// The norm kernels pad rows to a multiple of this many elements.
 inline constexpr std::int64_t kNormUnit = 32;
 
-/// Tokens [begin, end) of one run.
+/// Tokens [begin, end) of one run of consecutive slots.
 struct KvRowsTask {
   std::int64_t run = 0;
   std::int64_t begin = 0;
@@ -137,11 +139,11 @@ struct KvRowsTask {
 
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
 struct KernelSet {
-  std::size_t compute_bytes = 0;  // of one element
-  std::int64_t tile_rows = 0;     // rows of a tile
-  std::int64_t few_rows = 0;      // most rows of a ForwardTask for forward_few
-  std::int64_t few_states = 0;    // most rows times KV heads of one for forward_few
-  std::int64_t project_columns = kProjectColumns;  // most columns of a ProjectionTask for project
+  std::size_t compute_bytes = 0;   // of one element
+  std::int64_t tile_rows = 0;      // query rows of a tile
+  std::int64_t decode_rows = 0;    // most rows per KV head of a task for forward_decode
+  std::int64_t decode_states = 0;  // most rows of all KV heads of such a task
+  std::int64_t project_columns = kProjectColumns;  // most columns of a task for project
 #define LADON_KERNEL(name, Params, Task)                                         \
   void (*name)(const Params& params, const Task& task, void* scratch) = nullptr; \
   std::size_t (*name##_scratch)(const Params& params) = nullptr;
@@ -152,7 +154,7 @@ struct KernelSet {
 struct KernelTable {
   KernelSet f32;
   KernelSet f64;
-  KernelSet bf16;  // where q, k and v (or a projection's x) are all bf16; may be the same as f32
+  KernelSet bf16;  // for q, k and v (or a projection's x) that are all bf16; may equal f32
 };
 
 /// The kernels for one call.

@@ -20,7 +20,7 @@ namespace {
 
 class Promise : public IsaTest {};
 
-/// Shapes that take every path: tiles, few rows, key splits, several parts of the backward pass,
+/// Shapes that take every path: tiles, decoding, key splits, several parts of the backward pass,
 /// strips of several tiles, as many as the number of threads leaves together.
 std::vector<Case> path_cases() {
   std::vector<Case> cases;

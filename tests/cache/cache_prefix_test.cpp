@@ -37,7 +37,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> groups_of(const KvCache& cach
   params.rules.window_right = 0;
   cpu::KernelSet kernels;
   kernels.tile_rows = 64;
-  kernels.few_rows = 16;
+  kernels.decode_rows = 16;
   std::vector<std::pair<std::int64_t, std::int64_t>> groups;
   std::vector<cpu::SequencePlan> plans;
   for (const Sequence& sequence : sequences) {

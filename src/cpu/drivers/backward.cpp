@@ -1,4 +1,4 @@
-// The backward driver: cuts the keys into tasks, sums the parts of dq in a fixed order.
+// The backward driver: divides the keys into tasks and sums the partial dq in a fixed order.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,14 +13,15 @@
 namespace ladon::cpu {
 namespace {
 
-// Tasks that share a KV head's keys; each has its own partial dq. More would feed more threads
-// from one head at the price of memory; the count depends on the key length alone.
+// Most tasks that share a KV head's keys; each has its own partial dq. More would occupy more
+// threads with one head at the price of memory. The count depends on the key length alone.
 constexpr std::int64_t kMaxParts = 4;
-// Heads whose partial dq are held at once: at least enough for all threads, and as many as fit
-// here.
+// Memory for the partial dq of the heads that are processed at once: as many heads as fit, and at
+// least enough for all threads.
 constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
 
-/// dq, dk and dv. Takes all its memory when it is made, so that a failure finds nothing written.
+/// Computes dq, dk and dv. The constructor allocates all memory, so that a failure leaves the
+/// outputs untouched.
 class BackwardRun {
  public:
   BackwardRun(Host& host, const AttentionParams& params, const KernelSet& kernels,
@@ -30,7 +31,7 @@ class BackwardRun {
         kernels_(kernels),
         scratch_(scratch),
         heads_(params.num_sequences * params.num_kv_heads),
-        sizes_(lay_out()),
+        sizes_(plan_sizes()),
         partials_(host.scratch,
                   saturating_product(static_cast<std::size_t>(sizes_.wave * sizes_.parts),
                                      sizes_.part_bytes)) {}
@@ -51,17 +52,17 @@ class BackwardRun {
   }
 
  private:
-  /// The most that any sequence needs.
-  struct LayOut {
+  /// Sizes for the largest sequence.
+  struct Sizes {
     std::int64_t parts = 0;
     std::int64_t tiles = 0;
     std::size_t part_elements = 0;  // of one partial dq
     std::size_t part_bytes = 0;
-    std::int64_t wave = 1;  // heads worked on at once
+    std::int64_t wave = 1;  // heads processed at once
   };
 
-  LayOut lay_out() const {
-    LayOut out;
+  Sizes plan_sizes() const {
+    Sizes out;
     for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
       const Sequence& sequence = params_.sequences[s];
       out.tiles =
@@ -72,7 +73,7 @@ class BackwardRun {
         static_cast<std::size_t>(out.tiles),
         static_cast<std::size_t>(kernels_.tile_rows) * static_cast<std::size_t>(params_.head_dim));
     out.part_bytes = saturating_product(out.part_elements, kernels_.compute_bytes);
-    // Any number of heads at once gives the same bits: each head's sums are its own.
+    // Any number of heads at once gives the same bits: sums are per head.
     const std::size_t head_bytes = saturating_product(
         out.part_bytes, static_cast<std::size_t>(std::max<std::int64_t>(1, out.parts)));
     const auto that_fit =
@@ -103,7 +104,8 @@ class BackwardRun {
     std::fill_n(static_cast<std::byte*>(task.dq_partial), sizes_.part_bytes, std::byte{0});
     const std::int64_t blocks = ceil_div(sequence.kv_len, kBackwardKeys);
     for (std::int64_t round = 0; round * parts < blocks; ++round) {
-      // To and fro, so that under a causal mask, where early keys have more rows, parts are even.
+      // Alternates direction, so that parts are even under a causal mask, where early keys have
+      // more rows.
       const std::int64_t block = round * parts + (round % 2 == 0 ? part : parts - 1 - part);
       if (block >= blocks) continue;
       task.key_begin = block * kBackwardKeys;
@@ -130,7 +132,7 @@ class BackwardRun {
   const KernelSet& kernels_;
   const WorkerScratch& scratch_;
   std::int64_t heads_;  // KV heads of all sequences
-  LayOut sizes_;
+  Sizes sizes_;
   Workspace partials_;
 };
 
@@ -141,7 +143,7 @@ void CpuBackend::attend_backward(const AttentionParams& params) {
   const WorkerScratch scratch(
       host(), std::max({kernels.backward_scratch(params), kernels.combine_dq_scratch(params),
                         side_gradient_scratch(params, kernels)}));
-  std::optional<BackwardRun> main;  // not for those who want dbias or dsinks alone
+  std::optional<BackwardRun> main;  // not needed for dbias or dsinks alone
   if (params.dq.data != nullptr || params.dk.data != nullptr || params.dv.data != nullptr) {
     main.emplace(host(), params, kernels, scratch);
   }

@@ -1,4 +1,4 @@
-// The drivers of operations over elements and rows of caches: ranges, dealt to threads.
+// The drivers of operations over elements and over rows of caches: ranges, handed out to threads.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace ladon::cpu {
 namespace {
 
-// Elements of one task: tens of microseconds at memory's speed.
+// Elements of one task: tens of microseconds at memory speed.
 constexpr std::int64_t kElementsPerTask = std::int64_t{1} << 14;
 
 /// Runs a kernel over ranges of [0, count).
@@ -24,7 +24,7 @@ void run_ranges(const Workers& workers, const Params& params, std::int64_t count
   });
 }
 
-/// The tasks of a copy between rows and slots: each a part of one run.
+/// The tasks of a copy between rows and slots; each is a part of one run.
 struct KvTasks {
   KvTasks(Arena& arena, std::int64_t count) : tasks(arena.take<KvRowsTask>(count)) {}
 

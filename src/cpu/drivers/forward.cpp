@@ -1,4 +1,5 @@
-// The forward driver: cuts the work into tasks, runs kernels, merges key splits.
+// The forward driver: divides the work into tasks, runs kernels, merges key splits. A task is a row
+// strip (a few tiles of query rows that share each key block) or a key split.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +21,7 @@ using reference::PartialRow;
 
 DType dtype_of_lse(const LseOperand& lse) { return lse.is_f64 ? DType::kF64 : DType::kF32; }
 
-/// The plan of every sequence, made once a call.
+/// The plans of all sequences, made once per call.
 class ForwardPlan {
  public:
   ForwardPlan(Arena& arena, const AttentionParams& params)
@@ -29,10 +30,10 @@ class ForwardPlan {
         first_tasks_(arena.take<std::int64_t>(params.num_sequences + 1)),
         first_partials_(arena.take<std::int64_t>(params.num_sequences + 1)) {}
 
-  /// `num_threads` decides how much a task takes at once, which changes no bit.
+  /// `num_threads` decides the size of a task, which changes no bit.
   void make(const AttentionParams& params, const KernelSet& kernels, int num_threads) {
     std::int64_t units = 0;
-    std::int64_t tiles = 0;  // that may be taken together
+    std::int64_t tiles = 0;  // that may be combined to strips
     for (std::int64_t s = 0; s < params.num_sequences; ++s) {
       const SequencePlan& plan =
           *new (plans_ + s) SequencePlan(plan_sequence(params, params.sequences[s], kernels));
@@ -40,7 +41,7 @@ class ForwardPlan {
       units += plan.units;
       if (plan.tiles > 1) tiles += plan.tiles;
     }
-    // Several tasks a thread, so that the last one to end is not long alone.
+    // Several tasks per thread, so that threads finish at about the same time.
     constexpr std::int64_t kTasksPerThread = 4;
     const std::int64_t enough = num_threads == 1 ? 1 : std::int64_t{kTasksPerThread} * num_threads;
     least_cuts_ = ceil_div(enough, std::max<std::int64_t>(units, 1));
@@ -70,13 +71,13 @@ class ForwardPlan {
   }
 
   const SequencePlan& of(std::int64_t s) const { return plans_[s]; }
-  /// For the first sequence of a group, the group; for the others, 0 sequences and the splits that
-  /// the first runs for them.
+  /// For the first sequence of a group, the group; for the others, 0 sequences and the number of
+  /// splits that the first one's tasks run for them.
   const PrefixGroup& group(std::int64_t s) const { return groups_[s]; }
   std::int64_t first_task(std::int64_t s) const { return first_tasks_[s]; }
   std::int64_t first_partial(std::int64_t s) const { return first_partials_[s]; }
 
-  /// The sequence that a task is of.
+  /// The sequence of a task.
   std::int64_t sequence_of(std::int64_t task, std::int64_t num_sequences) const {
     return std::upper_bound(first_tasks_, first_tasks_ + num_sequences + 1, task) - 1 -
            first_tasks_;
@@ -98,14 +99,14 @@ class ForwardPlan {
   std::int64_t strip_tiles = 1;  // of one task
 
  private:
-  std::int64_t least_cuts_ = 1;  // of the KV heads, so that every thread finds work
+  std::int64_t least_cuts_ = 1;  // parts of the KV heads, so that every thread has work
   SequencePlan* plans_;
   PrefixGroup* groups_;
   std::int64_t* first_tasks_;
   std::int64_t* first_partials_;
 };
 
-/// Partial results of split keys, and what each worker needs to merge them.
+/// Partial results of key splits, and each worker's buffers for merging them.
 struct PartialResults {
   PartialResults(Arena& arena, const ForwardPlan& plan, const AttentionParams& params,
                  std::size_t compute_bytes, std::int64_t num_threads)
@@ -135,8 +136,8 @@ struct PartialResults {
   double* sums = nullptr;
 };
 
-/// Runs the kernels of one compute type. Memory: scratch for each thread, and for sequences whose
-/// keys are split one partial row per split.
+/// Runs the kernels of one compute type. Memory: scratch per thread, and for sequences whose keys
+/// are split one partial row per row and split.
 class ForwardRun {
  public:
   ForwardRun(Host& host, const AttentionParams& params, const KernelSet& kernels)
@@ -147,7 +148,7 @@ class ForwardRun {
         compute_dtype_(kernels.compute_bytes == 8 ? DType::kF64 : DType::kF32),
         plan_(host.scratch, params),
         scratch_(host, std::max(kernels.forward_tile_scratch(params),
-                                kernels.forward_few_scratch(params))),
+                                kernels.forward_decode_scratch(params))),
         partials_(host.scratch, made(*plan_), params, kernels.compute_bytes,
                   std::int64_t{workers_.num_threads()}) {}
 
@@ -169,7 +170,7 @@ class ForwardRun {
     return plan;
   }
 
-  /// Multiplications, of all rows with all keys.
+  /// The number of multiplications, of all rows with all keys.
   static double work_of(const AttentionParams& params) {
     double pairs = 0;
     for (std::int64_t s = 0; s < params.num_sequences; ++s) {
@@ -198,8 +199,8 @@ class ForwardRun {
     return output;
   }
 
-  /// Rows of one split, one after the other. lse is kept in double: an f32 lse of 1e4 would cost
-  /// the merge its accuracy.
+  /// Partial results of one split, contiguous by row. lse is in double: the merge would lose its
+  /// accuracy with an f32 lse of 1e4.
   ForwardOutput partial_output(const SequencePlan& plan, std::int64_t first_row) const {
     ForwardOutput output;
     output.dtype = compute_dtype_;
@@ -227,13 +228,13 @@ class ForwardRun {
     const std::int64_t index = unit / cuts;
     if (group.sequences == 0) return run_task(s, first, count, group.splits + index, worker);
     if (index >= group.splits) return run_task(s, first, count, index, worker);
-    // One head at a time, so that it is still in the cache when the next sequence comes.
+    // One head at a time, so that its keys are still in the cache for the next sequence.
     for (std::int64_t head = first; head < first + count; ++head) {
       for (std::int64_t i = 0; i < group.sequences; ++i) run_task(s + i, head, 1, index, worker);
     }
   }
 
-  /// Strip or split number `index` of one KV head, or of several where rows are few.
+  /// Strip or split `index` of one KV head; of several in decoding.
   void run_task(std::int64_t s, std::int64_t kv_head, std::int64_t kv_head_count,
                 std::int64_t index, int worker) const {
     const Sequence& sequence = params_.sequences[s];
@@ -249,13 +250,14 @@ class ForwardRun {
       task.key_end = std::min(task.key_begin + kSplitKeys, sequence.kv_len);
       task.output = partial_output(plan, first_partial_row(s, task.kv_head, index));
     } else {
-      // Last rows first: under a causal mask they have the most keys, and heavy tasks go first.
+      // Last rows first: under a causal mask they have the most keys, and long tasks start first.
       const std::int64_t strip_rows = plan_->strip_tiles * kernels_.tile_rows;
       task.row_begin = (plan_->units_of(s) - 1 - index) * strip_rows;
       task.row_count = std::min(strip_rows, plan.rows - task.row_begin);
       task.output = final_output(sequence, task.kv_head);
     }
-    (plan.few ? kernels_.forward_few : kernels_.forward_tile)(params_, task, scratch_.of(worker));
+    (plan.decodes ? kernels_.forward_decode : kernels_.forward_tile)(params_, task,
+                                                                     scratch_.of(worker));
   }
 
   void merge(std::int64_t s, std::int64_t kv_head, int worker) const {

@@ -1,7 +1,7 @@
-// How the forward pass is cut. Every cut that can change a bit (tiles of rows, splits of keys)
-// depends on a sequence's own lengths alone, never on the number of threads or on its batch mates:
-// that is what makes results reproducible. What a task takes together (strips of tiles, KV heads)
-// may depend on anything.
+// How the forward pass is divided into tasks. Every division that can change a bit (tiles of rows,
+// splits of keys) depends on a sequence's own lengths alone, never on the number of threads or on
+// the other sequences of the batch: results are reproducible. What one task combines (row strips,
+// which are a few tiles that share each key block; KV heads) may depend on anything.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace ladon::cpu {
 
-// Keys of one split. A unit must be long enough to hide its merge (about one row of output a split)
-// and short enough that one long sequence feeds many threads.
+// Keys of one split: long enough to hide the cost of its merge (about one row of output per split)
+// and short enough that one long sequence occupies many threads.
 inline constexpr std::int64_t kSplitKeys = 512;
 
-/// The tasks of one sequence: tiles of many rows over all their keys; or, where all rows fit one
-/// tile (decoding), splits of the keys whose results are merged.
+/// The tasks of one sequence: tiles of rows over all their keys; or, where all rows fit one tile
+/// (decoding), splits of the keys whose results are merged.
 struct SequencePlan {
   std::int64_t rows = 0;   // of each KV head
   std::int64_t tiles = 0;  // of rows, each over all its keys
-  bool few = false;        // rows go to forward_few
+  bool decodes = false;    // rows go to forward_decode
   std::int64_t first_split = 0;
   std::int64_t splits = 0;  // above 1: partial results
   std::int64_t units = 0;   // tiles or splits of one KV head
@@ -33,48 +33,48 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
   plan.rows = sequence.query_len * params.group;
   if (plan.rows == 0) return plan;
   plan.tiles = ceil_div(plan.rows, kernels.tile_rows);
-  plan.few = plan.rows <= kernels.few_rows;
+  plan.decodes = plan.rows <= kernels.decode_rows;
   plan.splits = 1;
   plan.units = plan.tiles;
   if (plan.tiles > 1) return plan;
-  // Only splits that the window reaches.
+  // Only splits with keys inside the window.
   const std::int64_t first_position = sequence.position_offset;
   const std::int64_t last_position = sequence.query_len - 1 + sequence.position_offset;
   const std::int64_t first = first_position - params.rules.window_left;
   const std::int64_t last = last_position + params.rules.window_right;
   const std::int64_t first_key = first < 0 ? 0 : first;
   const std::int64_t end_key = last + 1 < sequence.kv_len ? last + 1 : sequence.kv_len;
-  if (first_key >= end_key) return plan;  // one task, which finds nothing and writes zeros
+  if (first_key >= end_key) return plan;  // one task, which sees no key and writes zeros
   plan.first_split = first_key / kSplitKeys;
   plan.splits = ceil_div(end_key, kSplitKeys) - plan.first_split;
   plan.units = plan.splits;
   return plan;
 }
 
-// Bytes of K and V of one token that a task of few rows goes through at a time, at most. Whole
-// tokens, one after the other, are read fastest; the block of 64 tokens that is worked on is to
-// stay in L2. (8 of 32 KV heads at a time: 24 GB/s; all 32: 28, of 36 that memory gives.)
+// Most bytes of K and V per token that a decoding task reads. Whole tokens in order are read
+// fastest; the current block of 64 tokens must stay in L2. (8 of 32 KV heads at a time: 24 GB/s;
+// all 32: 28, of the 36 of the memory read.)
 inline constexpr std::int64_t kTokenBytes = 16384;
 
-/// KV heads that a task of few rows takes at once, at most. Heads are independent, so this may
-/// depend on anything without changing a bit.
+/// Most KV heads of a decoding task. Heads are independent, so this may depend on anything without
+/// changing a bit.
 inline std::int64_t most_heads_at_once(const AttentionParams& params, const SequencePlan& plan,
                                        const KernelSet& kernels) {
-  if (!plan.few) return 1;
+  if (!plan.decodes) return 1;
   const std::int64_t bytes = params.head_dim * static_cast<std::int64_t>(size_of(params.k.dtype)) +
                              params.value_dim * static_cast<std::int64_t>(size_of(params.v.dtype));
   std::int64_t heads = kTokenBytes / bytes;
-  if (heads > kernels.few_states / plan.rows) heads = kernels.few_states / plan.rows;
+  if (heads > kernels.decode_states / plan.rows) heads = kernels.decode_states / plan.rows;
   if (heads > params.num_kv_heads) heads = params.num_kv_heads;
   return heads < 1 ? 1 : heads;
 }
 
-// Most sequences of a group: past it the splits of a short prefix would feed too few threads, and
-// the prefix is read from memory once for 16 sequences, which is little compared with their own
-// keys.
+// Most sequences of a group. With more, the splits of a short prefix would occupy too few threads;
+// and one read of the prefix for 16 sequences is already little compared with the reads of their
+// own keys.
 inline constexpr std::int64_t kMostShared = 16;
 
-/// Leading splits of two sequences that are in the same pages.
+/// The number of leading splits that two sequences have in the same pages.
 inline std::int64_t common_splits(const AttentionParams& params, const Sequence& a,
                                   const Sequence& b) {
   const std::int64_t page_size = params.kv_layout.page_size;
@@ -85,16 +85,15 @@ inline std::int64_t common_splits(const AttentionParams& params, const Sequence&
   return common * page_size / kSplitKeys;
 }
 
-/// Neighbours in the batch that share a prefix, from `first` on. Their tasks over the prefix run
-/// one after the other, split by split, so that each split is read from memory once and then from
-/// the cache of one core. Nothing else changes: every bit is as it would be for each sequence
-/// alone.
+/// Consecutive sequences of the batch that share a prefix. Their tasks over the prefix run one
+/// after the other, split by split, so that each split is read from memory once and then from the
+/// cache of one core. Every bit is as it would be for each sequence alone.
 struct PrefixGroup {
   std::int64_t sequences = 1;
   std::int64_t splits = 0;
 };
 
-/// `plans` has one entry for each sequence.
+/// The group of sequences from `first` on. `plans` has one entry per sequence.
 inline PrefixGroup prefix_group(const AttentionParams& params, const SequencePlan* plans,
                                 std::int64_t first) {
   const auto splits_of = [&](std::int64_t s) {
@@ -105,7 +104,7 @@ inline PrefixGroup prefix_group(const AttentionParams& params, const SequencePla
   for (std::int64_t s = first + 1; s < params.num_sequences && s < first + kMostShared; ++s) {
     std::int64_t common = common_splits(params, params.sequences[first], params.sequences[s]);
     common = common < splits_of(s) ? common : splits_of(s);
-    // One that shares much less would spoil it for the others.
+    // A sequence that shares much less would shorten the common prefix of the others.
     if (common == 0 || (group.sequences > 1 && common < group.splits / 2)) break;
     group.splits = common < group.splits ? common : group.splits;
     ++group.sequences;

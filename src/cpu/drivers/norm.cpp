@@ -1,4 +1,4 @@
-// The drivers of RMS norm and of sums over heads: rows in blocks.
+// The drivers of RMS norm and of sums over heads: tasks are blocks of rows.
 
 #include <algorithm>
 
@@ -11,10 +11,10 @@
 namespace ladon::cpu {
 namespace {
 
-// Rows of one task. Sums over rows are taken task by task in order, so the cut is fixed.
+// Rows of one task. Sums over rows are added task by task in order, so this is a constant.
 constexpr std::int64_t kRowsPerTask = 256;
 
-/// The weight in double; in backward, its gradient's sums of each task.
+/// The weight in double; in backward, each task's sums of its gradient.
 struct NormArrays {
   NormArrays(Arena& arena, const NormParams& params, std::int64_t tasks)
       : weight(arena.take<double>(params.dim)), sums(arena.take<double>(tasks * params.dim)) {}

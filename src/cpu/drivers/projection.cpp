@@ -1,4 +1,4 @@
-// The projections' driver: blocks of the result, for each head, over the kernels.
+// The projections' driver: tasks are blocks of the result, for each head.
 
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace ladon::cpu {
 namespace {
 
-/// One of the three products, and how its result is cut.
+/// One of the three products, and the size of its result's blocks.
 struct BlockedProduct {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -20,8 +20,8 @@ struct BlockedProduct {
   std::size_t (*kernel_scratch)(const ProjectionParams&) = nullptr;
 };
 
-/// Runs a kernel over all blocks of a [rows, columns] result, for each head; blocks are narrower
-/// than they could be where threads would find too few of them.
+/// Runs a kernel over all blocks of a [rows, columns] result, for each head. Blocks are narrower
+/// than product.most_columns where there would be too few of them for the threads.
 void run_blocks(Host& host, const ProjectionParams& params, const BlockedProduct& product) {
   const std::int64_t heads = params.steps.heads;
   const std::int64_t row_blocks = ceil_div(product.rows, kProjectionTile);
@@ -38,15 +38,15 @@ void run_blocks(Host& host, const ProjectionParams& params, const BlockedProduct
   const std::int64_t column_blocks = ceil_div(product.columns, block_columns);
   const WorkerScratch scratch(host, product.kernel_scratch(params));
   const std::int64_t blocks = row_blocks * column_blocks;
-  parallel_for(host.workers, threads, heads * blocks, [&](std::int64_t number, int worker) {
-    const std::int64_t index = number % blocks;
+  parallel_for(host.workers, threads, heads * blocks, [&](std::int64_t task_index, int worker) {
+    const std::int64_t index = task_index % blocks;
     ProjectionTask task;
-    // Blocks of the same weights follow each other.
+    // Consecutive blocks have the same weights.
     task.row_begin = index % row_blocks * kProjectionTile;
     task.row_end = std::min(task.row_begin + kProjectionTile, product.rows);
     task.column_begin = index / row_blocks * block_columns;
     task.column_end = std::min(task.column_begin + block_columns, product.columns);
-    product.kernel(of_head(params, number / blocks), task, scratch.of(worker));
+    product.kernel(of_head(params, task_index / blocks), task, scratch.of(worker));
   });
 }
 

@@ -2,8 +2,8 @@
 //
 // One pass over memory. A token's cosines and sines are computed once, in double, and serve all its
 // heads: a call for one token with one head of 128 f32 elements takes 1.8 us, each further head
-// 0.06 us (g++ 12, -O3, one thread). Tokens are dealt to threads in blocks; tokens are independent,
-// so neither the blocks nor the threads can change a bit.
+// 0.06 us (g++ 12, -O3, one thread). Tokens are handed out to threads in blocks; they are
+// independent, so that the blocks and the threads cannot change a bit.
 
 #include <algorithm>
 #include <cmath>
@@ -19,16 +19,16 @@
 namespace ladon::cpu {
 namespace {
 
-/// Elements that one task rotates at least: some tens of microseconds, so that handing out a task
-/// and waking a thread (a few microseconds) stay small beside it, and one decoded token of any
-/// model stays on the caller's thread.
+/// Fewest elements of a task: some tens of microseconds, so that handing out a task and waking a
+/// thread (a few microseconds) are small compared with it, and one decoded token of any model stays
+/// on the caller's thread.
 constexpr std::int64_t kElementsPerTask = 32768;
 
-/// Pairs that are rotated at once. They pass through separate arrays, which tells the compiler that
-/// x and out being the same memory is not an obstacle to vector code.
+/// Pairs that are rotated at once. They pass through local arrays, so that the compiler can
+/// vectorise although x and out may be the same memory.
 constexpr std::int64_t kChunk = 16;
 
-/// Writes one token's cosines and sines. Rotating back is rotating by the negative angle.
+/// Writes one token's cosines and sines. Backward rotates by the negative angle.
 template <class Compute>
 void fill_rotations(const RopeParams& params, std::int64_t sequence, std::int64_t token,
                     Compute* cos, Compute* sin) {

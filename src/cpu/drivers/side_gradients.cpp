@@ -8,11 +8,11 @@
 namespace ladon::cpu {
 namespace {
 
-// Elements of the bias that one task owns. Their sums are doubles: 128 KiB a thread.
+// Tokens and keys of the bias that one task owns. Their sums are doubles: 128 KiB per thread.
 constexpr std::int64_t kTokensPerTask = 64;
 constexpr std::int64_t kKeysPerTask = 256;
 
-/// The bias's gradient cut into boxes of [sequence, head, tokens, keys].
+/// The bias's gradient, divided into boxes of [sequence, head, tokens, keys].
 struct BiasBoxes {
   explicit BiasBoxes(const BiasGradient& dbias)
       : sequences(dbias.sizes[0]),
@@ -27,7 +27,7 @@ struct BiasBoxes {
   std::int64_t sequences, heads, tokens, keys, token_boxes, key_boxes;
 };
 
-/// One box: which elements it owns.
+/// The elements of one box.
 struct BiasBox {
   BiasBox(const BiasBoxes& boxes, std::int64_t index) {
     const std::int64_t key_box = index % boxes.key_boxes;

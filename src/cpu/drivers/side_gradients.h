@@ -8,7 +8,7 @@
 
 namespace ladon::cpu {
 
-/// Scratch bytes that write_side_gradients() needs for each worker.
+/// Scratch bytes per worker for write_side_gradients().
 std::size_t side_gradient_scratch(const AttentionParams& params, const KernelSet& kernels);
 /// Writes dbias and dsinks, where they are present.
 void write_side_gradients(const Workers& workers, const AttentionParams& params,

@@ -1,4 +1,4 @@
-// Scratch memory for the kernels that one operation runs: a part of its own for each worker.
+// Scratch memory for the kernels of one operation: a separate part for each worker.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace ladon::cpu {
 
 class WorkerScratch {
  public:
-  /// `bytes` for each worker.
+  /// Allocates `bytes` per worker.
   WorkerScratch(Host& host, std::size_t bytes)
       : stride_(round_up(bytes, kScratchAlignment)),
         workspace_(

@@ -6,7 +6,8 @@
 namespace ladon::cpu {
 namespace {
 
-// Decoding widens bf16: whether pairs are faster on these processors' vectors is not measured yet.
+// Decoding converts bf16 to f32: whether pairs are faster on these processors' vectors is not
+// measured yet.
 constexpr KernelTable make_table() {
   KernelTable table = make_kernel_table_of_pairs<F32, F64, TileEngine>();
   table.bf16.project = project_by_tiles;

@@ -4,15 +4,17 @@
 //   dS = P * (dP - delta),   delta = rowsum(dout * out) - dlse
 //   dv = P^T dout,   dk = scale * dS^T q,   dq = scale * dS k
 //
-// Up to 256 keys keep their dk and dv sums in L2; each tile of query rows is packed once for all of
-// them (q and dout both as they lie and transposed) and meets them 64 keys at a time. Lanes are
-// queries in scores^T and dP^T, so lse and delta are plain vectors. Rows are (token, head) pairs:
-// the sum over the heads of a group happens inside the accumulators. dq is summed over keys, which
-// several tasks share: each task adds to a partial dq of its own, and combine_dq sums those in a
-// fixed order. Five products, 10 * head_dim flops a score, nothing computed twice. A tile's rows
-// are asked for while the tile before is worked on: they lie a token apart, and waiting for them
-// was 3 % of the time. Measured on Zen 4: 79 to 84 % of FMA in f32, 71 to 76 % of bf16 products:
-// sums over the 64 rows of a tile are short beside the loads and stores of their results.
+// Up to 256 keys keep their dk and dv sums in L2. Each tile of query rows is packed once for all of
+// them (q and dout, both row by row and transposed) and is multiplied with 64 keys at a time. Lanes
+// are queries in scores^T and dP^T, so lse and delta are plain vectors. Rows are (token, head)
+// pairs: the sum over the heads of a group happens inside the accumulators. dq is summed over keys,
+// which several tasks share: each task adds to its own partial dq, and combine_dq sums those in a
+// fixed order. Five products, 10 * head_dim flops per score, nothing computed twice. A tile's rows
+// are prefetched while the previous tile is worked on: they are a token apart, and waiting for them
+// was 3 % of the time.
+//
+// Measured on Zen 4: 79 to 84 % of FMA in f32, 71 to 76 % of bf16 products: sums over the 64 rows
+// of a tile are short compared with the loads and stores of their results.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +34,9 @@ struct BackwardScratch {
   Scalar* dscores;         // [kKeyBlock][width]: dP, then dS
   Scalar* extra;           // [kKeyBlock][width]
   Scalar* keep;            // [kKeyBlock][width]
-  Scalar* dk;              // [kBackwardKeys][head_dim]: sums over the last few tiles
+  Scalar* dk;              // [kBackwardKeys][head_dim]: sums since the last fold
   Scalar* dv;              // [kBackwardKeys][value_dim]
-  Scalar* folded_dk;       // the same over the tiles before
+  Scalar* folded_dk;       // the same up to the last fold
   Scalar* folded_dv;
   Scalar* out;   // one row
   Scalar* dout;  // one row
@@ -56,10 +58,10 @@ struct BackwardScratch {
   }
 };
 
-/// A tile of query rows, ready for any block of keys.
+/// A tile of query rows, prepared for any block of keys.
 template <class Scalar>
 struct BackwardTile {
-  Rows<Scalar> rows;
+  QueryRows rows;
   std::int64_t width = 0;
   alignas(64) Scalar lse[kMaxRows];
   alignas(64) Scalar delta[kMaxRows];
@@ -76,15 +78,17 @@ inline typename V::Scalar inner_product(const typename V::Scalar* a, const typen
   return total;
 }
 
-/// Works out width, lse and delta of tile.rows, which must be set.
+/// Sets width, lse and delta of a tile whose rows are set.
 template <class V>
 inline void set_tile(const AttentionParams& params, const Sequence& sequence,
                      const BackwardScratch<V>& scratch, BackwardTile<typename V::Scalar>& tile) {
   using Scalar = typename V::Scalar;
-  const Rows<Scalar>& rows = tile.rows;
+  const QueryRows& rows = tile.rows;
+  const QueryOperand out{params.out, sequence.out, rows, params.value_dim};
+  const QueryOperand dout{params.dout, sequence.dout, rows, params.value_dim};
   tile.width = round_up(rows.count, V::kLanes);
   for (std::int64_t r = 0; r < tile.width; ++r) {
-    // Rows that are not there, and rows that saw nothing: exp(score - inf) makes all weights 0.
+    // Missing rows, and rows that see no key: exp(score - inf) makes all their weights 0.
     tile.lse[r] = MathConstants<Scalar>::kInfinity;
     tile.delta[r] = 0;
     if (r >= rows.count) continue;
@@ -92,14 +96,10 @@ inline void set_tile(const AttentionParams& params, const Sequence& sequence,
                                                 rows.head[r] * params.lse.head_stride);
     if (lse == -__builtin_inf()) continue;
     tile.lse[r] = static_cast<Scalar>(lse);
-    const std::int64_t start = sequence.out + rows.token[r] * params.out.token_stride +
-                               rows.head[r] * params.out.head_stride;
-    load_row(at(params.out.data, params.out.dtype, start), params.out.dtype, params.value_dim,
-             scratch.out);
-    const std::int64_t gradient = sequence.dout + rows.token[r] * params.dout.token_stride +
-                                  rows.head[r] * params.dout.head_stride;
-    load_row(at(params.dout.data, params.dout.dtype, gradient), params.dout.dtype, params.value_dim,
-             scratch.dout);
+    load_row(at(params.out.data, params.out.dtype, out.start(r)), params.out.dtype,
+             params.value_dim, scratch.out);
+    load_row(at(params.dout.data, params.dout.dtype, dout.start(r)), params.dout.dtype,
+             params.value_dim, scratch.dout);
     Scalar delta = inner_product<V>(scratch.out, scratch.dout, params.value_dim);
     if (params.dlse.data != nullptr) {
       delta -= static_cast<Scalar>(
@@ -110,10 +110,10 @@ inline void set_tile(const AttentionParams& params, const Sequence& sequence,
   }
 }
 
-/// From q.k in scratch.scores and dout.v in scratch.dscores to weights P (dropout applied) and to
-/// gradients, for the keys of a span: of the capped score's input with kToScore, else of the biased
-/// score. Both are -0.0 where masked. Scores that are not kScaled are multiplied by the scale
-/// first.
+/// Converts q.k in scratch.scores to weights P (dropout applied), and dout.v in scratch.dscores to
+/// gradients, for the keys of a span: gradients of the softcap's input with kToScore, else of the
+/// biased score. Both are -0.0 where masked. Scores that are not kScaled are multiplied by the
+/// scale first.
 template <class V, bool kToScore, bool kScaled>
 inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scratch,
                             const BackwardTile<typename V::Scalar>& tile,
@@ -122,8 +122,8 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
   using C = MathConstants<Scalar>;
   const std::int64_t width = tile.width;
   const std::int64_t count = span.count();
-  set_block(block, span.params, span.sequence, tile.rows, span.begin, count, scratch.extra,
-            scratch.keep, 1, width);
+  set_block(block, span.params, span.sequence, tile.rows, {span.begin, span.end},
+            RuleScratch<Scalar>{scratch.extra, scratch.keep, {.row_step = 1, .key_step = width}});
   const V scale = broadcast<V>(narrow<Scalar>(span.params.rules.scale));
   const bool plain = block.plain();
   const bool mark = block.masks();
@@ -133,10 +133,7 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
   for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
     const V lse = load<V>(tile.lse + lane);
     const V delta = load<V>(tile.delta + lane);
-    const V first = load<V>(block.first + lane);
-    const V last = load<V>(block.last + lane);
-    const V position = load<V>(block.position + lane);
-    const V slope = load<V>(block.slope + lane);
+    const QueryLanes<V> query = load_lanes<V>(block, lane);
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t index = i * width + lane;
       V score = load<V>(scratch.scores + index);
@@ -144,8 +141,7 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
       V cap_gradient = broadcast<V>(1);
       if (!plain) {
         const V key = broadcast<V>(static_cast<Scalar>(i));
-        score = apply_rules<V, kToScore>(block, score, key, first, last, position, slope, index,
-                                         &cap_gradient);
+        score = apply_rules<V, kToScore>(block, query, key, index, score, &cap_gradient);
       }
       V weight = exp2((score - lse) * log2e);
       V dweight = load<V>(scratch.dscores + index);
@@ -168,23 +164,21 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
   }
 }
 
-/// Calls body(span) for each block of keys in [first, end) that some row sees.
-template <class Scalar, class Body>
-inline void for_each_key_block(const AttentionParams& params, const Sequence& sequence,
-                               std::int64_t kv_head, const Rows<Scalar>& rows, std::int64_t first,
-                               std::int64_t end, Body&& body) {
-  for (std::int64_t begin = first; begin < end; begin += kKeyBlock) {
-    const std::int64_t stop = smaller(begin + kKeyBlock, end);
-    if (rows.some_end <= begin || rows.some_first >= stop) continue;
-    body(KeySpan{params, sequence, kv_head, begin, stop, end});
+/// Calls body(span) for each block of the keys that is visible to some row.
+template <class Body>
+inline void for_each_key_block(const KeySpan& keys, const QueryRows& rows, Body&& body) {
+  for (std::int64_t begin = keys.begin; begin < keys.end; begin += kKeyBlock) {
+    const std::int64_t end = smaller(begin + kKeyBlock, keys.end);
+    if (rows.some_end <= begin || rows.some_first >= end) continue;
+    body(KeySpan{keys.params, keys.sequence, keys.kv_head, begin, end, keys.end});
   }
 }
 
-// Tiles whose part of dk and dv is added up one after the other before it is folded into the rest,
-// as in the forward pass.
+// Tiles whose dk and dv are accumulated before they are folded into the total, as in the forward
+// pass.
 inline constexpr std::int64_t kFoldTiles = 64;
 
-/// Moves sums into the folded ones.
+/// Adds sums to the folded ones and clears them.
 template <class V>
 inline void fold_sums(typename V::Scalar* from, std::int64_t count, typename V::Scalar* to) {
   for (std::int64_t i = 0; i < count; i += V::kLanes) {
@@ -193,7 +187,7 @@ inline void fold_sums(typename V::Scalar* from, std::int64_t count, typename V::
   }
 }
 
-/// Asks for rows [begin, end) of q, out and dout before they are needed.
+/// Prefetches rows [begin, end) of q, out and dout.
 inline void prefetch_query_rows(const AttentionParams& params, const Sequence& sequence,
                                 std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
   const auto prefetch = [](const Operand& operand, std::int64_t offset, std::int64_t token,
@@ -226,7 +220,8 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
     scratch.folded_dv[i] = 0;
   }
 
-  products.load_keys({params, sequence, task.kv_head, task.key_begin, task.key_end, task.key_end});
+  const KeySpan keys{params, sequence, task.kv_head, task.key_begin, task.key_end};
+  products.load_keys(keys);
   BackwardTile<Scalar> tile;
   BlockRules<Scalar> block;
   const std::int64_t row_count = sequence.query_len * params.group;
@@ -236,28 +231,32 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
       fold_sums<V>(scratch.dk, key_count * scratch.head_dim, scratch.folded_dk);
       fold_sums<V>(scratch.dv, key_count * scratch.value_dim, scratch.folded_dv);
     }
-    set_rows(tile.rows, params, sequence, task.kv_head * params.group, params.group, row,
-             smaller(kTileRows<V>, row_count - row), task.key_begin, task.key_end);
+    set_rows(tile.rows, params, sequence,
+             {.first_head = task.kv_head * params.group,
+              .heads_per_token = params.group,
+              .begin = row,
+              .count = smaller(kTileRows<V>, row_count - row)},
+             {task.key_begin, task.key_end});
     if (tile.rows.some_end == 0) continue;
     set_tile(params, sequence, scratch, tile);
     products.load_rows(params, sequence, tile.rows, tile.width);
     Scalar* dq = static_cast<Scalar*>(task.dq_partial) + row * params.head_dim;
-    for_each_key_block(
-        params, sequence, task.kv_head, tile.rows, task.key_begin, task.key_end,
-        [&](const KeySpan& span) {
-          // Each block asks for its share of the next tile.
-          const auto next = [&](std::int64_t key) {
-            const std::int64_t share = kTileRows<V> * (key - task.key_begin);
-            return smaller(row + kTileRows<V> + share / key_count, row_count);
-          };
-          prefetch_query_rows(params, sequence, task.kv_head, next(span.begin), next(span.end));
-          products.score(span, tile.width, scratch.scores, scratch.dscores);
-          score_gradients<V, true, Products::kScaled>(span, scratch, tile, block);
-          const std::int64_t at_key = span.begin - task.key_begin;
-          products.add_gradients(span, block.masks(), tile.rows, tile.width, scratch.scores,
-                                 scratch.dscores, scratch.dv + at_key * scratch.value_dim,
-                                 scratch.dk + at_key * scratch.head_dim, dq);
-        });
+    const BackwardScores<Scalar> scores{scratch.scores, scratch.dscores, tile.width};
+    for_each_key_block(keys, tile.rows, [&](const KeySpan& span) {
+      // Each key block prefetches its share of the next tile.
+      const auto next = [&](std::int64_t key) {
+        const std::int64_t share = kTileRows<V> * (key - task.key_begin);
+        return smaller(row + kTileRows<V> + share / key_count, row_count);
+      };
+      prefetch_query_rows(params, sequence, task.kv_head, next(span.begin), next(span.end));
+      products.score(span, scores);
+      score_gradients<V, true, Products::kScaled>(span, scratch, tile, block);
+      const std::int64_t at_key = span.begin - task.key_begin;
+      products.add_gradients(span, block.masks(), tile.rows, scores,
+                             {.dk = scratch.dk + at_key * scratch.head_dim,
+                              .dv = scratch.dv + at_key * scratch.value_dim,
+                              .dq = dq});
+    });
   }
 
   fold_sums<V>(scratch.dk, key_count * scratch.head_dim, scratch.folded_dk);
@@ -266,7 +265,7 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
     const std::int64_t key = task.key_begin + i;
     if (params.dk.data != nullptr) {
       Scalar* dk = scratch.folded_dk + i * scratch.head_dim;
-      if constexpr (!Products::kScaled) {  // else q was, so dk is complete
+      if constexpr (!Products::kScaled) {  // else q was scaled, and dk is with it
         for (std::int64_t j = 0; j < params.head_dim; ++j) {
           dk[j] *= narrow<Scalar>(params.rules.scale);
         }
@@ -297,12 +296,12 @@ std::size_t backward_bytes(const AttentionParams& params) {
 
 template <class V>
 void backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
-  run_backward<V, WideBackward<V>>(params, task, memory);
+  run_backward<V, ElementBackward<V>>(params, task, memory);
 }
 
 template <class V>
 std::size_t backward_scratch(const AttentionParams& params) {
-  return backward_bytes<V, WideBackward<V>>(params);
+  return backward_bytes<V, ElementBackward<V>>(params);
 }
 
 template <class V>

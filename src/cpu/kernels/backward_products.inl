@@ -9,37 +9,53 @@
 namespace ladon::cpu {
 namespace {
 
-/// Rows of a [token, head, dim] operand as they lie, times `factor`, and transposed; padding and
-/// unused rows become 0.
+/// Copies the rows of an operand, times `factor`, to `to`, [row][padded dim], and transposes them
+/// to `to_transposed`, [dim][width]; padding and unused rows become 0.
 template <class V>
-inline void pack_rows(const Operand& operand, std::int64_t offset,
-                      const Rows<typename V::Scalar>& rows, std::int64_t width, std::int64_t dim,
-                      std::int64_t padded_dim, typename V::Scalar factor, typename V::Scalar* to,
-                      typename V::Scalar* to_transposed) {
+inline void pack_rows(const QueryOperand& from, typename V::Scalar factor,
+                      RowBlock<typename V::Scalar> to, RowBlock<typename V::Scalar> to_transposed) {
+  const std::int64_t width = to_transposed.stride;
   for (std::int64_t r = 0; r < width; ++r) {
-    typename V::Scalar* row = to + r * padded_dim;
-    if (r < rows.count) {
-      const std::int64_t start =
-          offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
-      load_row(at(operand.data, operand.dtype, start), operand.dtype, dim, row);
-      for (std::int64_t i = 0; i < dim; ++i) row[i] *= factor;
+    typename V::Scalar* row = to.row(r);
+    const bool used = r < from.rows.count;
+    if (used) {
+      load_row(at(from.operand.data, from.operand.dtype, from.start(r)), from.operand.dtype,
+               from.dim, row);
+      for (std::int64_t i = 0; i < from.dim; ++i) row[i] *= factor;
     }
-    for (std::int64_t i = r < rows.count ? dim : 0; i < padded_dim; ++i) row[i] = 0;
+    for (std::int64_t i = used ? from.dim : 0; i < to.stride; ++i) row[i] = 0;
   }
   for (std::int64_t r = 0; r < width; r += V::kLanes) {
-    transpose<V>(dim, to + r * padded_dim, padded_dim, to_transposed + r, width);
+    transpose<V>(from.dim, to.row(r), to.stride, to_transposed.at(0, r), width);
   }
 }
 
-/// Products of numbers in the compute type; other types are widened tile by tile and block by
-/// block.
+/// The scores of a tile of rows with a block of keys and their gradients, [key][width] each.
+/// score_gradients() replaces scores and dP by weights P and dS.
+template <class Scalar>
+struct BackwardScores {
+  Scalar* scores = nullptr;   // scores, then weights
+  Scalar* dscores = nullptr;  // dP, then dS
+  std::int64_t width = 0;
+};
+
+/// Where the gradients of a block of keys and of a tile of rows are accumulated.
+template <class Scalar>
+struct GradientSums {
+  Scalar* dk = nullptr;  // [key][head_dim], padded to whole vectors
+  Scalar* dv = nullptr;  // [key][value_dim], padded to whole vectors
+  Scalar* dq = nullptr;  // [head_dim][width]
+};
+
+/// Products of single elements in the compute type; other types are converted tile by tile and
+/// block by block.
 template <class V>
-class WideBackward {
+class ElementBackward {
  public:
   using Scalar = typename V::Scalar;
-  static constexpr bool kScaled = true;  // q carries the scale
+  static constexpr bool kScaled = true;  // q is multiplied by the scale
 
-  WideBackward(const AttentionParams& params, ScratchArena& arena)
+  ElementBackward(const AttentionParams& params, ScratchArena& arena)
       : head_dim_(round_up(params.head_dim, V::kLanes)),
         value_dim_(round_up(params.value_dim, V::kLanes)),
         q_(arena.take<Scalar>(kTileRows<V> * head_dim_)),
@@ -49,51 +65,53 @@ class WideBackward {
         key_staging_(arena.take<Scalar>(kKeyBlock * params.head_dim)),
         value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
 
-  /// What run_backward() does first, with the task's keys. Here they are used as they lie.
+  /// Called first, with the task's keys. Here they are read in place.
   void load_keys(const KeySpan&) {}
 
   /// Packs q and dout of a tile for any block of keys.
-  void load_rows(const AttentionParams& params, const Sequence& sequence, const Rows<Scalar>& rows,
+  void load_rows(const AttentionParams& params, const Sequence& sequence, const QueryRows& rows,
                  std::int64_t width) {
-    pack_rows<V>(params.q, sequence.q, rows, width, params.head_dim, head_dim_,
-                 narrow<Scalar>(params.rules.scale), q_, q_transposed_);
-    pack_rows<V>(params.dout, sequence.dout, rows, width, params.value_dim, value_dim_, Scalar{1},
-                 dout_, dout_transposed_);
+    pack_rows<V>({params.q, sequence.q, rows, params.head_dim}, narrow<Scalar>(params.rules.scale),
+                 {q_, head_dim_}, {q_transposed_, width});
+    pack_rows<V>({params.dout, sequence.dout, rows, params.value_dim}, Scalar{1},
+                 {dout_, value_dim_}, {dout_transposed_, width});
     finite_ = all_finite(q_, rows.count * head_dim_) && all_finite(dout_, rows.count * value_dim_);
   }
 
   /// scores = K q^T, dscores = V dout^T.
-  void score(const KeySpan& span, std::int64_t width, Scalar* scores, Scalar* dscores) {
+  void score(const KeySpan& span, const BackwardScores<Scalar>& tile) {
     const AttentionParams& params = span.params;
-    keys_ = load_block(params.k, span.sequence.k, span.kv_head, span.begin, span.end,
-                       params.head_dim, params.head_dim, key_staging_);
-    const Block<Scalar> values =
-        load_block(params.v, span.sequence.v, span.kv_head, span.begin, span.end, params.value_dim,
-                   params.value_dim, value_staging_);
-    gemm<V, Layout::kRows>(span.count(), width, params.head_dim, keys_.data, keys_.stride,
-                           q_transposed_, width, scores, width, false);
-    gemm<V, Layout::kRows>(span.count(), width, params.value_dim, values.data, values.stride,
-                           dout_transposed_, width, dscores, width, false);
+    const std::int64_t count = span.count();
+    keys_ = load_block(head_rows(params.k, span.sequence.k, span.kv_head, span.begin), count,
+                       params.head_dim, Staging<Scalar>{key_staging_, params.head_dim});
+    const RowBlock<const Scalar> values =
+        load_block(head_rows(params.v, span.sequence.v, span.kv_head, span.begin), count,
+                   params.value_dim, Staging<Scalar>{value_staging_, params.value_dim});
+    gemm<V, Layout::kRows>({.rows = count, .width = tile.width, .depth = params.head_dim}, keys_,
+                           {q_transposed_, tile.width}, {tile.scores, tile.width});
+    gemm<V, Layout::kRows>({.rows = count, .width = tile.width, .depth = params.value_dim}, values,
+                           {dout_transposed_, tile.width}, {tile.dscores, tile.width});
   }
 
   /// dv += weights dout, dk += dscores q, dq += K^T dscores, for the span that was scored last.
-  /// With `masks`, some weights and dscores may be marked as masked: they add nothing.
-  void add_gradients(const KeySpan& span, bool masks, const Rows<Scalar>& rows, std::int64_t width,
-                     const Scalar* weights, const Scalar* dscores, Scalar* dv, Scalar* dk,
-                     Scalar* dq) {
+  /// With `masks`, some weights and dscores may be masked (-0.0): they add nothing.
+  void add_gradients(const KeySpan& span, bool masks, const QueryRows& rows,
+                     const BackwardScores<Scalar>& tile, const GradientSums<Scalar>& sums) {
     const std::int64_t count = span.count();
     const std::int64_t head_dim = span.params.head_dim;
     const bool guard_rows = masks && !finite_;
-    gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(guard_rows, count, value_dim_, rows.count,
-                                                       weights, width, dout_, value_dim_, dv,
-                                                       value_dim_, true);
-    gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(guard_rows, count, head_dim_, rows.count,
-                                                       dscores, width, q_, head_dim_, dk, head_dim_,
-                                                       true);
+    gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(
+        guard_rows, {.rows = count, .width = value_dim_, .depth = rows.count},
+        {tile.scores, tile.width}, {dout_, value_dim_},
+        {.data = sums.dv, .stride = value_dim_, .accumulate = true});
+    gemm_with_guard<V, Layout::kRows, Guard::kMaskedA>(
+        guard_rows, {.rows = count, .width = head_dim_, .depth = rows.count},
+        {tile.dscores, tile.width}, {q_, head_dim_},
+        {.data = sums.dk, .stride = head_dim_, .accumulate = true});
     const bool guard_keys = masks && !all_finite(keys_, count, head_dim);
-    gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(guard_keys, head_dim, width, count,
-                                                          keys_.data, keys_.stride, dscores, width,
-                                                          dq, width, true);
+    gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
+        guard_keys, {.rows = head_dim, .width = tile.width, .depth = count}, keys_,
+        {tile.dscores, tile.width}, {.data = sums.dq, .stride = tile.width, .accumulate = true});
   }
 
  private:
@@ -105,8 +123,8 @@ class WideBackward {
   Scalar* dout_transposed_;  // [value_dim][width]
   Scalar* key_staging_;
   Scalar* value_staging_;
-  Block<Scalar> keys_{nullptr, 0};
-  bool finite_ = true;  // q and dout hold only finite numbers
+  RowBlock<const Scalar> keys_;
+  bool finite_ = true;  // all elements of q and dout are finite
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Between storage types and compute types: rows in, rows out, and blocks of K or V.
+// Conversion between storage and compute types: rows in, rows out, blocks of K or V; and the
+// layouts in which caches store K and V.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include "core/attention_params.h"
 #include "cpu/kernel_table.h"
 #include "cpu/kernels/math.inl"
+#include "cpu/kernels/operands.inl"
 
 namespace ladon::cpu {
 namespace {
@@ -21,20 +23,20 @@ inline void* at(void* data, DType dtype, std::int64_t index) {
   return static_cast<char*>(data) + index * static_cast<std::int64_t>(size_of(dtype));
 }
 
-/// Prefetches the lines of a row's bytes into L2.
+/// Prefetches the cache lines of a row into L2.
 inline void prefetch_row(const char* row, std::int64_t bytes) {
   const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) %
                                                static_cast<std::uintptr_t>(kCacheLine));
   for (std::int64_t byte = -begin; byte < bytes; byte += kCacheLine) prefetch_line(row + byte);
 }
 
-/// The same for `dim` numbers of an operand.
+/// Prefetches `dim` elements of an operand into L2.
 inline void prefetch_row(const Operand& operand, std::int64_t start, std::int64_t dim) {
   prefetch_row(static_cast<const char*>(at(operand.data, operand.dtype, start)),
                dim * static_cast<std::int64_t>(size_of(operand.dtype)));
 }
 
-/// n numbers of any float type as floats.
+/// Converts n elements of any float type to f32.
 inline void load_row(const void* from, DType dtype, std::int64_t n, float* to) {
   if (dtype == DType::kF32) {
     const float* p = static_cast<const float*>(from);
@@ -52,14 +54,15 @@ inline void load_row(const void* from, DType dtype, std::int64_t n, float* to) {
     store(to + i, dtype == DType::kBF16 ? load_bf16(p + i) : load_f16(p + i));
   }
   if (i == n) return;
-  // The tail goes through a buffer: reading past the row's end could leave its memory.
+  // The tail goes through a buffer: a whole vector past the row's end may not be mapped.
   std::uint16_t tail[F32::kLanes] = {};
-  float wide[F32::kLanes];
+  float converted[F32::kLanes];
   for (std::int64_t j = i; j < n; ++j) tail[j - i] = p[j];
-  store(wide, dtype == DType::kBF16 ? load_bf16(tail) : load_f16(tail));
-  for (std::int64_t j = i; j < n; ++j) to[j] = wide[j - i];
+  store(converted, dtype == DType::kBF16 ? load_bf16(tail) : load_f16(tail));
+  for (std::int64_t j = i; j < n; ++j) to[j] = converted[j - i];
 }
 
+/// Converts n elements of any float type to f64.
 inline void load_row(const void* from, DType dtype, std::int64_t n, double* to) {
   if (dtype == DType::kF64) {
     const double* p = static_cast<const double*>(from);
@@ -75,7 +78,7 @@ inline void load_row(const void* from, DType dtype, std::int64_t n, double* to) 
   }
 }
 
-/// The reverse: n numbers, rounded to nearest even.
+/// Converts n elements from f32 to any float type, rounded to nearest even.
 inline void store_row(const float* from, std::int64_t n, void* to, DType dtype) {
   if (dtype == DType::kF32) {
     float* p = static_cast<float*>(to);
@@ -105,6 +108,7 @@ inline void store_row(const float* from, std::int64_t n, void* to, DType dtype) 
   for (std::int64_t j = i; j < n; ++j) p[j] = narrow[j - i];
 }
 
+/// Converts n elements from f64 to any float type; 16-bit types are rounded to f32 first.
 inline void store_row(const double* from, std::int64_t n, void* to, DType dtype) {
   if (dtype == DType::kF64) {
     double* p = static_cast<double*>(to);
@@ -120,41 +124,62 @@ inline void store_row(const double* from, std::int64_t n, void* to, DType dtype)
   }
 }
 
-/// Rows of K or V in the compute type: a pointer into the tensor itself where it can be used as it
-/// lies, else into a staging buffer.
+/// A buffer for rows in the compute type, `dim` elements apart. Rows that are shorter are padded
+/// with zeros.
 template <class Scalar>
-struct Block {
-  const Scalar* data;
-  std::int64_t stride;
+struct Staging {
+  Scalar* data = nullptr;
+  std::int64_t dim = 0;
 };
 
-/// Rows [begin, end) of one head. With `padded_dim` above `dim`, rows are staged and filled up with
-/// zeros, for readers that go on to a whole number of vectors.
+/// The first `rows` rows of a matrix, `dim` elements of each, in the compute type: in place where
+/// the matrix has that type, else converted into the staging buffer. With staging.dim above `dim`,
+/// rows are always staged: their readers load whole vectors and need the zeros.
 template <class Scalar>
-inline Block<Scalar> load_block(const Operand& operand, std::int64_t offset, std::int64_t head,
-                                std::int64_t begin, std::int64_t end, std::int64_t dim,
-                                std::int64_t padded_dim, Scalar* staging) {
-  const std::int64_t first = offset + head * operand.head_stride + begin * operand.token_stride;
-  if (operand.dtype == kDTypeOf<Scalar> && padded_dim == dim) {
-    return {static_cast<const Scalar*>(operand.data) + first, operand.token_stride};
+inline RowBlock<const Scalar> load_block(const Matrix& matrix, std::int64_t rows, std::int64_t dim,
+                                         Staging<Scalar> staging) {
+  if (matrix.dtype == kDTypeOf<Scalar> && staging.dim == dim) {
+    return {static_cast<const Scalar*>(matrix.data), matrix.stride};
   }
-  for (std::int64_t row = 0; row < end - begin; ++row) {
-    Scalar* to = staging + row * padded_dim;
-    load_row(at(operand.data, operand.dtype, first + row * operand.token_stride), operand.dtype,
-             dim, to);
-    for (std::int64_t i = dim; i < padded_dim; ++i) to[i] = 0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    Scalar* to = staging.data + row * staging.dim;
+    load_row(at(matrix.data, matrix.dtype, row * matrix.stride), matrix.dtype, dim, to);
+    for (std::int64_t i = dim; i < staging.dim; ++i) to[i] = 0;
   }
-  return {staging, padded_dim};
+  return {staging.data, staging.dim};
 }
 
-/// Which of the two a block is of.
+/// The tokens of one head as rows, from `token` on. `offset` is the sequence's first element.
+inline Matrix head_rows(const Operand& operand, std::int64_t offset, std::int64_t head,
+                        std::int64_t token) {
+  const std::int64_t first = offset + head * operand.head_stride + token * operand.token_stride;
+  return {at(operand.data, operand.dtype, first), operand.dtype, operand.token_stride};
+}
+
+/// Keys [begin, end) of one KV head.
+struct KeySpan {
+  const AttentionParams& params;
+  const Sequence& sequence;
+  std::int64_t kv_head;
+  std::int64_t begin;
+  std::int64_t end;
+  std::int64_t last_end = end;  // end of the task's keys: nothing beyond is prefetched
+
+  std::int64_t count() const { return end - begin; }
+};
+
 enum class KvPart { kKeys, kValues };
 
 template <KvPart kPart>
 inline const Operand& kv_operand(const AttentionParams& params) {
   return kPart == KvPart::kKeys ? params.k : params.v;
 }
+template <KvPart kPart>
+inline std::int64_t kv_dim(const AttentionParams& params) {
+  return kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
+}
 
+/// The slot that stores a key, by page table, in a ring or in order.
 inline std::int64_t kv_slot(const KvLayout& layout, const Sequence& sequence, std::int64_t key) {
   if (layout.page_size != 0) {
     const std::int64_t page = sequence.pages[key / layout.page_size];
@@ -166,14 +191,14 @@ inline std::int64_t kv_slot(const KvLayout& layout, const Sequence& sequence, st
   return sequence.first_slot + key;
 }
 
-/// Whether the slots of keys [begin, end) follow each other.
-inline bool slots_in_line(const KvLayout& layout, const Sequence& sequence, std::int64_t begin,
-                          std::int64_t end) {
+/// Whether keys [begin, end) are in consecutive slots.
+inline bool slots_contiguous(const KvLayout& layout, const Sequence& sequence, std::int64_t begin,
+                             std::int64_t end) {
   if (layout.page_size != 0) return begin / layout.page_size == (end - 1) / layout.page_size;
   return kv_slot(layout, sequence, end - 1) - kv_slot(layout, sequence, begin) == end - 1 - begin;
 }
 
-/// Where the row of one slot and head starts, in elements.
+/// The first element of one slot and head.
 template <KvPart kPart>
 inline std::int64_t kv_row(const AttentionParams& params, const Sequence& sequence,
                            std::int64_t head, std::int64_t slot) {
@@ -182,7 +207,7 @@ inline std::int64_t kv_row(const AttentionParams& params, const Sequence& sequen
          head * operand.head_stride;
 }
 
-/// The numbers of one slot and head, scaled where they are int8.
+/// Loads the elements of one slot and head; int8 elements are dequantised.
 template <KvPart kPart, class Scalar>
 inline void load_kv_row(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
                         std::int64_t slot, std::int64_t dim, Scalar* to) {
@@ -200,38 +225,38 @@ inline void load_kv_row(const AttentionParams& params, const Sequence& sequence,
   for (std::int64_t i = 0; i < dim; ++i) to[i] = static_cast<Scalar>(from[i]) * scale;
 }
 
-/// Keys or values [begin, end) of one head, through whatever layout they are stored in. Rows whose
-/// slots follow each other are used as they lie; else, or where `padded_dim` asks for zeros, they
-/// are staged.
+/// The keys or values of a span, in any cache layout: in place where they are in consecutive slots
+/// of the compute type, else staged. With staging.dim above the row's own length they are always
+/// staged.
 template <KvPart kPart, class Scalar>
-inline Block<Scalar> load_kv(const AttentionParams& params, const Sequence& sequence,
-                             std::int64_t head, std::int64_t begin, std::int64_t end,
-                             std::int64_t padded_dim, Scalar* staging) {
+inline RowBlock<const Scalar> load_kv(const KeySpan& span, Staging<Scalar> staging) {
+  const AttentionParams& params = span.params;
+  const Sequence& sequence = span.sequence;
   const Operand& operand = kv_operand<kPart>(params);
-  const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
+  const std::int64_t dim = kv_dim<kPart>(params);
   const KvLayout& layout = params.kv_layout;
-  const std::int64_t first = kv_slot(layout, sequence, begin);
+  const std::int64_t first = kv_slot(layout, sequence, span.begin);
   if (layout.plain()) {
     const std::int64_t offset = kPart == KvPart::kKeys ? sequence.k : sequence.v;
-    return load_block(operand, offset, head, first, first + end - begin, dim, padded_dim, staging);
+    return load_block(head_rows(operand, offset, span.kv_head, first), span.count(), dim, staging);
   }
-  if (slots_in_line(layout, sequence, begin, end) && operand.dtype == kDTypeOf<Scalar> &&
-      padded_dim == dim) {
-    const std::int64_t row = kv_row<kPart>(params, sequence, head, first);
+  if (slots_contiguous(layout, sequence, span.begin, span.end) &&
+      operand.dtype == kDTypeOf<Scalar> && staging.dim == dim) {
+    const std::int64_t row = kv_row<kPart>(params, sequence, span.kv_head, first);
     return {static_cast<const Scalar*>(operand.data) + row, operand.token_stride};
   }
-  for (std::int64_t key = begin; key < end; ++key) {
-    Scalar* to = staging + (key - begin) * padded_dim;
-    load_kv_row<kPart>(params, sequence, head, kv_slot(layout, sequence, key), dim, to);
-    for (std::int64_t i = dim; i < padded_dim; ++i) to[i] = 0;
+  for (std::int64_t key = span.begin; key < span.end; ++key) {
+    Scalar* to = staging.data + (key - span.begin) * staging.dim;
+    load_kv_row<kPart>(params, sequence, span.kv_head, kv_slot(layout, sequence, key), dim, to);
+    for (std::int64_t i = dim; i < staging.dim; ++i) to[i] = 0;
   }
-  return {staging, padded_dim};
+  return {staging.data, staging.dim};
 }
 
 template <class Scalar>
-inline bool all_finite(const Block<Scalar>& block, std::int64_t rows, std::int64_t dim) {
+inline bool all_finite(RowBlock<const Scalar> block, std::int64_t rows, std::int64_t dim) {
   for (std::int64_t row = 0; row < rows; ++row) {
-    if (!all_finite(block.data + row * block.stride, dim)) return false;
+    if (!all_finite(block.row(row), dim)) return false;
   }
   return true;
 }
@@ -255,7 +280,7 @@ inline double head_element(const HeadOperand& operand, std::int64_t head) {
   return value;
 }
 
-/// Hands out aligned parts of a scratch block; with a null base it only counts.
+/// Hands out aligned parts of a scratch block. With a null base it only counts the bytes.
 class ScratchArena {
  public:
   explicit ScratchArena(void* base) : base_(static_cast<char*>(base)) {}

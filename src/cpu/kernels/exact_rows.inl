@@ -1,4 +1,4 @@
-// Rows of any float dtype into any other, each element rounded once: what copies and norms promise.
+// Converts rows between float dtypes with one rounding per element, as copies and norms promise.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,15 @@
 namespace ladon::cpu {
 namespace {
 
-/// A double as a float, rounded to odd: rounding that to 16 bits rounds as the double itself would.
+/// Converts a double to float, rounded to odd: rounding the result to 16 bits then gives what
+/// rounding the double directly would.
 inline float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
-  const double wide = static_cast<double>(nearest);
+  const double value = static_cast<double>(nearest);
   std::uint32_t bits = 0;
   __builtin_memcpy(&bits, &nearest, sizeof bits);
-  bits -= static_cast<std::uint32_t>(__builtin_fabs(wide) > __builtin_fabs(x));  // truncated
-  bits |= static_cast<std::uint32_t>(wide != x);
+  bits -= static_cast<std::uint32_t>(__builtin_fabs(value) > __builtin_fabs(x));  // truncated
+  bits |= static_cast<std::uint32_t>(value != x);
   float odd = 0;
   __builtin_memcpy(&odd, &bits, sizeof odd);
   return odd;
@@ -24,7 +25,7 @@ inline float round_to_odd(double x) {
 
 inline constexpr std::int64_t kRowChunk = 256;
 
-/// n doubles to a float dtype.
+/// Converts n doubles to any float dtype.
 inline void store_rounded(const double* from, std::int64_t n, void* to, DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -51,18 +52,18 @@ inline void store_rounded(const double* from, std::int64_t n, void* to, DType dt
   }
 }
 
-/// n elements of one float dtype to another.
+/// Converts n elements of one float dtype to another.
 inline void convert_row(const void* from, DType from_dtype, std::int64_t n, void* to,
                         DType to_dtype) {
   if (from_dtype == to_dtype) {
     __builtin_memcpy(to, from, static_cast<std::size_t>(n) * size_of(to_dtype));
     return;
   }
-  const bool wide = from_dtype == DType::kF64 || to_dtype == DType::kF64;
+  const bool through_f64 = from_dtype == DType::kF64 || to_dtype == DType::kF64;
   for (std::int64_t i = 0; i < n; i += kRowChunk) {
     const std::int64_t count = smaller(kRowChunk, n - i);
     const void* source = at(from, from_dtype, i);
-    if (wide) {
+    if (through_f64) {
       double chunk[kRowChunk];
       load_row(source, from_dtype, count, chunk);
       store_rounded(chunk, count, at(to, to_dtype, i), to_dtype);

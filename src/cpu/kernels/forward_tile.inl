@@ -1,24 +1,29 @@
-// Forward attention for many query rows: a strip of tiles that share each block of keys.
+// Forward attention for many query rows, one row strip per task. A row strip is a few tiles of
+// query rows that share each block of keys and values.
 //
 //   out = softmax(rules(scale * q k^T)) v,   lse = log of the softmax's denominator
 //
 // Lanes are queries. A tile of up to 4 vectors of rows (64 on AVX-512 f32) keeps q^T and out^T in
 // L1/L2; keys come in blocks of 64 and scores^T [key][row] are overwritten by the weights:
-//   scores^T = K * q^T      K read as it lies, one scalar broadcast at a time
+//   scores^T = K * q^T      K read in place, one scalar broadcast at a time
 //   softmax                 per lane, no horizontal step
 //   out^T   += V^T * weights^T
 // The running maximum of a lane moves only when it grows by more than 8 (in log2), so that out^T is
-// rarely rescaled; the choice is made lane by lane, so a row's bits do not depend on its
-// neighbours. Two numbers per tile and key: 4 * head_dim flops a score at the FMA rate; K and V are
-// read once per strip, 8 * head_dim bytes for 256 rows, far below any bandwidth. (With a tile at a
-// time they came from L3 4 times as often: 69 % of FMA instead of 83 at 2048 keys of 128.)
-// Each block is asked for while the one before is worked on, a few rows at a time.
+// rarely rescaled. The decision is made lane by lane, so a row's bits do not depend on its
+// neighbours.
+//
+// Cost: 4 * head_dim flops per score at the FMA rate. K and V are read once per strip, 8 * head_dim
+// bytes for 256 rows, far below any bandwidth. (With one tile at a time they came from L3 4 times
+// as often: 69 % of FMA instead of 83 at 2048 keys of 128.) Each block is prefetched while the
+// previous one is worked on, a few rows at a time.
+//
 // Measured on Zen 4: 80 to 86 % of FMA in f32, 75 to 80 % of bf16 products; 94 % of the time is in
 // the products, 6 % in the softmax. MQA decoding of 32 rows: 60 % of bf16 products, 25 % of the
-// time in the softmax, in pairing V and in asking. Tried and lost: copying V so that its rows
-// spread over the sets of L1 (1 %); folding log2(e) into q saves one multiply per score vector
-// (under 1 % at head_dim 128) and overflows for scores near the largest float (masks of -3.4e38 are
-// common).
+// time in the softmax, in pairing V and in prefetching.
+//
+// Tried and lost: copying V so that its rows spread over the sets of L1 (1 %); folding log2(e) into
+// q, which saves one multiply per score vector (under 1 % at head_dim 128) and overflows for scores
+// near the largest float (masks of -3.4e38 are common).
 #pragma once
 
 #include <cstddef>
@@ -26,92 +31,20 @@
 
 #include "cpu/kernels/convert.inl"
 #include "cpu/kernels/score_rules.inl"
+#include "cpu/kernels/softmax.inl"
 #include "cpu/kernels/tile_products.inl"
 
 namespace ladon::cpu {
 namespace {
 
-// Growth of the maximum, in natural log, that makes a lane rescale: 8 * ln 2. Weights stay below
-// 2^8, so sums over any key count that fits memory are far from overflow.
-template <class V>
-constexpr typename V::Scalar kRescaleGrowth = static_cast<typename V::Scalar>(5.545177444479562);
-
-// Blocks whose sums are added up one after the other before they are folded into the rest: with
-// 4096 keys to a fold, no chain of additions grows long, however many keys there are.
+// Key blocks whose sums are accumulated before they are folded into the total: with 4096 keys to a
+// fold, no chain of additions grows long, however many keys there are.
 inline constexpr std::int64_t kFoldBlocks = 64;
 
-// Products may write whole multiples of this many rows of out.
+// Products may write up to a multiple of this many rows of out^T.
 inline constexpr std::int64_t kValueUnit = 16;
 
-/// Scores of one block to weights, lane by lane. Returns whether any lane's maximum moved; then
-/// `rescale` holds the factors for what was summed before. Scores that are not kScaled are
-/// multiplied by `scale` first.
-template <class V, bool kScaled>
-inline bool softmax_block(const BlockRules<typename V::Scalar>& block, std::int64_t width,
-                          std::int64_t key_count, typename V::Scalar scale,
-                          typename V::Scalar* scores, typename V::Scalar* maximum,
-                          typename V::Scalar* denominator, typename V::Scalar* rescale) {
-  using C = MathConstants<typename V::Scalar>;
-  const V log2e = broadcast<V>(C::kLog2e);
-  const V nothing = broadcast<V>(-C::kInfinity);
-  const bool plain = block.plain();
-  const auto scaled = [scale](V score) {
-    if constexpr (kScaled) return score;
-    return score * broadcast<V>(scale);
-  };
-  bool moved = false;
-  for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
-    typename V::Scalar* column = scores + lane;
-    V block_maximum = nothing;
-    if (plain) {
-      for (std::int64_t i = 0; i < key_count; ++i) {
-        const V score = scaled(load<V>(column + i * width));
-        if constexpr (!kScaled) store(column + i * width, score);
-        block_maximum = max(score, block_maximum);
-      }
-    } else {
-      const V first = load<V>(block.first + lane);
-      const V last = load<V>(block.last + lane);
-      const V position = load<V>(block.position + lane);
-      const V slope = load<V>(block.slope + lane);
-      for (std::int64_t i = 0; i < key_count; ++i) {
-        const V key = broadcast<V>(static_cast<typename V::Scalar>(i));
-        const V score =
-            apply_rules<V, false>(block, scaled(load<V>(column + i * width)), key, first, last,
-                                  position, slope, i * width + lane, nullptr);
-        store(column + i * width, score);
-        block_maximum = max(score, block_maximum);
-      }
-    }
-    const V old_maximum = load<V>(maximum + lane);
-    const auto grew = less(old_maximum + broadcast<V>(kRescaleGrowth<V>), block_maximum);
-    const V new_maximum = select(grew, block_maximum, old_maximum);
-    const V factor = exp2((old_maximum - new_maximum) * log2e);
-    moved = moved || any<V>(grew);
-    store(maximum + lane, new_maximum);
-    store(rescale + lane, factor);
-    V sum_even = zero<V>();
-    V sum_odd = zero<V>();
-    const V masked = broadcast<V>(static_cast<typename V::Scalar>(-0.0));
-    const bool mark = block.masks();
-    for (std::int64_t i = 0; i < key_count; ++i) {
-      const V score = load<V>(column + i * width);
-      V weight = exp2((score - new_maximum) * log2e);
-      if (i % 2 == 0) {
-        sum_even = sum_even + weight;
-      } else {
-        sum_odd = sum_odd + weight;
-      }
-      if (block.keep != nullptr) weight = weight * load<V>(block.keep + i * width + lane);
-      if (mark) weight = select(identical(score, nothing), masked, weight);
-      store(column + i * width, weight);
-    }
-    store(denominator + lane, fma(load<V>(denominator + lane), factor, sum_even + sum_odd));
-  }
-  return moved;
-}
-
-/// Rows of [count][width] times one factor for each lane.
+/// Multiplies rows, [count][width], by one factor per lane.
 template <class V>
 inline void rescale_rows(typename V::Scalar* rows, std::int64_t count, std::int64_t width,
                          const typename V::Scalar* factors) {
@@ -133,50 +66,15 @@ inline void fold_rows(const typename V::Scalar* from, std::int64_t count, std::i
   }
 }
 
-/// What turns a row's sums into its output: the factor of the sums, and the row's lse.
-struct RowFinish {
-  double factor;
-  double lse;
-};
-
-template <class Scalar>
-inline RowFinish finish_row(const AttentionParams& params, const ForwardOutput& output,
-                            std::int64_t head, Scalar row_maximum, Scalar row_denominator) {
-  if (row_denominator == 0) return {0, -__builtin_inf()};  // saw nothing
-  double maximum = static_cast<double>(row_maximum);
-  double denominator = static_cast<double>(row_denominator);
-  double factor = 1;
-  if (params.rules.sinks.data != nullptr && output.add_sinks) {
-    const double sink = head_element(params.rules.sinks, head);
-    const double top = maximum < sink ? sink : maximum;
-    factor = __builtin_exp(maximum - top);
-    denominator = denominator * factor + __builtin_exp(sink - top);
-    maximum = top;
-  }
-  return {factor / denominator, maximum + __builtin_log(denominator)};
-}
-
-/// One finished row to where it belongs; `head` counts from the group's first.
-template <class Scalar>
-inline void write_row(const ForwardOutput& output, std::int64_t token, std::int64_t head,
-                      std::int64_t value_dim, const Scalar* row, double lse) {
-  store_row(row, value_dim,
-            at(output.data, output.dtype, token * output.token_stride + head * output.head_stride),
-            output.dtype);
-  if (output.lse.data != nullptr) {
-    store_lse(output.lse, token * output.lse.token_stride + head * output.lse.head_stride, lse);
-  }
-}
-
-/// One tile of a strip: its rows, what the softmax knows of them, and their sums.
+/// One tile of a row strip: its rows, their running softmax, and their sums.
 template <class V>
 struct ForwardTile {
   using Scalar = typename V::Scalar;
-  Rows<Scalar> rows;
+  QueryRows rows;
   std::int64_t width = 0;    // rows, padded to whole vectors
-  std::int64_t blocks = 0;   // of keys, done so far
-  Scalar* out = nullptr;     // [value_dim][width]: sums over the last few blocks
-  Scalar* folded = nullptr;  // [value_dim][width]: sums over the blocks before
+  std::int64_t blocks = 0;   // key blocks done so far
+  Scalar* out = nullptr;     // [value_dim][width]: sums since the last fold
+  Scalar* folded = nullptr;  // [value_dim][width]: sums up to the last fold
   alignas(64) Scalar maximum[kMaxRows];
   alignas(64) Scalar denominator[kMaxRows] = {};
   alignas(64) Scalar folded_denominator[kMaxRows] = {};
@@ -194,7 +92,7 @@ struct ForwardTile {
     return rows.all_first <= span.begin && rows.all_end >= span.end;
   }
 
-  /// What was summed before, times the factors by which the maxima moved.
+  /// Multiplies the earlier sums by the factors by which the maxima moved.
   void rescale(std::int64_t value_dim, const Scalar* factors) {
     if (blocks % kFoldBlocks != 0) rescale_rows<V>(out, value_dim, width, factors);
     if (blocks < kFoldBlocks) return;
@@ -202,14 +100,14 @@ struct ForwardTile {
     rescale_rows<V>(folded_denominator, 1, width, factors);
   }
 
-  /// Moves the sums since the last fold to the rest.
+  /// Adds the sums since the last fold to the folded ones.
   void fold(std::int64_t value_dim, bool first) {
     fold_rows<V>(out, value_dim, width, first, folded);
     fold_rows<V>(denominator, 1, width, first, folded_denominator);
     for (Scalar& value : denominator) value = 0;
   }
 
-  /// Ends the sums: they and the denominators are then those of all blocks.
+  /// The sums over all blocks; afterwards the denominators are over all blocks too.
   const Scalar* total(std::int64_t value_dim) {
     if (blocks < kFoldBlocks) return out;
     if (blocks % kFoldBlocks != 0) fold(value_dim, false);
@@ -218,7 +116,7 @@ struct ForwardTile {
   }
 };
 
-/// The tiles of one task, and what they share.
+/// The row strip of one task: its tiles, and the buffers that they share.
 template <class V, class Products>
 class ForwardStrip {
  public:
@@ -232,13 +130,13 @@ class ForwardStrip {
         scores_(arena.take<Scalar>(kKeyBlock * kTileRows<V>)),
         extra_(arena.take<Scalar>(kKeyBlock * kTileRows<V>)),
         keep_(arena.take<Scalar>(kKeyBlock * kTileRows<V>)),
-        room_(arena.take<Scalar>(V::kLanes *
-                                 round_up(larger(params.head_dim, params.value_dim), kValueUnit))),
+        row_scratch_(arena.take<Scalar>(
+            V::kLanes * round_up(larger(params.head_dim, params.value_dim), kValueUnit))),
         products_(params, most_tiles_, arena) {}
 
   void run(const ForwardTask& task) {
     set_tiles(task);
-    // Blocks of keys begin at fixed places, so that a tile's bits do not depend on its strip.
+    // Key blocks begin at fixed positions, so that a tile's bits do not depend on its strip.
     const std::int64_t skipped = (first_key_ - task.key_begin) / kKeyBlock;
     const auto span_from = [&](std::int64_t begin) {
       return KeySpan{params_, params_.sequences[task.sequence],     task.kv_head,
@@ -248,7 +146,7 @@ class ForwardStrip {
     if (first < end_key_) prefetch_kv(span_from(first));
     for (std::int64_t tile = 0; tile < tiles_; ++tile) {
       products_.load_queries(params_, params_.sequences[task.sequence], tile, tile_[tile].rows,
-                             tile_[tile].width, room_);
+                             tile_[tile].width, row_scratch_);
     }
     for (std::int64_t begin = first; begin < end_key_; begin += kKeyBlock) attend(span_from(begin));
     for (std::int64_t tile = 0; tile < tiles_; ++tile) finish(task, tile_[tile]);
@@ -263,10 +161,14 @@ class ForwardStrip {
     for (std::int64_t t = 0; t < tiles_; ++t) {
       ForwardTile<V>& tile = tile_[t];
       const std::int64_t row = t * kTileRows<V>;
-      set_rows(tile.rows, params_, sequence, task.kv_head * params_.group, params_.group,
-               task.row_begin + row, smaller(kTileRows<V>, task.row_count - row), task.key_begin,
-               task.key_end);
-      // Whole pairs of keys, with or without a strip that goes on beyond them.
+      set_rows(tile.rows, params_, sequence,
+               {.first_head = task.kv_head * params_.group,
+                .heads_per_token = params_.group,
+                .begin = task.row_begin + row,
+                .count = smaller(kTileRows<V>, task.row_count - row)},
+               {task.key_begin, task.key_end});
+      // Rounded up to whole pairs of keys, because in a strip that sees more keys the last key of
+      // an odd count is paired with the next: a tile's bits must not depend on its strip.
       if (tile.rows.some_end > 0) {
         const std::int64_t seen = round_up(tile.rows.some_end - task.key_begin, 2);
         tile.rows.some_end = smaller(task.key_begin + seen, task.key_end);
@@ -281,53 +183,55 @@ class ForwardStrip {
 
   /// One block of keys, for all tiles that see some of it.
   void attend(const KeySpan& span) {
-    std::int64_t turns = 0;
+    std::int64_t sharing = 0;
     bool masks = params_.rules.mask.data != nullptr || params_.rules.bias.data != nullptr;
     for (std::int64_t t = 0; t < tiles_; ++t) {
       if (!tile_[t].sees(span)) continue;
-      ++turns;
+      ++sharing;
       masks = masks || !tile_[t].sees_all(span);
     }
-    if (turns == 0) return;
+    if (sharing == 0) return;
     products_.load_block(span, masks);
-    std::int64_t turn = 0;
+    std::int64_t index = 0;
     for (std::int64_t t = 0; t < tiles_; ++t) {
-      if (tile_[t].sees(span)) attend(span, t, {turn++, turns});
+      if (tile_[t].sees(span)) attend(span, t, {index++, sharing});
     }
   }
 
-  void attend(const KeySpan& span, std::int64_t t, Turn turn) {
+  void attend(const KeySpan& span, std::int64_t t, PrefetchShare share) {
     ForwardTile<V>& tile = tile_[t];
     const std::int64_t count = smaller(span.end, tile.rows.some_end) - span.begin;
+    const ScoreTile<Scalar> scores{scores_, count, tile.width};
     alignas(64) Scalar rescale[kMaxRows];
-    products_.score(span, turn, t, count, tile.width, scores_);
-    set_block(block_, params_, span.sequence, tile.rows, span.begin, count, extra_, keep_, 1,
-              tile.width);
-    const bool moved = softmax_block<V, Products::kScaled>(
-        block_, tile.width, count, narrow<Scalar>(params_.rules.scale), scores_, tile.maximum,
-        tile.denominator, rescale);
+    products_.score(span, share, t, scores);
+    set_block(block_, params_, span.sequence, tile.rows, {span.begin, span.begin + count},
+              RuleScratch<Scalar>{extra_, keep_, {.row_step = 1, .key_step = tile.width}});
+    const bool moved =
+        softmax_block<V, Products::kScaled>(block_, narrow<Scalar>(params_.rules.scale), scores,
+                                            {tile.maximum, tile.denominator}, rescale);
     if (moved && tile.blocks > 0) tile.rescale(params_.value_dim, rescale);
-    products_.add_values(span, turn, block_.masks(), count, tile.width, scores_, tile.out,
-                         tile.blocks % kFoldBlocks != 0);
+    products_.add_values(
+        span, share, block_.masks(), {scores_, count, tile.width},
+        {.data = tile.out, .stride = tile.width, .accumulate = tile.blocks % kFoldBlocks != 0});
     ++tile.blocks;
     if (tile.blocks % kFoldBlocks == 0) tile.fold(params_.value_dim, tile.blocks == kFoldBlocks);
   }
 
   void finish(const ForwardTask& task, ForwardTile<V>& tile) {
-    const Rows<Scalar>& rows = tile.rows;
+    const QueryRows& rows = tile.rows;
     const Scalar* sums = tile.total(params_.value_dim);
     for (std::int64_t first = 0; first < rows.count; first += V::kLanes) {
       for (std::int64_t i = 0; i < value_dim_ && tile.blocks > 0; i += V::kLanes) {
         transpose_square<V>(
             [&](int lane) { return load<V>(sums + (i + lane) * tile.width + first); }, V::kLanes,
-            room_ + i, value_dim_);
+            row_scratch_ + i, value_dim_);
       }
       for (std::int64_t r = first; r < smaller(first + V::kLanes, rows.count); ++r) {
         const RowFinish end =
             finish_row(params_, task.output, rows.head[r], tile.maximum[r], tile.denominator[r]);
         const Scalar factor = static_cast<Scalar>(end.factor);
         const bool empty = tile.blocks == 0 || tile.denominator[r] == 0;
-        Scalar* row = room_ + (r - first) * value_dim_;
+        Scalar* row = row_scratch_ + (r - first) * value_dim_;
         for (std::int64_t i = 0; i < params_.value_dim; ++i) {
           row[i] = empty ? Scalar{0} : row[i] * factor;
         }
@@ -340,14 +244,14 @@ class ForwardStrip {
   const AttentionParams& params_;
   std::int64_t value_dim_;  // padded
   std::int64_t most_tiles_;
-  Scalar* sums_;    // of all tiles
-  Scalar* scores_;  // [kKeyBlock][width]
-  Scalar* extra_;   // [kKeyBlock][width]
-  Scalar* keep_;    // [kKeyBlock][width]
-  Scalar* room_;    // [kLanes][dim]: some rows in or out
+  Scalar* sums_;         // of all tiles
+  Scalar* scores_;       // [kKeyBlock][width]
+  Scalar* extra_;        // [kKeyBlock][width]
+  Scalar* keep_;         // [kKeyBlock][width]
+  Scalar* row_scratch_;  // [kLanes][dim]: rows of q or out
   Products products_;
   std::int64_t tiles_ = 0;
-  std::int64_t first_key_ = 0;  // keys that some tile sees
+  std::int64_t first_key_ = 0;  // of the keys that some tile sees
   std::int64_t end_key_ = 0;
   BlockRules<Scalar> block_;
   ForwardTile<V> tile_[kMostTiles];
@@ -368,12 +272,12 @@ std::size_t forward_tile_bytes(const AttentionParams& params) {
 
 template <class V>
 void forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  run_forward_tile<V, WideProducts<V>>(params, task, memory);
+  run_forward_tile<V, ElementProducts<V>>(params, task, memory);
 }
 
 template <class V>
 std::size_t forward_tile_scratch(const AttentionParams& params) {
-  return forward_tile_bytes<V, WideProducts<V>>(params);
+  return forward_tile_bytes<V, ElementProducts<V>>(params);
 }
 
 }  // namespace

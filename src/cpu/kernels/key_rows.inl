@@ -1,4 +1,4 @@
-// Where the keys and values of a block lie, for kernels that read them as they are stored.
+// The addresses of a block's keys and values, for kernels that read them in their stored type.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace ladon::cpu {
 namespace {
 
-/// Where a block of keys lies: the row of each key's slot, at the task's first head.
+/// A block of keys: the slot of each, and its rows of K and V at the task's first head.
 struct KeyRows {
   std::int64_t begin = 0;
   std::int64_t count = 0;
@@ -18,7 +18,7 @@ struct KeyRows {
   const char* v[kKeyBlock];
 };
 
-/// The block from `begin` on; none where that is `end`.
+/// Looks up the block that begins at key `begin`. It is empty when `begin` is not below `end`.
 inline void find_rows(KeyRows& block, const AttentionParams& params, const Sequence& sequence,
                       std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
   block.begin = begin;
@@ -33,8 +33,8 @@ inline void find_rows(KeyRows& block, const AttentionParams& params, const Seque
   }
 }
 
-/// Asks for one head's numbers of some rows before they are needed. The hardware's prefetchers
-/// stop at the end of a page, and K and V take turns.
+/// Prefetches one head's elements of some rows: hardware prefetchers stop at the end of a page, and
+/// reads alternate between K and V.
 inline void prefetch_rows(const Operand& operand, const char* const* rows, std::int64_t begin,
                           std::int64_t end, std::int64_t head, std::int64_t dim) {
   const std::int64_t size = static_cast<std::int64_t>(size_of(operand.dtype));
@@ -43,15 +43,15 @@ inline void prefetch_rows(const Operand& operand, const char* const* rows, std::
   }
 }
 
-/// One block's rows of K or V, for the products: as they are stored where that can be, else widened
-/// into the staging buffer, which has room for one head.
+/// A block's rows of K or V for the products: in place where load_stored() can read them, else
+/// converted into the staging buffer, which holds one head.
 template <class V, KvPart kPart>
 class BlockOperand {
  public:
   using Scalar = typename V::Scalar;
 
   BlockOperand(const AttentionParams& params, const Sequence& sequence, const KeyRows& block,
-               std::int64_t kv_head, std::int64_t dim, Scalar* staging)
+               std::int64_t kv_head, Scalar* staging)
       : dtype_(kv_operand<kPart>(params).dtype), rows_(kPart == KvPart::kKeys ? block.k : block.v) {
     const Operand& operand = kv_operand<kPart>(params);
     if (loads_stored<V>(dtype_)) {
@@ -59,10 +59,11 @@ class BlockOperand {
       return;
     }
     dtype_ = kDTypeOf<Scalar>;
-    const Block<Scalar> staged = load_kv<kPart>(params, sequence, kv_head, block.begin,
-                                                block.begin + block.count, dim, staging);
+    const KeySpan span{params, sequence, kv_head, block.begin, block.begin + block.count};
+    const RowBlock<const Scalar> staged =
+        load_kv<kPart>(span, Staging<Scalar>{staging, kv_dim<kPart>(params)});
     for (std::int64_t i = 0; i < block.count; ++i) {
-      staged_[i] = reinterpret_cast<const char*>(staged.data + i * staged.stride);
+      staged_[i] = reinterpret_cast<const char*>(staged.row(i));
     }
     rows_ = staged_;
   }
@@ -70,7 +71,7 @@ class BlockOperand {
   BlockOperand& operator=(const BlockOperand&) = delete;
 
   DType dtype() const { return dtype_; }
-  /// Of the task's KV head number `head`.
+  /// The rows of KV head `head`, counted from the task's first.
   StoredRows rows(std::int64_t head) const { return {rows_, head * head_bytes_}; }
 
  private:

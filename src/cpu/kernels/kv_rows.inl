@@ -1,7 +1,7 @@
-// Rows of keys and values into and out of a cache's slots, converted on the way.
+// Copies rows of keys and values into and out of a cache's slots, with conversion.
 //
 // The bound is memory: each row is read once and written once. Quantising takes two passes over a
-// row in L1, in double, so that every int8 is the nearest one: about 1.3 cycles an element (Zen 4).
+// row in L1, in double, so that every int8 is the nearest one: 1.3 cycles per element (Zen 4).
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@ namespace {
 struct KvRowsPart {
   const KvSlots& slots;
   const Operand& rows;
-  std::int64_t first;  // element of the run's first token
+  std::int64_t first;  // first element of the run's first token
   std::int64_t dim;
 };
 
-/// function(part) for keys and for values, where they are wanted.
+/// Calls function(part) for keys and for values, where they are present.
 template <class Function>
 inline void for_each_part(const KvRowsParams& params, const KvRun& run, const Function& function) {
   if (params.k.data != nullptr) {
@@ -31,7 +31,7 @@ inline void for_each_part(const KvRowsParams& params, const KvRun& run, const Fu
   }
 }
 
-/// One row of a slot: elements inside and outside the cache, and how many.
+/// One row: its first element inside and outside the cache, and its length.
 struct KvRow {
   std::int64_t inside;
   std::int64_t outside;
@@ -39,8 +39,8 @@ struct KvRow {
   float* scale;
 };
 
-/// function(row) for every head of a task's tokens; all heads of a token at once where they are
-/// contiguous on both sides and have no scales.
+/// Calls function(row) for every head of a task's tokens; all heads of a token are one row where
+/// they are contiguous on both sides and have no scales.
 template <class Function>
 inline void for_each_kv_row(const KvRowsParams& params, const KvRowsTask& task,
                             const KvRowsPart& part, const Function& function) {
@@ -80,12 +80,12 @@ struct KvRowsScratch {
   }
 };
 
-/// A row of doubles to int8: the largest magnitude becomes +-127. A row with a NaN or an infinity
-/// reads back as NaN, so that it is not lost. The row is changed.
+/// Quantises a row of doubles to int8: the largest magnitude becomes +-127. A row with a NaN or an
+/// infinity gets a scale of NaN, so that it reads back as NaN. Overwrites the row.
 inline void quantise_row(double* row, std::int64_t dim, signed char* to, float* scale) {
-  // What a float scale can reach; f64 goes further.
+  // The largest magnitude whose scale is a finite float; f64 rows can exceed it.
   constexpr double kMostScaled = -127.0 * static_cast<double>(MathConstants<float>::kLowest);
-  constexpr double kSmallestScale = 0x1p-126;  // below, a float has fewer digits
+  constexpr double kSmallestScale = 0x1p-126;  // below, floats are subnormal and lose precision
   F64 top = zero<F64>();
   F64 trace = zero<F64>();  // x - x is 0 for finite x, else NaN
   for (std::int64_t i = dim; i < round_up(dim, F64::kLanes); ++i) row[i] = 0;
@@ -100,7 +100,7 @@ inline void quantise_row(double* row, std::int64_t dim, signed char* to, float* 
     for (std::int64_t i = 0; i < dim; ++i) to[i] = 1;
     return;
   }
-  // Rounded to float first, because readers multiply by the float.
+  // The scale is rounded to float before it is used, because readers multiply by the float.
   const double step = largest_value / 127;
   *scale = step < kSmallestScale ? 0.0F : static_cast<float>(step);
   if (*scale == 0) {

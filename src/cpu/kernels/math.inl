@@ -2,12 +2,13 @@
 //
 // 2^x splits x into the nearest whole n and f in [-1/2, 1/2], evaluates 2^f - 1 = f * poly(f), and
 // scales by 2^n. 2^0 is exactly 1, so a softmax over one key gives exactly that key's value. Below
-// 2^kSmallest the result is 0: a subnormal weight would cost an assist per FMA and carries nothing.
+// 2^kSmallest the result is 0: a subnormal weight would cost a microcode assist per FMA and adds
+// nothing.
 #pragma once
 
 #include <cstdint>
 
-// Before a loop of a few fixed turns: keeps its arrays in registers.
+// Unrolls a loop of a few iterations, so that the arrays it indexes stay in registers.
 #if defined(__clang__)
 #define LADON_UNROLL _Pragma("unroll")
 #else
@@ -51,7 +52,7 @@ inline bool any(typename V::Mask mask) {
   return any(static_cast<V*>(nullptr), mask);
 }
 
-/// Four sums, where the instruction set has no quicker way to take four at once.
+/// Four horizontal sums; instruction sets that can take four at once overload this.
 template <class V>
 inline void store_sums(typename V::Scalar* to, V a, V b, V c, V d) {
   to[0] = sum(a);
@@ -69,14 +70,14 @@ struct MathConstants<float> {
   static constexpr float kLowest = -3.402823466e38F;
   static constexpr float kInfinity = __builtin_inff();
   static constexpr float kSmallest = -126.0F;
-  // Minimax fit of (2^f - 1) / f on [-1/2, 1/2]; 2^f is right to 1.6e-8.
+  // Minimax fit of (2^f - 1) / f on [-1/2, 1/2]; the error of 2^f is 1.6e-8.
   static constexpr int kTerms = 6;
   static constexpr float kExp2[kTerms] = {0.69314718F,    0.240226477F,   0.0555033237F,
                                           0.00961843692F, 0.00133988750F, 0.000153533605F};
-  // exp(2|x|) is held below 2^this: tanh is 1 to the last bit long before, and its derivative
-  // squares the power.
+  // exp(2|x|) is limited to 2^kTanhLimit: tanh rounds to 1 long before, and its derivative squares
+  // the power, which must not overflow.
   static constexpr float kTanhLimit = 60.0F;
-  // Softcaps below the first are as good as 0, above the second as good as none.
+  // A softcap below kSmallestCap has the effect of 0, one above kLargestCap has no effect.
   static constexpr double kSmallestCap = 1e-30;
   static constexpr double kLargestCap = 1e30;
 };
@@ -87,7 +88,7 @@ struct MathConstants<double> {
   static constexpr double kLowest = -1.7976931348623157e308;
   static constexpr double kInfinity = __builtin_inf();
   static constexpr double kSmallest = -1022.0;
-  // ln(2)^n / n!: the series; what is left out is below 4e-18.
+  // The Taylor series, ln(2)^n / n!; the terms left out are below 4e-18.
   static constexpr int kTerms = 13;
   static constexpr double kExp2[kTerms] = {
       0.6931471805599453,     0.24022650695910072,    0.05550410866482158,
@@ -109,7 +110,7 @@ inline V exp2_minus_one_reduced(V f) {
   return f * poly;
 }
 
-/// 2^x for x up to a little above 0. -inf gives 0, NaN stays NaN.
+/// 2^x for x up to a little above 0. -inf gives 0, NaN gives NaN.
 template <class V>
 inline V exp2(V x) {
   using C = MathConstants<typename V::Scalar>;
@@ -124,8 +125,9 @@ struct Tanh {
   V derivative;
 };
 
-/// tanh(x) = e / (e + 2) with e = exp(2 |x|) - 1, which keeps small x accurate; sign put back. The
-/// derivative is 4 (e + 1) / (e + 2)^2: 1 - tanh^2 would cancel where tanh is near 1.
+/// tanh(|x|) = e / (e + 2) with e = exp(2 |x|) - 1, which is accurate for small x; the sign is put
+/// back at the end. The derivative is 4 (e + 1) / (e + 2)^2: 1 - tanh^2 would cancel where tanh is
+/// near 1.
 template <class V>
 inline Tanh<V> tanh(V x) {
   using C = MathConstants<typename V::Scalar>;
@@ -140,8 +142,8 @@ inline Tanh<V> tanh(V x) {
           broadcast<V>(4) * (e + broadcast<V>(1)) * inverse * inverse};
 }
 
-/// A double in the compute type; what is too large becomes the largest finite number, so that a
-/// bias of -1e300 is a small score and not a mask.
+/// Converts a double to the compute type. Finite values that are too large become the largest
+/// finite value, so that a bias of -1e300 is a low score and not a mask.
 template <class Scalar>
 inline Scalar narrow(double x) {
   constexpr double kLimit = -static_cast<double>(MathConstants<Scalar>::kLowest);
@@ -157,8 +159,8 @@ constexpr std::int64_t round_up(std::int64_t n, std::int64_t unit) {
   return (n + unit - 1) / unit * unit;
 }
 
-/// True when every one of n numbers is finite. Comparing with the largest finite number avoids
-/// isfinite(), which the compiler may assume away under some flags.
+/// Whether n elements are all finite. Compares with the largest finite value instead of calling
+/// isfinite(), which compilers assume to be true under some flags.
 template <class Scalar>
 inline bool all_finite(const Scalar* p, std::int64_t n) {
   const Scalar limit = -MathConstants<Scalar>::kLowest;

@@ -13,7 +13,7 @@
 namespace ladon::cpu {
 namespace {
 
-/// Rows are filled up with zeros to this, for loops over whole vectors.
+/// The length to which rows are padded with zeros, for loops over whole vectors.
 inline std::int64_t padded_norm_dim(std::int64_t dim) { return round_up(dim, kNormUnit); }
 
 struct NormScratch {
@@ -34,7 +34,7 @@ inline void load_norm_row(const Matrix& matrix, std::int64_t row, std::int64_t d
   for (std::int64_t i = dim; i < padded_norm_dim(dim); ++i) to[i] = 0;
 }
 
-/// Sum over i of product(i), a vector of F64 at a time; four sums take turns.
+/// Sum over i of product(i), a vector of F64 at a time, in four accumulators that alternate.
 template <class Product>
 inline double sum_over_row(std::int64_t dim, const Product& product) {
   F64 sums[4] = {zero<F64>(), zero<F64>(), zero<F64>(), zero<F64>()};
@@ -88,7 +88,7 @@ void rms_norm_backward(const NormParams& params, const NormTask& task, void* mem
       task.sums[i] += unit[i] * dy[i];
       dy[i] *= task.weight[i];
     }
-    // Of the normalised x with its gradient.
+    // The mean of the normalised x times its gradient.
     const double mean =
         sum_over_row(params.dim,
                      [&](std::int64_t i) { return load<F64>(unit + i) * load<F64>(dy + i); }) /

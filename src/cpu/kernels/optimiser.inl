@@ -1,8 +1,8 @@
-// The optimisers' steps. The bound is memory: AdamW over bf16 weights reads 18 bytes an element
+// The optimisers' steps. The bound is memory: AdamW over bf16 weights reads 18 bytes per element
 // (weight, gradient, two moments, master copy) and writes 14.
 //
-// Products are rounded before they are added, so that all instruction sets give the same bits, and
-// a training run does not change with the machine's vectors.
+// Products are rounded before they are added (no fused multiply-add), so that all instruction sets
+// give the same bits and a training run does not depend on the machine.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace ladon::cpu {
 namespace {
 
-/// n elements, at most kLanes, and zeros: whole vectors in place, the last one through a buffer.
+/// Loads n elements, at most kLanes, and zeros: whole vectors directly, the last through a buffer.
 template <class V>
 inline V load_some(const typename V::Scalar* p, std::int64_t n) {
   if (n == V::kLanes) return load<V>(p);
@@ -29,7 +29,7 @@ inline void store_some(typename V::Scalar* p, V a, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) p[i] = buffer[i];
 }
 
-/// n 16-bit elements, at most kLanes.
+/// Loads or stores n 16-bit elements, at most kLanes.
 inline F32 load_narrow(const std::uint16_t* p, DType dtype, std::int64_t n) {
   std::uint16_t buffer[F32::kLanes] = {};
   if (n < F32::kLanes) {
@@ -49,7 +49,7 @@ inline void store_narrow(std::uint16_t* p, F32 a, DType dtype, std::int64_t n) {
   for (std::int64_t i = 0; i < n && to != p; ++i) p[i] = buffer[i];
 }
 
-/// The weights of an optimiser's step, as its rule sees them.
+/// The weights of an optimiser's step in the compute type: the master copies where there are some.
 template <class V>
 class Weights {
  public:
@@ -64,8 +64,8 @@ class Weights {
   V load_weight(std::int64_t i, std::int64_t n) const {
     if constexpr (sizeof(Scalar) == 4) {
       if (operands_.master != nullptr) {
-        // A weight that is not its master rounded was set by someone else (a checkpoint was
-        // loaded): it counts, not the master.
+        // A weight that differs from its rounded master was set from outside (a loaded checkpoint):
+        // it replaces the master.
         const F32 master = load_some<F32>(static_cast<const float*>(operands_.master) + i, n);
         const F32 stored = load_narrow(narrow_value() + i, operands_.dtype, n);
         std::uint16_t rounded_master[F32::kLanes];
@@ -94,7 +94,7 @@ class Weights {
   const OptimiserOperands& operands_;
 };
 
-/// weight = rule(i, n, weight, gradient) for each vector of a range.
+/// Sets weight = rule(i, n, weight, gradient) for each vector of a range.
 template <class V, class Rule>
 inline void update_weights(const OptimiserOperands& operands, const ElementRange& range,
                            const Rule& rule) {
@@ -155,8 +155,8 @@ void adamw_step(const AdamWParams& params, const ElementRange& range, void*) {
         store_some(first + i, mean, n);
         store_some(second + i, square, n);
         const V spread = rounded(sqrt(square) * root_correction);
-        // Decay and step in one sum: a decay below half a unit of the weight still
-        // counts where the two together are not.
+        // Decay and step are summed before they are subtracted: a decay below half a unit in the
+        // last place of the weight still has an effect where the sum is above it.
         return weight - (rounded(decay * weight) + rounded(rate * mean) / (spread + epsilon));
       });
 }

@@ -1,7 +1,7 @@
-// Projections of bf16 rows by bf16 weights, as dot products of pairs: both lie in memory as pairs,
-// so nothing is widened and weights are not packed. Twice the terms a step of what f32 does.
-// Measured (Zen 4, docs/projections.md): 1024 rows at 80 to 85 % of bf16 products, 64 at 55
-// to 75 %.
+// Projections of bf16 rows by bf16 weights, as dot products of pairs. Both operands are stored as
+// pairs, so that nothing is converted and weights are not packed. A step takes twice the terms of
+// f32. Measured (Zen 4, docs/projections.md): 1024 rows at 80 to 85 % of bf16 products, 64 at 55 to
+// 75 %.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +18,16 @@ template <class Pairs>
 struct PairRows {
   using Sums = Pairs;
   using Factor = Pair;
-  static constexpr std::int64_t kTerms = 2;  // of a factor
+  static constexpr std::int64_t kTerms = 2;  // per factor
 
-  static void copy(const Matrix& matrix, std::int64_t begin, std::int64_t end, std::int64_t first,
-                   std::int64_t count, std::int64_t stride, Pair* to) {
-    const std::uint16_t* data = static_cast<const std::uint16_t*>(matrix.data) + first;
+  static void copy(const Matrix& matrix, RowRange rows, ElementRange terms, RowBlock<Pair> to) {
+    const std::uint16_t* data = static_cast<const std::uint16_t*>(matrix.data) + terms.begin;
     copy_as_pairs(
-        end - begin, count, stride,
-        [&](std::int64_t row) { return data + (begin + row) * matrix.stride; }, to);
+        rows.end - rows.begin, terms.end - terms.begin, to.stride,
+        [&](std::int64_t row) { return data + (rows.begin + row) * matrix.stride; }, to.data);
   }
-  /// Whole pairs, on the boundaries that the compiler may expect of them.
-  static bool as_they_lie(const ProjectionParams& params) {
+  /// Whether W is read in place: rows are whole pairs, aligned as the compiler may assume.
+  static bool in_place(const ProjectionParams& params) {
     return params.in_features % kTerms == 0 && params.w.stride % kTerms == 0 &&
            reinterpret_cast<std::uintptr_t>(params.w.data) % sizeof(Pair) == 0;
   }
@@ -38,7 +37,7 @@ struct PairRows {
   }
 };
 
-/// Projections whose x is bf16; those whose weights are not, are widened.
+/// Projections whose x is bf16. Where the weights are not, x is converted to f32.
 template <class V, class Pairs>
 void project_of_pairs(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
   if (params.w.dtype == DType::kBF16) {

@@ -1,4 +1,4 @@
-// The kernels of an instruction set that multiplies bf16 pairs.
+// The kernel table of an instruction set that multiplies bf16 pairs.
 #pragma once
 
 #include "cpu/kernels/pair_backward.inl"
@@ -8,7 +8,7 @@
 namespace ladon::cpu {
 namespace {
 
-/// The kernels of Float and Double, with those for bf16 by way of an Engine.
+/// The kernels of Float and Double, and those of an Engine for bf16.
 template <class Float, class Double, class Engine>
 constexpr KernelTable make_kernel_table_of_pairs() {
   KernelTable table = make_kernel_table<Float, Double>();

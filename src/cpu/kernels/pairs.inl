@@ -1,17 +1,15 @@
-// bf16 operands as pairs: along a row, as they lie, or of two rows; and what to do with numbers
-// that are not finite.
+// bf16 operands as pairs, either of neighbours in a row (as bf16 rows are stored) or of two rows;
+// and the handling of non-finite elements.
 //
 // An Engine multiplies pairs:
-//   kUnit                          rows and depths that it takes are multiples of this
-//   begin()                        before the first product
-//   multiply(rows, width, depth, a, b, c, ldc, accumulate)
-//                                  c (+)= a b; depth counts pairs, which run along rows of a
-//   columns(dim, depth, a, room)   a, [depth][dim], as multiply_columns() takes it: as it is or,
-//                                  rearranged, in `room`, which is as large
-//   multiply_columns(first, rows, width, depth, a, b, c, accumulate)
-//                                  rows [first, first + rows) of c (+)= a^T b, where b is
-//                                  [depth][width]
-//   kRowsAtOnce                    rows of a product that fill its registers: whole units
+//   kUnit                            rows and depths of its products are multiples of this
+//   kRowsAtOnce                      rows of a product that fill its registers: whole units
+//   begin()                          called before the first product
+//   multiply(size, a, b, c)          c (+)= a b; size.depth counts pairs, which run along rows of a
+//   columns(dim, depth, a, scratch)  prepares a, [depth][dim], for multiply_columns(): returns it,
+//                                    or a copy in `scratch`, which is as large, in another order
+//   multiply_columns(first, size, a, b, c)
+//                                    c (+)= rows [first, first + size.rows) of a^T b
 #pragma once
 
 #include <cstddef>
@@ -22,53 +20,39 @@
 namespace ladon::cpu {
 namespace {
 
-using Pair = std::uint32_t;  // the first number in the low half
+using Pair = std::uint32_t;  // the first element in the low half
 
-/// Rows of pairs, `stride` pairs apart.
-struct PairMatrix {
-  const Pair* data;
-  std::int64_t stride;
+using PairMatrix = RowBlock<const Pair>;
 
-  const Pair* at(std::int64_t row, std::int64_t column) const {
-    return data + row * stride + column;
-  }
-  std::int64_t bytes() const { return stride * static_cast<std::int64_t>(sizeof(Pair)); }
-};
-
-/// Products by the vector unit's instruction for pairs.
+/// Products with the vector instruction for pairs.
 template <class Pairs>
 class VectorEngine {
  public:
   static constexpr std::int64_t kUnit = 1;
   static constexpr std::int64_t kRowsAtOnce = kGemmRowsAtOnce<Pairs>;
   static void begin() {}
-  static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
-                       const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
-                       bool accumulate) {
-    gemm<Pairs, Layout::kRows>(rows, width, depth, a.data, a.stride, b.data, b.stride, c, ldc,
-                               accumulate);
+  static void multiply(ProductSize size, PairMatrix a, PairMatrix b, ProductTarget<float> c) {
+    gemm<Pairs, Layout::kRows>(size, a, b, c);
   }
   static PairMatrix columns(std::int64_t dim, std::int64_t, const Pair* a, Pair*) {
     return {a, dim};
   }
-  static void multiply_columns(std::int64_t first, std::int64_t rows, std::int64_t width,
-                               std::int64_t depth, const PairMatrix& a, const Pair* b, float* c,
-                               bool accumulate) {
-    gemm<Pairs, Layout::kColumns>(rows, width, depth, a.data + first, a.stride, b, width,
-                                  c + first * width, width, accumulate);
+  static void multiply_columns(std::int64_t first, ProductSize size, PairMatrix a, PairMatrix b,
+                               ProductTarget<float> c) {
+    gemm<Pairs, Layout::kColumns>(size, a.from(0, first), b, c);
   }
 };
 
 inline std::int64_t pairs_in(std::int64_t n) { return (n + 1) / 2; }
 
-/// Numbers 2i and 2i + 1 of a row; past its end there are zeros.
+/// Elements 2i and 2i + 1 of a row; zeros past its end.
 inline Pair pair_at(const std::uint16_t* row, std::int64_t i, std::int64_t dim) {
   const Pair first = 2 * i < dim ? row[2 * i] : 0U;
   const Pair second = 2 * i + 1 < dim ? row[2 * i + 1] : 0U;
   return first | second << 16U;
 }
 
-/// Numbers of two rows as pairs. A row that is null, and what is past `dim`, is zeros.
+/// Pairs the elements of two rows. A null row, and what is past `dim`, counts as zeros.
 inline void pair_rows(const std::uint16_t* first, const std::uint16_t* second, std::int64_t dim,
                       std::int64_t padded_dim, Pair* to) {
   std::int64_t i = 0;
@@ -82,12 +66,10 @@ inline void pair_rows(const std::uint16_t* first, const std::uint16_t* second, s
   }
 }
 
-/// Row r of a tile in a [token, head, dim] operand; null for a row that is not there.
-inline const std::uint16_t* row_of(const Operand& operand, std::int64_t offset,
-                                   const Rows<float>& rows, std::int64_t r) {
-  if (r >= rows.count) return nullptr;
-  return static_cast<const std::uint16_t*>(operand.data) + offset +
-         rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
+/// Row r of a tile in an operand; null past the tile's last row.
+inline const std::uint16_t* row_of(const QueryOperand& from, std::int64_t r) {
+  if (r >= from.rows.count) return nullptr;
+  return static_cast<const std::uint16_t*>(from.operand.data) + from.start(r);
 }
 
 /// The row of one key; null past the span's end.
@@ -99,12 +81,12 @@ inline const std::uint16_t* row_of(const KeySpan& span, std::int64_t i) {
          kv_row<kPart>(span.params, span.sequence, span.kv_head, slot);
 }
 
-/// Rows to [depth][width], pairs along each row; row_at(i) is null for a row that is not there.
+/// Transposes rows, as pairs of neighbours, to [depth][width]; row_at(i) is null for a missing row.
 template <class RowAt>
 inline void pair_along_rows(const RowAt& row_at, std::int64_t width, std::int64_t dim,
                             std::int64_t depth, Pair* to) {
   constexpr std::int64_t kSide = F32::kLanes;
-  const std::int64_t squares = dim / 2 / kSide * kSide;  // pairs that whole squares take
+  const std::int64_t squares = dim / 2 / kSide * kSide;  // pairs that fill whole squares
   for (std::int64_t first = 0; first < width; first += kSide) {
     const std::int64_t end = smaller(first + kSide, width);
     const bool whole = end == first + kSide && row_at(end - 1) != nullptr;
@@ -125,14 +107,13 @@ inline void pair_along_rows(const RowAt& row_at, std::int64_t width, std::int64_
 }
 
 /// The same for a tile's rows.
-inline void pair_along_rows(const Operand& operand, std::int64_t offset, const Rows<float>& rows,
-                            std::int64_t width, std::int64_t dim, std::int64_t depth, Pair* to) {
-  pair_along_rows([&](std::int64_t r) { return row_of(operand, offset, rows, r); }, width, dim,
-                  depth, to);
+inline void pair_along_rows(const QueryOperand& from, std::int64_t width, std::int64_t depth,
+                            Pair* to) {
+  pair_along_rows([&](std::int64_t r) { return row_of(from, r); }, width, from.dim, depth, to);
 }
 
-/// Rows of `dim` numbers as rows of `depth` pairs, filled up with zeros; row_at(i) is null for a
-/// row that is not there.
+/// Copies rows of `dim` elements to rows of `depth` pairs, padded with zeros; row_at(i) is null for
+/// a missing row.
 template <class RowAt>
 inline void copy_as_pairs(std::int64_t rows, std::int64_t dim, std::int64_t depth,
                           const RowAt& row_at, Pair* to) {
@@ -145,15 +126,15 @@ inline void copy_as_pairs(std::int64_t rows, std::int64_t dim, std::int64_t dept
   }
 }
 
-/// Keys or values as rows of `depth` pairs: as they lie where whole units of whole pairs do, else
-/// in the staging buffer, filled up with zeros.
+/// Keys or values as rows of `depth` pairs: in place where they are whole units of whole pairs in
+/// consecutive slots, else copied to the staging buffer and padded with zeros.
 template <KvPart kPart, std::int64_t kUnit>
 inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair* staging) {
   const Operand& operand = kv_operand<kPart>(span.params);
-  const std::int64_t dim = kPart == KvPart::kKeys ? span.params.head_dim : span.params.value_dim;
+  const std::int64_t dim = kv_dim<kPart>(span.params);
   const std::uint16_t* first = row_of<kPart>(span, 0);
-  // Pairs lie on the boundaries that the compiler may expect of them.
-  if (slots_in_line(span.params.kv_layout, span.sequence, span.begin, span.end) &&
+  // Pairs must be aligned as the compiler may assume.
+  if (slots_contiguous(span.params.kv_layout, span.sequence, span.begin, span.end) &&
       dim == 2 * depth && span.count() % kUnit == 0 && operand.token_stride % 2 == 0 &&
       reinterpret_cast<std::uintptr_t>(first) % sizeof(Pair) == 0) {
     return {reinterpret_cast<const Pair*>(first), operand.token_stride / 2};
@@ -164,13 +145,13 @@ inline PairMatrix pairs_as_stored(const KeySpan& span, std::int64_t depth, Pair*
   return {staging, depth};
 }
 
-/// Two rows of weights at a time as pairs, [pair][width]; rows past `count` are zeros.
-inline void pair_weights(const float* weights, std::int64_t count, std::int64_t width,
-                         std::int64_t pairs, Pair* to) {
+/// Pairs the weights of two keys at a time, [pair][width]; missing keys have weights of zero.
+inline void pair_weights(const ScoreTile<const float>& weights, std::int64_t pairs, Pair* to) {
+  const std::int64_t width = weights.width;
   for (std::int64_t pair = 0; pair < pairs; ++pair) {
     for (std::int64_t lane = 0; lane < width; lane += F32::kLanes) {
       const auto weight = [&](std::int64_t key) {
-        return key < count ? load<F32>(weights + key * width + lane) : zero<F32>();
+        return key < weights.keys ? load<F32>(weights.data + key * width + lane) : zero<F32>();
       };
       store_pairs(to + pair * width + lane, weight(2 * pair), weight(2 * pair + 1));
     }
@@ -188,8 +169,8 @@ inline bool all_finite(const std::uint16_t* row, std::int64_t dim) {
   return finite != 0;
 }
 
-/// Makes 0 of what is not finite: a masked weight must not meet it. add_not_finite() makes up for
-/// it.
+/// Replaces non-finite elements by 0, because a masked weight of zero times one would be NaN.
+/// add_not_finite() adds the terms that are not masked.
 inline void clear_not_finite(Pair* pairs, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     if (!is_finite(pairs[i])) pairs[i] &= 0xffff0000U;
@@ -197,7 +178,7 @@ inline void clear_not_finite(Pair* pairs, std::int64_t count) {
   }
 }
 
-/// Rows two by two, [pair][padded_dim]; row_at(i) may be null.
+/// Pairs rows two by two, [pair][padded_dim]; row_at(i) may be null.
 template <class RowAt>
 inline void pair_two_by_two(std::int64_t pairs, std::int64_t dim, std::int64_t padded_dim,
                             const RowAt& row_at, Pair* to) {
@@ -206,7 +187,7 @@ inline void pair_two_by_two(std::int64_t pairs, std::int64_t dim, std::int64_t p
   }
 }
 
-/// The same without what is not finite. Whether all was.
+/// The same with non-finite elements replaced by 0. Returns whether all were finite.
 template <class RowAt>
 inline bool pair_finite(std::int64_t pairs, std::int64_t dim, std::int64_t padded_dim,
                         const RowAt& row_at, Pair* to) {
@@ -220,19 +201,37 @@ inline bool pair_finite(std::int64_t pairs, std::int64_t dim, std::int64_t padde
   return finite;
 }
 
-/// For each number of the row that is not finite and each weight that is not marked as masked:
-/// to[i * dim_step + j * weight_step] += weights[j * stride] * row[i].
-inline void add_not_finite(const std::uint16_t* row, std::int64_t dim, const float* weights,
-                           std::int64_t stride, std::int64_t count, float* to,
-                           std::int64_t dim_step, std::int64_t weight_step) {
-  for (std::int64_t i = 0; i < dim; ++i) {
-    if (is_finite(row[i])) continue;
+/// One row of bf16 elements.
+struct Bf16Row {
+  const std::uint16_t* data = nullptr;
+  std::int64_t dim = 0;
+};
+
+/// `count` weights, `stride` elements apart.
+struct WeightVector {
+  const float* data = nullptr;
+  std::int64_t stride = 0;
+  std::int64_t count = 0;
+};
+
+/// Where an outer product is added: weights[j] * row[i] at i * row_step + j * weight_step.
+struct OuterProductTarget {
+  float* data = nullptr;
+  std::int64_t row_step = 0;
+  std::int64_t weight_step = 0;
+};
+
+/// Adds weights[j] * row[i] for each non-finite element of the row and each weight that is not
+/// masked (-0.0).
+inline void add_not_finite(Bf16Row row, WeightVector weights, OuterProductTarget to) {
+  for (std::int64_t i = 0; i < row.dim; ++i) {
+    if (is_finite(row.data[i])) continue;
     float value = 0;
-    load_row(row + i, DType::kBF16, 1, &value);
-    for (std::int64_t j = 0; j < count; ++j) {
-      const float weight = weights[j * stride];
+    load_row(row.data + i, DType::kBF16, 1, &value);
+    for (std::int64_t j = 0; j < weights.count; ++j) {
+      const float weight = weights.data[j * weights.stride];
       const bool masked = weight == 0 && __builtin_signbit(weight);
-      if (!masked) to[i * dim_step + j * weight_step] += weight * value;
+      if (!masked) to.data[i * to.row_step + j * to.weight_step] += weight * value;
     }
   }
 }

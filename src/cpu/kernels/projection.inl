@@ -1,17 +1,17 @@
 // Projections: y = x W^T + b.
 //
-// W is read as checkpoints store it, [out_features, in_features]: dot products of rows, so weights
-// are not packed. Products are taken in parts of 2 KiB of a row, which are added up one after the
-// other: the order of a sum depends on in_features alone, and a row has the same bits whatever rows
-// are beside it. 4 parts of W, in L1, meet up to 64 of x, copied side by side into L2, while the 4
-// rows of W that come next are asked for. For one row the bound is reading W once. Measured (Zen 4,
-// docs/projections.md): f32 of 1024 rows at 73 to 85 % of FMA, of 64 at 64 to 78 %; one row at 70
-// to 90 % of the memory read.
+// W is read in the layout of checkpoints, [out_features, in_features]: dot products of rows, so
+// weights are not packed. Products are taken over parts of 2 KiB of a row, which are added up in
+// order: the order of a sum depends on in_features alone, and a row has the same bits whatever the
+// other rows are. 4 parts of W, in L1, are multiplied with up to 64 of x, copied next to each other
+// into L2, while the next 4 rows of W are prefetched. For one row the bound is reading W once.
+// Measured (Zen 4, docs/projections.md): f32 of 1024 rows at 73 to 85 % of FMA, of 64 at 64 to 78
+// %; one row at 70 to 90 % of the memory read.
 //
 // Tried and lost: whole rows (72 %: W and x share the sets of L1, and come from L2); parts of 1 and
-// of 4 KiB; sums kept as vectors from part to part (as fast, 16 times the room); 8 rows of W by 3
-// of x; W copied; asking for 4 rows of W at once, which stops the products (8 rows: -13 %); asking
-// for x; broadcast products with x or W turned (slower, or half as fast for one row).
+// of 4 KiB; sums kept as vectors from part to part (as fast, 16 times the scratch); 8 rows of W by
+// 3 of x; W copied; prefetching 4 rows of W at once, which stalls the products (8 rows: -13 %);
+// prefetching x; broadcast products with x or W transposed (slower, or half as fast for one row).
 #pragma once
 
 #include <cstddef>
@@ -25,24 +25,26 @@
 namespace ladon::cpu {
 namespace {
 
-/// Rows of a projection as numbers of the compute type.
+/// Rows of a projection as elements of the compute type.
 template <class V>
-struct NumberRows {
+struct ElementRows {
   using Sums = V;
   using Factor = typename V::Scalar;
-  static constexpr std::int64_t kTerms = 1;  // of a factor
+  static constexpr std::int64_t kTerms = 1;  // per factor
 
-  /// Terms [first, first + count) of some rows, `stride` factors apart and filled up with zeros.
-  static void copy(const Matrix& matrix, std::int64_t begin, std::int64_t end, std::int64_t first,
-                   std::int64_t count, std::int64_t stride, Factor* to) {
-    for (std::int64_t row = begin; row < end; ++row, to += stride) {
-      load_row(at(matrix.data, matrix.dtype, row * matrix.stride + first), matrix.dtype, count, to);
-      for (std::int64_t i = count; i < stride; ++i) to[i] = 0;
+  /// Copies some terms of some rows to rows of factors, padded with zeros.
+  static void copy(const Matrix& matrix, RowRange rows, ElementRange terms, RowBlock<Factor> to) {
+    const std::int64_t count = terms.end - terms.begin;
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      Factor* factors = to.row(row - rows.begin);
+      load_row(at(matrix.data, matrix.dtype, row * matrix.stride + terms.begin), matrix.dtype,
+               count, factors);
+      for (std::int64_t i = count; i < to.stride; ++i) factors[i] = 0;
     }
   }
-  /// Rows that fit the registers at once take weights as they are stored; more share weights that
-  /// are widened once.
-  static bool as_they_lie(const ProjectionParams& params) {
+  /// Whether W is read in place. As many rows as fit the registers convert weights as they load
+  /// them; more rows share weights that are converted once.
+  static bool in_place(const ProjectionParams& params) {
     return params.w.dtype == kDTypeOf<Factor> ||
            (params.rows <= kDotRows<V> && loads_stored<V>(params.w.dtype));
   }
@@ -52,8 +54,8 @@ struct NumberRows {
   }
 };
 
-/// Rows of one projection in parts of 2 KiB, whose products are summed part by part: where there
-/// are many rows, four parts of W's rows then stay in L1 while those of x, side by side, come from
+/// Rows of one projection in parts of 2 KiB, whose products are summed part by part: with many
+/// rows, four parts of W's rows stay in L1 while those of x, copied next to each other, come from
 /// L2. The last part is up to half as long again.
 template <class Rows>
 struct Parts {
@@ -68,10 +70,10 @@ struct Parts {
   std::int64_t begin(std::int64_t part) const { return part * kLength; }
   std::int64_t end(std::int64_t part) const { return part + 1 < count ? begin(part + 1) : depth; }
   std::int64_t first_term(std::int64_t part) const { return begin(part) * Rows::kTerms; }
-  std::int64_t terms(std::int64_t part) const {
-    return smaller(end(part) * Rows::kTerms, in_features) - first_term(part);
+  ElementRange terms(std::int64_t part) const {
+    return {first_term(part), smaller(end(part) * Rows::kTerms, in_features)};
   }
-  /// Factors from one copied row to the next.
+  /// The stride of copied rows, in factors.
   std::int64_t stride(std::int64_t part) const {
     return round_up(end(part) - begin(part), Rows::Sums::kLanes);
   }
@@ -81,8 +83,8 @@ template <class Rows>
 struct ProjectScratch {
   using Factor = typename Rows::Factor;
   using Scalar = typename Rows::Sums::Scalar;
-  Factor* x;  // [part][row][factor] of as many parts as there is room for
-  Factor* w;  // [kDotKeys][factor] of one part, where W cannot be used as it lies
+  Factor* x;  // [part][row][factor], as many parts as fit
+  Factor* w;  // [kDotKeys][factor] of one part, where W is not read in place
   Scalar* y;  // [kProjectionTile][kProjectColumns]
   std::size_t bytes;
 
@@ -95,7 +97,7 @@ struct ProjectScratch {
   }
 };
 
-/// A block [row][stride] of products, plus the bias, to y.
+/// Stores a block of products, [row][stride], plus the bias, to y.
 template <class Scalar>
 inline void write_block(const ProjectionParams& params, const ProjectionTask& task,
                         Scalar* products, std::int64_t stride) {
@@ -117,7 +119,7 @@ inline void write_block(const ProjectionParams& params, const ProjectionTask& ta
   }
 }
 
-/// Calls body(task) for at most `columns` of a task's columns at a time.
+/// Calls body(task) for a task's columns, at most `columns` at a time.
 template <class Body>
 inline void for_each_columns(ProjectionTask task, std::int64_t columns, const Body& body) {
   const std::int64_t end = task.column_end;
@@ -127,27 +129,27 @@ inline void for_each_columns(ProjectionTask task, std::int64_t columns, const Bo
   }
 }
 
-/// y of one block of rows and columns.
+/// Computes y of one block of rows and columns by dot products.
 template <class Rows>
-class Projecting {
+class DotProjection {
  public:
-  Projecting(const ProjectionParams& params, const ProjectionTask& task, void* memory)
+  DotProjection(const ProjectionParams& params, const ProjectionTask& task, void* memory)
       : params_(params),
         task_(task),
         scratch_(memory),
         parts_{params.in_features},
         rows_(task.row_end - task.row_begin),
-        as_they_lie_(Rows::as_they_lie(params)) {}
+        in_place_(Rows::in_place(params)) {}
 
   void run() {
-    // The fewer rows, the more parts at once: W is then read along its rows.
+    // Fewer rows take more parts at once, so that W is read along its rows.
     const std::int64_t at_once = kProjectionTile / rows_;
     for (std::int64_t first = 0; first < parts_.count; first += at_once) {
       const std::int64_t end = smaller(first + at_once, parts_.count);
       Factor* x = scratch_.x;
       for (std::int64_t part = first; part < end; ++part) {
-        Rows::copy(params_.x, task_.row_begin, task_.row_end, parts_.first_term(part),
-                   parts_.terms(part), parts_.stride(part), x + parts_.begin(part - first) * rows_);
+        Rows::copy(params_.x, {task_.row_begin, task_.row_end}, parts_.terms(part),
+                   {x + parts_.begin(part - first) * rows_, parts_.stride(part)});
       }
       for (std::int64_t n = task_.column_begin; n < task_.column_end; n += kDotKeys) {
         for (std::int64_t part = first; part < end; ++part) {
@@ -176,21 +178,24 @@ class Projecting {
     const std::int64_t stride = parts_.stride(part);
     const char* lines[kDotKeys];
     for (std::int64_t i = 0; i < end - begin; ++i) {
-      lines[i] = as_they_lie_ ? weights(begin + i, part)
-                              : reinterpret_cast<const char*>(scratch_.w + i * stride);
+      lines[i] = in_place_ ? weights(begin + i, part)
+                           : reinterpret_cast<const char*>(scratch_.w + i * stride);
     }
-    if (!as_they_lie_) {
-      Rows::copy(params_.w, begin, end, parts_.first_term(part), parts_.terms(part), stride,
-                 scratch_.w);
+    if (!in_place_) {
+      Rows::copy(params_.w, {begin, end}, parts_.terms(part), {scratch_.w, stride});
     }
-    // The next rows of W; where there are none, or they are to be copied, what is at hand.
-    const bool some_ahead = as_they_lie_ && end + kDotKeys <= params_.out_features;
+    // Prefetches the next rows of W. Where there are none, or they will be copied, the distance is
+    // 0: the lines are in L1 already.
+    const bool some_ahead = in_place_ && end + kDotKeys <= params_.out_features;
     const BytesAhead ahead{some_ahead ? weights(end, part) - weights(begin, part) : 0};
-    Rows::with_weights(as_they_lie_ ? params_.w.dtype : kDTypeOf<Factor>, [&](auto stored) {
+    Rows::with_weights(in_place_ ? params_.w.dtype : kDTypeOf<Factor>, [&](auto stored) {
       dot_products<V, decltype(stored)::kDType>(
-          rows_, 0, end - begin, parts_.end(part) - parts_.begin(part), x, stride,
-          StoredRows{lines, 0}, scratch_.y + (begin - task_.column_begin), kProjectColumns,
-          part > 0, ahead);
+          {.rows = rows_, .width = end - begin, .depth = parts_.end(part) - parts_.begin(part)},
+          {x, stride}, {lines, 0},
+          {.data = scratch_.y + (begin - task_.column_begin),
+           .stride = kProjectColumns,
+           .accumulate = part > 0},
+          ahead);
     });
   }
 
@@ -199,21 +204,21 @@ class Projecting {
   ProjectScratch<Rows> scratch_;
   Parts<Rows> parts_;
   std::int64_t rows_;
-  bool as_they_lie_;
+  bool in_place_;
 };
 
 template <class Rows>
 void project_rows(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
-  Projecting<Rows>(params, task, memory).run();
+  DotProjection<Rows>(params, task, memory).run();
 }
 
 template <class V>
 void project(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
-  project_rows<NumberRows<V>>(params, task, memory);
+  project_rows<ElementRows<V>>(params, task, memory);
 }
 template <class V>
 std::size_t project_scratch(const ProjectionParams&) {
-  return ProjectScratch<NumberRows<V>>(nullptr).bytes;
+  return ProjectScratch<ElementRows<V>>(nullptr).bytes;
 }
 
 }  // namespace

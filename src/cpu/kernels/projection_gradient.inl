@@ -1,9 +1,9 @@
 // Gradients of projections: dx += dy W, dw += dy^T x, db += sum of dy.
 //
 // Broadcast products (gemm.inl) of blocks of kProjectionTile by kProjectionTile, over
-// kProjectionDepth terms at a time, with every operand as it lies where it is of the compute type.
-// Every sum has one order that depends on the sizes it runs over alone: a row of dx has the same
-// bits whatever rows are beside it.
+// kProjectionDepth terms at a time. Operands of the compute type are read in place. The order of a
+// sum depends on the sizes it runs over alone: a row of dx has the same bits whatever the other
+// rows are.
 #pragma once
 
 #include <cstddef>
@@ -19,22 +19,22 @@ namespace {
 
 inline constexpr std::int64_t kProjectionDepth = 256;  // terms summed between two additions to C
 
-/// Rows [begin, end), columns [column, column + dim) of a matrix in the compute type; as they lie
-/// where they can be, else staged and filled up with zeros to `padded_dim`.
+/// Rows and columns of a matrix in the compute type: in place where possible, else staged and
+/// padded with zeros to staging.dim.
 template <class Scalar>
-inline Block<Scalar> load_rows(const Matrix& matrix, std::int64_t begin, std::int64_t end,
-                               std::int64_t column, std::int64_t dim, std::int64_t padded_dim,
-                               Scalar* staging) {
-  const Operand operand{matrix.data, matrix.dtype, matrix.stride, 0};
-  return load_block(operand, column, 0, begin, end, dim, padded_dim, staging);
+inline RowBlock<const Scalar> load_rows(const Matrix& matrix, RowRange rows, ElementRange columns,
+                                        Staging<Scalar> staging) {
+  const std::int64_t first = rows.begin * matrix.stride + columns.begin;
+  return load_block(Matrix{at(matrix.data, matrix.dtype, first), matrix.dtype, matrix.stride},
+                    rows.end - rows.begin, columns.end - columns.begin, staging);
 }
 
-/// Blocks of the two gradients: C [kProjectionTile][kProjectionTile] summed over `depth`.
+/// Buffers of both gradients.
 template <class V>
 struct ProjectGradientScratch {
   using Scalar = typename V::Scalar;
   Scalar* sums;  // [kProjectionTile][kProjectionTile]
-  Scalar* a;     // a block of dy, either way up
+  Scalar* a;     // a block of dy: [kProjectionTile][kProjectionDepth] or transposed
   Scalar* b;     // [kProjectionDepth][kProjectionTile]
   std::size_t bytes;
 
@@ -68,12 +68,13 @@ void project_input_gradient(const ProjectionParams& params, const ProjectionTask
   const std::int64_t width = round_up(columns, V::kLanes);
   for (std::int64_t n = 0; n < params.out_features; n += kProjectionDepth) {
     const std::int64_t end = smaller(n + kProjectionDepth, params.out_features);
-    const Block<Scalar> dy =
-        load_rows(params.y, task.row_begin, task.row_end, n, end - n, end - n, scratch.a);
-    const Block<Scalar> w =
-        load_rows(params.w, n, end, task.column_begin, columns, width, scratch.b);
-    gemm<V, Layout::kRows>(rows, width, end - n, dy.data, dy.stride, w.data, w.stride, scratch.sums,
-                           kProjectionTile, n > 0);
+    const RowBlock<const Scalar> dy = load_rows(params.y, {task.row_begin, task.row_end}, {n, end},
+                                                Staging<Scalar>{scratch.a, end - n});
+    const RowBlock<const Scalar> w =
+        load_rows(params.w, {n, end}, {task.column_begin, task.column_end},
+                  Staging<Scalar>{scratch.b, width});
+    gemm<V, Layout::kRows>({.rows = rows, .width = width, .depth = end - n}, dy, w,
+                           {.data = scratch.sums, .stride = kProjectionTile, .accumulate = n > 0});
   }
   add_sums(params.dx, task.row_begin, rows, task.column_begin, columns, scratch.sums);
 }
@@ -97,14 +98,17 @@ void project_weight_gradient(const ProjectionParams& params, const ProjectionTas
   Scalar bias[kProjectionTile] = {};
   for (std::int64_t row = 0; row < params.rows; row += kProjectionDepth) {
     const std::int64_t end = smaller(row + kProjectionDepth, params.rows);
-    const Block<Scalar> dy = load_rows(params.y, row, end, task.row_begin, outs, outs, scratch.a);
-    const Block<Scalar> x =
-        load_rows(params.x, row, end, task.column_begin, columns, width, scratch.b);
-    gemm<V, Layout::kColumns>(outs, width, end - row, dy.data, dy.stride, x.data, x.stride,
-                              scratch.sums, kProjectionTile, row > 0);
+    const RowBlock<const Scalar> dy = load_rows(
+        params.y, {row, end}, {task.row_begin, task.row_end}, Staging<Scalar>{scratch.a, outs});
+    const RowBlock<const Scalar> x =
+        load_rows(params.x, {row, end}, {task.column_begin, task.column_end},
+                  Staging<Scalar>{scratch.b, width});
+    gemm<V, Layout::kColumns>(
+        {.rows = outs, .width = width, .depth = end - row}, dy, x,
+        {.data = scratch.sums, .stride = kProjectionTile, .accumulate = row > 0});
     if (!sums_bias) continue;
     for (std::int64_t r = 0; r < end - row; ++r) {
-      for (std::int64_t n = 0; n < outs; ++n) bias[n] += dy.data[r * dy.stride + n];
+      for (std::int64_t n = 0; n < outs; ++n) bias[n] += *dy.at(r, n);
     }
   }
   if (params.rows == 0) return;

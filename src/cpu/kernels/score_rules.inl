@@ -1,8 +1,8 @@
-// From q.k to a masked score: softcap, ALiBi, bias and masks, in the contract's order. A new rule
-// is a line in apply_rules() and, where it needs numbers of its own, a field beside the others.
+// From q.k to a masked score: softcap, ALiBi, bias and masks, in the order of the contract. A new
+// rule is a line in apply_rules() and, where it needs parameters, a field of BlockRules.
 //
-// Scores come in tiles whose lanes are queries (forward_tile, backward) or keys (forward_few).
-// apply_rules() does not care: it gets a vector of keys and vectors of what the queries bring.
+// Scores come in tiles whose lanes are queries (forward_tile, backward) or keys (forward_decode).
+// apply_rules() serves both: it takes a vector of keys and the QueryLanes of the queries.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,7 @@ inline constexpr std::int64_t kMaxRows = 64;   // most rows of a tile, on any in
 inline constexpr std::int64_t kKeyBlock = 64;  // keys that are scored at a time
 
 /// The rows of one tile: which token and head each one is, and which keys it sees.
-template <class Scalar>
-struct Rows {
+struct QueryRows {
   std::int64_t count = 0;
   std::int64_t token[kMaxRows];
   std::int64_t head[kMaxRows];
@@ -32,21 +31,36 @@ struct Rows {
   std::int64_t all_end = kNoWindow;
 };
 
-template <class Scalar>
-inline void set_rows(Rows<Scalar>& rows, const AttentionParams& params, const Sequence& sequence,
-                     std::int64_t first_head, std::int64_t heads_per_token, std::int64_t row_begin,
-                     std::int64_t row_count, std::int64_t key_begin, std::int64_t key_end) {
-  rows.count = row_count;
+/// Rows [begin, begin + count) of a score matrix whose row r is token r / heads_per_token of head
+/// first_head + r % heads_per_token.
+struct RowSpan {
+  std::int64_t first_head = 0;
+  std::int64_t heads_per_token = 1;
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+
+/// Keys [begin, end) of a sequence.
+struct KeyRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  std::int64_t count() const { return end - begin; }
+};
+
+inline void set_rows(QueryRows& rows, const AttentionParams& params, const Sequence& sequence,
+                     const RowSpan& span, KeyRange keys) {
+  rows.count = span.count;
   rows.some_first = kNoWindow;
   rows.some_end = 0;
   rows.all_first = 0;
   rows.all_end = kNoWindow;
-  for (std::int64_t r = 0; r < row_count; ++r) {
-    const std::int64_t token = (row_begin + r) / heads_per_token;
+  for (std::int64_t r = 0; r < span.count; ++r) {
+    const std::int64_t token = (span.begin + r) / span.heads_per_token;
     const std::int64_t position = token + sequence.position_offset;
-    std::int64_t first = larger(key_begin, position - params.rules.window_left);
-    std::int64_t end = smaller(key_end, position + params.rules.window_right + 1);
-    if (first >= end) {  // sees nothing: an interval that no key is in
+    std::int64_t first = larger(keys.begin, position - params.rules.window_left);
+    std::int64_t end = smaller(keys.end, position + params.rules.window_right + 1);
+    if (first >= end) {  // sees no key: an empty interval
       first = kNoWindow;
       end = 0;
     } else {
@@ -54,13 +68,48 @@ inline void set_rows(Rows<Scalar>& rows, const AttentionParams& params, const Se
       rows.some_end = larger(rows.some_end, end);
     }
     rows.token[r] = token;
-    rows.head[r] = first_head + (row_begin + r) % heads_per_token;
+    rows.head[r] = span.first_head + (span.begin + r) % span.heads_per_token;
     rows.first_key[r] = first;
     rows.end_key[r] = end;
     rows.all_first = larger(rows.all_first, first);
     rows.all_end = smaller(rows.all_end, end);
   }
 }
+
+/// The rows of a tile in a [token, head, dim] operand: q or dout.
+struct QueryOperand {
+  const Operand& operand;
+  std::int64_t offset;  // the sequence's first element
+  const QueryRows& rows;
+  std::int64_t dim;
+
+  /// The first element of row r.
+  std::int64_t start(std::int64_t r) const {
+    return offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
+  }
+};
+
+/// Scores of a tile's rows with some keys, [keys][width]: lanes are rows.
+template <class Scalar>
+struct ScoreTile {
+  Scalar* data = nullptr;
+  std::int64_t keys = 0;
+  std::int64_t width = 0;
+};
+
+/// Where the score of a row and a key is stored: at row * row_step + key * key_step.
+struct ScoreLayout {
+  std::int64_t row_step = 0;
+  std::int64_t key_step = 0;
+};
+
+/// Scratch for the arrays of fill_extra() and fill_keep(), in the layout of the scores.
+template <class Scalar>
+struct RuleScratch {
+  Scalar* extra = nullptr;
+  Scalar* keep = nullptr;
+  ScoreLayout layout;
+};
 
 /// What the rules need for one block of keys, relative to its first key.
 template <class Scalar>
@@ -81,68 +130,67 @@ struct BlockRules {
   bool plain() const { return softcap == 0 && !alibi && !positional && extra == nullptr; }
 };
 
-/// Bias and mask of a block as one array: element (row, key) at row * row_step + key * key_step.
+/// Combines bias and mask of a block into one array: the bias, and -inf where masked.
 template <class Scalar>
 inline void fill_extra(const AttentionParams& params, const Sequence& sequence,
-                       const Rows<Scalar>& rows, std::int64_t key_begin, std::int64_t key_count,
-                       Scalar* to, std::int64_t row_step, std::int64_t key_step) {
+                       const QueryRows& rows, KeyRange keys, ScoreLayout layout, Scalar* to) {
   const BroadcastOperand& bias = params.rules.bias;
   const BroadcastOperand& mask = params.rules.mask;
+  const std::int64_t count = keys.count();
   Scalar line[kKeyBlock];
   for (std::int64_t r = 0; r < rows.count; ++r) {
     if (bias.data == nullptr) {
-      for (std::int64_t i = 0; i < key_count; ++i) line[i] = 0;
+      for (std::int64_t i = 0; i < count; ++i) line[i] = 0;
     } else {
       const std::int64_t start = sequence.index * bias.sequence_stride +
                                  rows.head[r] * bias.head_stride +
-                                 rows.token[r] * bias.query_stride + key_begin * bias.key_stride;
+                                 rows.token[r] * bias.query_stride + keys.begin * bias.key_stride;
       if (bias.key_stride == 1) {
-        load_row(at(bias.data, bias.dtype, start), bias.dtype, key_count, line);
+        load_row(at(bias.data, bias.dtype, start), bias.dtype, count, line);
       } else {
-        for (std::int64_t i = 0; i < key_count; ++i) {
+        for (std::int64_t i = 0; i < count; ++i) {
           load_row(at(bias.data, bias.dtype, start + i * bias.key_stride), bias.dtype, 1, line + i);
         }
       }
     }
     if (mask.data != nullptr) {
-      const std::uint8_t* allowed = static_cast<const std::uint8_t*>(mask.data) +
-                                    sequence.index * mask.sequence_stride +
-                                    rows.head[r] * mask.head_stride +
-                                    rows.token[r] * mask.query_stride + key_begin * mask.key_stride;
-      for (std::int64_t i = 0; i < key_count; ++i) {
+      const std::uint8_t* allowed =
+          static_cast<const std::uint8_t*>(mask.data) + sequence.index * mask.sequence_stride +
+          rows.head[r] * mask.head_stride + rows.token[r] * mask.query_stride +
+          keys.begin * mask.key_stride;
+      for (std::int64_t i = 0; i < count; ++i) {
         if (allowed[i * mask.key_stride] == 0) line[i] = -MathConstants<Scalar>::kInfinity;
       }
     }
-    for (std::int64_t i = 0; i < key_count; ++i) to[r * row_step + i * key_step] = line[i];
+    for (std::int64_t i = 0; i < count; ++i) {
+      to[r * layout.row_step + i * layout.key_step] = line[i];
+    }
   }
 }
 
-/// Dropout factors of a block, laid out like fill_extra()'s.
+/// Writes the dropout factors of a block.
 template <class Scalar>
-inline void fill_keep(const ScoreRules& rules, const Sequence& sequence, const Rows<Scalar>& rows,
-                      std::int64_t key_begin, std::int64_t key_count, Scalar* to,
-                      std::int64_t row_step, std::int64_t key_step) {
+inline void fill_keep(const ScoreRules& rules, const Sequence& sequence, const QueryRows& rows,
+                      KeyRange keys, ScoreLayout layout, Scalar* to) {
   const Scalar kept = static_cast<Scalar>(rules.dropout_scale);
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    for (std::int64_t i = 0; i < key_count;) {
-      const std::int64_t key = key_begin + i;
+    for (std::int64_t i = 0; i < keys.count();) {
+      const std::int64_t key = keys.begin + i;
       const PhiloxBlock block = dropout_block(rules.dropout_seed, sequence.dropout_index,
                                               rows.head[r], rows.token[r], key);
-      for (std::int64_t word = key % 4; word < 4 && i < key_count; ++word, ++i) {
-        to[r * row_step + i * key_step] =
+      for (std::int64_t word = key % 4; word < 4 && i < keys.count(); ++word, ++i) {
+        to[r * layout.row_step + i * layout.key_step] =
             block.words[word] < rules.dropout_threshold ? Scalar{0} : kept;
       }
     }
   }
 }
 
-/// Sets up `block` for keys [key_begin, key_begin + key_count). `extra` and `keep` are room for
-/// fill_extra() and fill_keep(), used where the rules need them.
+/// Sets up `block` for some keys. The scratch is used only where there is a bias, mask or dropout.
 template <class Scalar>
 inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
-                      const Sequence& sequence, const Rows<Scalar>& rows, std::int64_t key_begin,
-                      std::int64_t key_count, Scalar* extra, Scalar* keep, std::int64_t row_step,
-                      std::int64_t key_step) {
+                      const Sequence& sequence, const QueryRows& rows, KeyRange keys,
+                      const RuleScratch<Scalar>& scratch) {
   const ScoreRules& rules = params.rules;
   using C = MathConstants<Scalar>;
   const bool capped = rules.softcap != 0 && rules.softcap < C::kLargestCap;
@@ -150,46 +198,71 @@ inline void set_block(BlockRules<Scalar>& block, const AttentionParams& params,
   block.softcap = capped ? static_cast<Scalar>(cap) : Scalar{0};
   block.inverse_softcap = capped ? static_cast<Scalar>(1 / cap) : Scalar{0};
   block.alibi = rules.alibi_slopes.data != nullptr;
-  block.positional = rows.all_first > key_begin || rows.all_end < key_begin + key_count;
+  block.positional = rows.all_first > keys.begin || rows.all_end < keys.end;
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    // Clamped to the block, so that any length is exact in a float.
-    const std::int64_t first = smaller(larger(rows.first_key[r] - key_begin, 0), key_count);
-    const std::int64_t last = smaller(larger(rows.end_key[r] - key_begin, 0), key_count) - 1;
+    // Clamped to the block: a float holds any position within it exactly.
+    const std::int64_t first = smaller(larger(rows.first_key[r] - keys.begin, 0), keys.count());
+    const std::int64_t last = smaller(larger(rows.end_key[r] - keys.begin, 0), keys.count()) - 1;
     block.first[r] = static_cast<Scalar>(first);
     block.last[r] = static_cast<Scalar>(last);
     if (block.alibi) {
-      block.position[r] = static_cast<Scalar>(rows.token[r] + sequence.position_offset - key_begin);
+      block.position[r] =
+          static_cast<Scalar>(rows.token[r] + sequence.position_offset - keys.begin);
       block.slope[r] = narrow<Scalar>(head_element(rules.alibi_slopes, rows.head[r]));
     }
   }
   block.extra = nullptr;
   block.extra_masks = false;
   if (rules.bias.data != nullptr || rules.mask.data != nullptr) {
-    fill_extra(params, sequence, rows, key_begin, key_count, extra, row_step, key_step);
-    block.extra = extra;
+    fill_extra(params, sequence, rows, keys, scratch.layout, scratch.extra);
+    block.extra = scratch.extra;
     block.extra_masks = true;
   }
   block.keep = nullptr;
   if (rules.dropout) {
-    fill_keep(rules, sequence, rows, key_begin, key_count, keep, row_step, key_step);
-    block.keep = keep;
+    fill_keep(rules, sequence, rows, keys, scratch.layout, scratch.keep);
+    block.keep = scratch.keep;
   }
 }
 
-/// A vector of scores through all rules; -inf where masked. With kGradient, *cap_gradient becomes
-/// the derivative of the softcap. `index` is where the scores lie in their tile.
+/// The rules' inputs that depend on the query, per lane: the keys that it sees, its position and
+/// its ALiBi slope.
+template <class V>
+struct QueryLanes {
+  V first;
+  V last;
+  V position;
+  V slope;
+};
+
+/// For lanes that are rows, from `row` on.
+template <class V>
+inline QueryLanes<V> load_lanes(const BlockRules<typename V::Scalar>& block, std::int64_t row) {
+  return {load<V>(block.first + row), load<V>(block.last + row), load<V>(block.position + row),
+          load<V>(block.slope + row)};
+}
+/// For lanes that are keys of one row.
+template <class V>
+inline QueryLanes<V> broadcast_lanes(const BlockRules<typename V::Scalar>& block,
+                                     std::int64_t row) {
+  return {broadcast<V>(block.first[row]), broadcast<V>(block.last[row]),
+          broadcast<V>(block.position[row]), broadcast<V>(block.slope[row])};
+}
+
+/// Applies all rules to a vector of scores; -inf where masked. With kGradient, *cap_gradient
+/// becomes the derivative of the softcap. `index` is the position of the scores in their tile.
 template <class V, bool kGradient>
-inline V apply_rules(const BlockRules<typename V::Scalar>& block, V score, V key, V first, V last,
-                     V position, V slope, std::int64_t index, V* cap_gradient) {
+inline V apply_rules(const BlockRules<typename V::Scalar>& block, const QueryLanes<V>& query, V key,
+                     std::int64_t index, V score, V* cap_gradient) {
   using C = MathConstants<typename V::Scalar>;
   if (block.softcap != 0) {
     const Tanh<V> bent = tanh(score * broadcast<V>(block.inverse_softcap));
     if constexpr (kGradient) *cap_gradient = bent.derivative;
     score = bent.value * broadcast<V>(block.softcap);
   }
-  if (block.alibi) score = score - slope * abs(position - key);
+  if (block.alibi) score = score - query.slope * abs(query.position - key);
   const V hidden_score = broadcast<V>(-C::kInfinity);
-  auto hidden = either(less(key, first), less(last, key));
+  auto hidden = either(less(key, query.first), less(query.last, key));
   if (block.extra != nullptr) {
     const V added = load<V>(block.extra + index);
     hidden = either(hidden, identical(added, hidden_score));

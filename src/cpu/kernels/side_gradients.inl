@@ -1,9 +1,9 @@
-// Gradients of what joins the scores from the side: bias and sinks.
+// Gradients of the score rules' parameters: bias and sinks.
 //
 // A bias may be shared by batch, heads, queries or keys, and its gradient sums over all that share
-// it. Each task owns some of the bias's elements and computes the score gradients of all that share
-// them once more (two more products), so that no task waits for another, the order of the sum is
-// fixed, and the memory is that of the elements alone. Sums are kept in double: they can be long.
+// it. Each task owns some elements of the bias and recomputes the score gradients of all that share
+// them (two more products), so that no task waits for another, the order of the sum is fixed, and
+// the memory is that of the elements alone. Sums are in double because they can be long.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ template <class V>
 inline void add_bias_gradient(const AttentionParams& params, const BiasGradientTask& task,
                               const Sequence& sequence, std::int64_t first_head,
                               std::int64_t heads_per_token, const BackwardScratch<V>& scratch,
-                              WideBackward<V>& products) {
+                              ElementBackward<V>& products) {
   using Scalar = typename V::Scalar;
   BackwardTile<Scalar> tile;
   BlockRules<Scalar> block;
@@ -27,23 +27,27 @@ inline void add_bias_gradient(const AttentionParams& params, const BiasGradientT
   const std::int64_t row_end = smaller(task.token_end, sequence.query_len) * heads_per_token;
   const std::int64_t key_end = smaller(task.key_end, sequence.kv_len);
   for (std::int64_t row = task.token_begin * heads_per_token; row < row_end; row += kTileRows<V>) {
-    set_rows(tile.rows, params, sequence, first_head, heads_per_token, row,
-             smaller(kTileRows<V>, row_end - row), task.key_begin, key_end);
+    set_rows(tile.rows, params, sequence,
+             {.first_head = first_head,
+              .heads_per_token = heads_per_token,
+              .begin = row,
+              .count = smaller(kTileRows<V>, row_end - row)},
+             {task.key_begin, key_end});
     if (tile.rows.some_end == 0) continue;
     set_tile(params, sequence, scratch, tile);
     products.load_rows(params, sequence, tile.rows, tile.width);
-    for_each_key_block(
-        params, sequence, kv_head, tile.rows, task.key_begin, key_end, [&](const KeySpan& span) {
-          products.score(span, tile.width, scratch.scores, scratch.dscores);
-          score_gradients<V, false, true>(span, scratch, tile, block);
-          for (std::int64_t r = 0; r < tile.rows.count; ++r) {
-            double* sums = task.sums + (tile.rows.token[r] - task.token_begin) * task.token_stride +
-                           (span.begin - task.key_begin) * task.key_stride;
-            for (std::int64_t i = 0; i < span.count(); ++i) {
-              sums[i * task.key_stride] += static_cast<double>(scratch.dscores[i * tile.width + r]);
-            }
-          }
-        });
+    const KeySpan keys{params, sequence, kv_head, task.key_begin, key_end};
+    for_each_key_block(keys, tile.rows, [&](const KeySpan& span) {
+      products.score(span, {scratch.scores, scratch.dscores, tile.width});
+      score_gradients<V, false, true>(span, scratch, tile, block);
+      for (std::int64_t r = 0; r < tile.rows.count; ++r) {
+        double* sums = task.sums + (tile.rows.token[r] - task.token_begin) * task.token_stride +
+                       (span.begin - task.key_begin) * task.key_stride;
+        for (std::int64_t i = 0; i < span.count(); ++i) {
+          sums[i * task.key_stride] += static_cast<double>(scratch.dscores[i * tile.width + r]);
+        }
+      }
+    });
   }
 }
 
@@ -51,7 +55,7 @@ template <class V>
 void bias_gradient(const AttentionParams& params, const BiasGradientTask& task, void* memory) {
   ScratchArena arena(memory);
   const BackwardScratch<V> scratch(params, arena);
-  WideBackward<V> products(params, arena);
+  ElementBackward<V> products(params, arena);
   const std::int64_t first = task.sequence < 0 ? 0 : task.sequence;
   const std::int64_t end = task.sequence < 0 ? params.num_sequences : task.sequence + 1;
   for (std::int64_t s = first; s < end; ++s) {
@@ -71,7 +75,7 @@ std::size_t bias_gradient_scratch(const AttentionParams& params) {
   return backward_scratch<V>(params);
 }
 
-/// The sink takes part of each row's weight, exp(sink - lse), and gives no value for it.
+/// The sink has a weight in each row, exp(sink - lse), and no value.
 template <class V>
 void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, void* memory) {
   using Scalar = typename V::Scalar;

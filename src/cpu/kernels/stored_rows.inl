@@ -1,5 +1,5 @@
-// Rows of numbers as they are stored, widened to the compute type as they are loaded: a cache or a
-// weight of bf16 or int8 then costs its own bytes and no copy.
+// Rows in their stored type, converted to the compute type in registers as they are loaded: a cache
+// or a weight of bf16 or int8 costs memory bandwidth for its own bytes only, and no copy.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 namespace ladon::cpu {
 namespace {
 
-/// A stored type as a type, to choose a loop by.
+/// A stored dtype as a type, for generic lambdas.
 template <DType kType>
 struct StoredAs {
   static constexpr DType kDType = kType;
 };
 
-/// Vector number i / kLanes of a row.
+/// Loads elements [i, i + kLanes) of a row.
 template <class V, DType kStored>
 inline V load_stored(const char* row, std::int64_t i) {
   if constexpr (kStored == kDTypeOf<typename V::Scalar>) {
@@ -31,7 +31,7 @@ inline V load_stored(const char* row, std::int64_t i) {
   }
 }
 
-/// The same for the last vector of a row of `dim` numbers, which may not be whole: zeros fill it.
+/// Loads elements [i, dim) of a row, fewer than kLanes, and zeros.
 template <class V, DType kStored>
 inline V load_stored_last(const char* row, std::int64_t i, std::int64_t dim) {
   alignas(64) char last[64];
@@ -40,14 +40,14 @@ inline V load_stored_last(const char* row, std::int64_t i, std::int64_t dim) {
   return load_stored<V, kStored>(last, 0);
 }
 
-/// Whether rows can be used as they lie.
+/// Whether load_stored() can read rows of this dtype in place.
 template <class V>
 inline bool loads_stored(DType dtype) {
   return dtype == kDTypeOf<typename V::Scalar> ||
          (sizeof(typename V::Scalar) == 4 && dtype != DType::kF64);
 }
 
-/// Calls function(StoredAs<dtype>) for a dtype that loads_stored() takes.
+/// Calls function(StoredAs<dtype>) for a dtype that loads_stored() accepts.
 template <class V, class Function>
 inline void with_stored(DType dtype, const Function& function) {
   if constexpr (sizeof(typename V::Scalar) == 4) {
@@ -58,16 +58,17 @@ inline void with_stored(DType dtype, const Function& function) {
   function(StoredAs<kDTypeOf<typename V::Scalar>>{});
 }
 
-/// Rows of one type, each wherever it lies.
+/// Rows of one dtype at any addresses.
 struct StoredRows {
   const char* const* rows = nullptr;
-  std::int64_t offset = 0;  // bytes from there to the first number that counts
+  std::int64_t offset = 0;  // bytes, added to each row's address
 
   const char* operator[](std::int64_t i) const { return rows[i] + offset; }
+  StoredRows from(std::int64_t i) const { return {rows + i, offset}; }
 };
 
-/// True when every number of every row is finite: x - x is then 0, else NaN, and a NaN stays in any
-/// sum.
+/// Whether every element of every row is finite: x - x is 0 for a finite x, else NaN, which no
+/// later addition removes.
 template <class V, DType kStored>
 inline bool all_finite(const StoredRows& rows, std::int64_t count, std::int64_t dim) {
   if constexpr (kStored == DType::kI8) return true;

@@ -1,4 +1,4 @@
-// Arrays added up, and heads of a group. The bound is memory: each element is read once.
+// Sums of arrays, and over the heads of a group. The bound is memory: each element is read once.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ struct HeadSumScratch {
   }
 };
 
-/// In double, head by head in order, and rounded once.
+/// Sums in double, head by head in order, and rounds once.
 template <class V>
 void sum_heads(const HeadSumParams& params, const RowRange& range, void* memory) {
   const HeadSumScratch scratch(params, memory);

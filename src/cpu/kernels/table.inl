@@ -1,9 +1,9 @@
-// Every kernel for one instruction set. An isa/<name>.cpp includes its vectors and then this.
+// The kernel table of one instruction set. An isa/<name>.cpp includes its vectors and then this.
 #pragma once
 
 #include "cpu/kernel_table.h"
 #include "cpu/kernels/backward.inl"
-#include "cpu/kernels/forward_few.inl"
+#include "cpu/kernels/forward_decode.inl"
 #include "cpu/kernels/forward_tile.inl"
 #include "cpu/kernels/kv_rows.inl"
 #include "cpu/kernels/norm.inl"
@@ -18,13 +18,13 @@ namespace {
 
 template <class V>
 constexpr KernelSet make_kernel_set() {
-  static_assert(kTileRows<V> <= kMaxRows && kFewRows <= kMaxRows);
+  static_assert(kTileRows<V> <= kMaxRows && kDecodeRows <= kMaxRows);
   static_assert(kKeyBlock % V::kLanes == 0 && kBackwardKeys % kKeyBlock == 0);
   KernelSet set;
   set.compute_bytes = sizeof(typename V::Scalar);
   set.tile_rows = kTileRows<V>;
-  set.few_rows = kFewRows;
-  set.few_states = kFewStates;
+  set.decode_rows = kDecodeRows;
+  set.decode_states = kDecodeStates;
 #define LADON_KERNEL(name, Params, Task) \
   set.name = name<V>;                    \
   set.name##_scratch = name##_scratch<V>;
@@ -33,7 +33,7 @@ constexpr KernelSet make_kernel_set() {
   return set;
 }
 
-/// For an instruction set without bf16 arithmetic of its own.
+/// For an instruction set without bf16 arithmetic.
 template <class Float, class Double>
 constexpr KernelTable make_kernel_table() {
   const KernelSet floats = make_kernel_set<Float>();

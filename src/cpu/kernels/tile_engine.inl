@@ -1,10 +1,10 @@
 // The products of bf16 forward tiles on AMX.
 //
-// K's rows and q's pairs are tiles as they lie. V's pairs, [key pair][value_dim], are what AMX
-// wants of its second operand; here V comes first, so that sums stay [value_dim][row] as the vector
-// kernels keep them, and its pairs are transposed 16 x 16 at a time, once for a strip: about 120
-// cycles for each, 16 of them for 64 keys of 128, beside 256 products of 16 cycles for 256 rows.
-// Not measured on a machine with AMX yet; tested on an emulated one.
+// K's rows and q's pairs are loaded as tiles in place. V's pairs, [key pair][value_dim], have the
+// layout that AMX takes for its second operand. Here V is the first operand, so that sums stay
+// [value_dim][row] as in the vector kernels, and its pairs are transposed 16 x 16 at a time, once
+// per strip: about 120 cycles each, 16 of them for 64 keys of 128, compared with 256 products of 16
+// cycles for 256 rows. Not measured on a machine with AMX yet; tested on an emulated one.
 #pragma once
 
 #include <cstdint>
@@ -32,25 +32,21 @@ class TileEngine {
     begun_ = true;
   }
 
-  static void multiply(std::int64_t rows, std::int64_t width, std::int64_t depth,
-                       const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
-                       bool accumulate) {
-    tile_gemm(rows, width, depth, a, b, c, ldc, accumulate);
+  static void multiply(ProductSize size, PairMatrix a, PairMatrix b, ProductTarget<float> c) {
+    tile_gemm(size, a, b, c);
   }
 
-  static PairMatrix columns(std::int64_t dim, std::int64_t depth, const Pair* a, Pair* room) {
+  static PairMatrix columns(std::int64_t dim, std::int64_t depth, const Pair* a, Pair* scratch) {
     for (std::int64_t pair = 0; pair < depth; pair += kUnit) {
       transpose<F32>(dim, reinterpret_cast<const float*>(a + pair * dim), dim,
-                     reinterpret_cast<float*>(room + pair), depth);
+                     reinterpret_cast<float*>(scratch + pair), depth);
     }
-    return {room, depth};
+    return {scratch, depth};
   }
 
-  static void multiply_columns(std::int64_t first, std::int64_t rows, std::int64_t width,
-                               std::int64_t depth, const PairMatrix& a, const Pair* b, float* c,
-                               bool accumulate) {
-    tile_gemm(rows, width, depth, {a.at(first, 0), a.stride}, {b, width}, c + first * width, width,
-              accumulate);
+  static void multiply_columns(std::int64_t first, ProductSize size, PairMatrix a, PairMatrix b,
+                               ProductTarget<float> c) {
+    tile_gemm(size, a.from(first, 0), b, c);
   }
 
  private:

@@ -1,9 +1,9 @@
 // The matrix product on AMX tiles: C[m][n] (+)= sum over k of A[m][k] . B[k][n], in bf16 pairs.
 //
-// Blocks of 2 x 2 tiles of sums: each tile of A and of B that is loaded is used twice, one load a
-// product. All sizes are whole tiles; who calls pads with zeros. The sum over k has one fixed order
-// for each element of C. Two numbers for 32 x 32 sums and 16 pairs of depth: 4 products of 16
-// cycles at the unit's rate, 4 loads of 8.
+// Blocks of 2 x 2 tiles of sums: each tile of A and of B that is loaded is used twice, one load per
+// product. All sizes are whole tiles; the caller pads with zeros. The sum over k has one fixed
+// order for each element of C. Cost of 32 x 32 sums over 16 pairs: 4 products of 16 cycles at the
+// unit's rate, 4 loads of 8.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,22 @@
 namespace ladon::cpu {
 namespace {
 
+/// Bytes from one row to the next.
+template <class Matrix>
+inline std::int64_t row_bytes(const Matrix& matrix) {
+  return matrix.stride * static_cast<std::int64_t>(sizeof(*matrix.data));
+}
+
 /// kRows x kColumns tiles of sums, in tiles 0 to 3; A is loaded to 4 and 5, B to 6 and 7.
 template <int kRows, int kColumns>
-inline void tile_gemm_block(std::int64_t depth, const PairMatrix& a, std::int64_t m,
-                            const PairMatrix& b, std::int64_t n, float* c, std::int64_t ldc,
-                            bool accumulate) {
-  const std::int64_t c_bytes = ldc * static_cast<std::int64_t>(sizeof(float));
-  float* const corner = c + m * ldc + n;
-  float* const below = corner + kTileSide * ldc;
-  if (accumulate) {
+inline void tile_gemm_block(std::int64_t depth, PairMatrix a, PairMatrix b,
+                            ProductTarget<float> c) {
+  const std::int64_t a_bytes = row_bytes(a);
+  const std::int64_t b_bytes = row_bytes(b);
+  const std::int64_t c_bytes = row_bytes(c);
+  float* const corner = c.data;
+  float* const below = c.at(kTileSide, 0);
+  if (c.accumulate) {
     read_tile<0>(corner, c_bytes);
     if constexpr (kColumns == 2) read_tile<1>(corner + kTileSide, c_bytes);
     if constexpr (kRows == 2) read_tile<2>(below, c_bytes);
@@ -34,15 +41,15 @@ inline void tile_gemm_block(std::int64_t depth, const PairMatrix& a, std::int64_
     if constexpr (kRows == 2 && kColumns == 2) clear_tile<3>();
   }
   for (std::int64_t k = 0; k < depth; k += kTileSide) {
-    read_tile<4>(a.at(m, k), a.bytes());
-    read_tile<6>(b.at(k, n), b.bytes());
+    read_tile<4>(a.at(0, k), a_bytes);
+    read_tile<6>(b.at(k, 0), b_bytes);
     multiply_tiles<0, 4, 6>();
     if constexpr (kColumns == 2) {
-      read_tile<7>(b.at(k, n + kTileSide), b.bytes());
+      read_tile<7>(b.at(k, kTileSide), b_bytes);
       multiply_tiles<1, 4, 7>();
     }
     if constexpr (kRows == 2) {
-      read_tile<5>(a.at(m + kTileSide, k), a.bytes());
+      read_tile<5>(a.at(kTileSide, k), a_bytes);
       multiply_tiles<2, 5, 6>();
     }
     if constexpr (kRows == 2 && kColumns == 2) multiply_tiles<3, 5, 7>();
@@ -54,25 +61,22 @@ inline void tile_gemm_block(std::int64_t depth, const PairMatrix& a, std::int64_
 }
 
 template <int kRows>
-inline void tile_gemm_rows(std::int64_t width, std::int64_t depth, const PairMatrix& a,
-                           std::int64_t m, const PairMatrix& b, float* c, std::int64_t ldc,
-                           bool accumulate) {
+inline void tile_gemm_rows(std::int64_t width, std::int64_t depth, PairMatrix a, PairMatrix b,
+                           ProductTarget<float> c) {
   std::int64_t n = 0;
   for (; n + 2 * kTileSide <= width; n += 2 * kTileSide) {
-    tile_gemm_block<kRows, 2>(depth, a, m, b, n, c, ldc, accumulate);
+    tile_gemm_block<kRows, 2>(depth, a, b.from(0, n), c.from(0, n));
   }
-  if (n < width) tile_gemm_block<kRows, 1>(depth, a, m, b, n, c, ldc, accumulate);
+  if (n < width) tile_gemm_block<kRows, 1>(depth, a, b.from(0, n), c.from(0, n));
 }
 
-/// rows, width and depth (in pairs) are whole tiles. Tiles must be configured.
-inline void tile_gemm(std::int64_t rows, std::int64_t width, std::int64_t depth,
-                      const PairMatrix& a, const PairMatrix& b, float* c, std::int64_t ldc,
-                      bool accumulate) {
+/// All sizes are whole tiles; size.depth counts pairs. Tiles must be configured.
+inline void tile_gemm(ProductSize size, PairMatrix a, PairMatrix b, ProductTarget<float> c) {
   std::int64_t m = 0;
-  for (; m + 2 * kTileSide <= rows; m += 2 * kTileSide) {
-    tile_gemm_rows<2>(width, depth, a, m, b, c, ldc, accumulate);
+  for (; m + 2 * kTileSide <= size.rows; m += 2 * kTileSide) {
+    tile_gemm_rows<2>(size.width, size.depth, a.from(m, 0), b, c.from(m, 0));
   }
-  if (m < rows) tile_gemm_rows<1>(width, depth, a, m, b, c, ldc, accumulate);
+  if (m < size.rows) tile_gemm_rows<1>(size.width, size.depth, a.from(m, 0), b, c.from(m, 0));
 }
 
 }  // namespace

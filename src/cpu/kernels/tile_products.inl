@@ -1,5 +1,5 @@
-// The two matrix products of a forward tile, in the compute type: scores^T = K q^T and
-// out^T += V^T weights^T.
+// The two matrix products of a forward tile, in the compute type: scores^T = K q^T and out^T += V^T
+// weights^T.
 #pragma once
 
 #include <cstddef>
@@ -16,74 +16,62 @@ namespace {
 template <class V>
 constexpr std::int64_t kTileRows = V::kLanes* V::kGemmVectors;
 
-/// Rows of a [token, head, dim] operand into to[dim][width], times `factor`; unused lanes become 0.
-/// `room` holds kLanes rows of whole vectors.
+/// Transposes the rows of an operand, times `factor`, to `to`, [dim][width]; unused lanes become 0.
+/// `scratch` holds kLanes rows of whole vectors.
 template <class V>
-inline void transpose_rows(const Operand& operand, std::int64_t offset,
-                           const Rows<typename V::Scalar>& rows, std::int64_t width,
-                           std::int64_t dim, typename V::Scalar factor, typename V::Scalar* room,
-                           typename V::Scalar* to) {
+inline void transpose_rows(const QueryOperand& from, typename V::Scalar factor,
+                           typename V::Scalar* scratch, RowBlock<typename V::Scalar> to) {
+  const std::int64_t dim = from.dim;
   const std::int64_t stride = round_up(dim, V::kLanes);
-  for (std::int64_t first = 0; first < width; first += V::kLanes) {
+  for (std::int64_t first = 0; first < to.stride; first += V::kLanes) {
     for (std::int64_t lane = 0; lane < V::kLanes; ++lane) {
-      typename V::Scalar* row = room + lane * stride;
+      typename V::Scalar* row = scratch + lane * stride;
       const std::int64_t r = first + lane;
-      if (r < rows.count) {
-        const std::int64_t start =
-            offset + rows.token[r] * operand.token_stride + rows.head[r] * operand.head_stride;
-        load_row(at(operand.data, operand.dtype, start), operand.dtype, dim, row);
+      const bool used = r < from.rows.count;
+      if (used) {
+        load_row(at(from.operand.data, from.operand.dtype, from.start(r)), from.operand.dtype, dim,
+                 row);
       }
-      for (std::int64_t i = 0; i < dim; ++i) row[i] = r < rows.count ? row[i] * factor : 0;
+      for (std::int64_t i = 0; i < dim; ++i) row[i] = used ? row[i] * factor : 0;
     }
-    transpose<V>(dim, room, stride, to + first, width);
+    transpose<V>(dim, scratch, stride, to.at(0, first), to.stride);
   }
 }
 
-/// A block of keys of one KV head.
-struct KeySpan {
-  const AttentionParams& params;
-  const Sequence& sequence;
-  std::int64_t kv_head;
-  std::int64_t begin;
-  std::int64_t end;
-  std::int64_t last_end;  // where the keys end that the task will come to
-
-  std::int64_t count() const { return end - begin; }
-};
-
-/// Asks for one operand's rows [begin, end) of the span's head before they are needed. Rows of a
-/// head lie a whole token apart, which the hardware's prefetchers do not follow.
+/// Prefetches rows [begin, end) of K or V for the span's head. Rows of one head are a token apart,
+/// which hardware prefetchers do not follow.
 template <KvPart kPart>
 inline void prefetch_kv(const KeySpan& span, std::int64_t begin, std::int64_t end) {
   const AttentionParams& params = span.params;
   const Operand& operand = kv_operand<kPart>(params);
-  const std::int64_t dim = kPart == KvPart::kKeys ? params.head_dim : params.value_dim;
+  const std::int64_t dim = kv_dim<kPart>(params);
   for (std::int64_t key = begin; key < end; ++key) {
     const std::int64_t slot = kv_slot(params.kv_layout, span.sequence, key);
     prefetch_row(operand, kv_row<kPart>(params, span.sequence, span.kv_head, slot), dim);
   }
 }
 
-/// The same for all keys and values of the span.
+/// Prefetches all keys and values of the span.
 inline void prefetch_kv(const KeySpan& span) {
   prefetch_kv<KvPart::kKeys>(span, span.begin, span.end);
   prefetch_kv<KvPart::kValues>(span, span.begin, span.end);
 }
 
-/// Tiles of a strip take turns at a block; each asks for its share of the next one.
-struct Turn {
+/// A tile's share of the prefetching: of the `of` tiles of a strip that work on a block, tile
+/// `index` prefetches its part of the next block.
+struct PrefetchShare {
   std::int64_t index;
   std::int64_t of;
 };
 
-/// Calls product(first, count) for `rows` rows of a product, `step` at a time, and asks for the
-/// turn's share of the next block's keys or values on the way: a few rows before each step, because
-/// a core has only so many requests under way and waits when there are more.
+/// Calls product(first, count) for `rows` rows of a product, `step` at a time, and prefetches a
+/// share of the next block's keys or values between the steps: a few rows at a time, because a core
+/// stalls when it has too many memory requests in flight.
 template <KvPart kPart, class Product>
-inline void while_fetching(const KeySpan& span, Turn turn, std::int64_t rows, std::int64_t step,
-                           const Product& product) {
+inline void while_prefetching(const KeySpan& span, PrefetchShare share, std::int64_t rows,
+                              std::int64_t step, const Product& product) {
   const auto key_at = [&](std::int64_t row) {
-    return span.begin + kKeyBlock + kKeyBlock * (turn.index * rows + row) / (turn.of * rows);
+    return span.begin + kKeyBlock + kKeyBlock * (share.index * rows + row) / (share.of * rows);
   };
   for (std::int64_t first = 0; first < rows; first += step) {
     const std::int64_t end = smaller(first + step, rows);
@@ -92,55 +80,56 @@ inline void while_fetching(const KeySpan& span, Turn turn, std::int64_t rows, st
   }
 }
 
-/// Products of numbers in the compute type; other types are widened block by block.
+/// Products of single elements in the compute type; other types are converted block by block.
 template <class V>
-class WideProducts {
+class ElementProducts {
  public:
   using Scalar = typename V::Scalar;
-  static constexpr bool kScaled = true;  // q carries the scale
+  static constexpr bool kScaled = true;  // q is multiplied by the scale
 
-  WideProducts(const AttentionParams& params, std::int64_t tiles, ScratchArena& arena)
+  ElementProducts(const AttentionParams& params, std::int64_t tiles, ScratchArena& arena)
       : q_(arena.take<Scalar>(tiles * params.head_dim * kTileRows<V>)),
         key_staging_(arena.take<Scalar>(kKeyBlock * params.head_dim)),
         value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
 
   void load_queries(const AttentionParams& params, const Sequence& sequence, std::int64_t tile,
-                    const Rows<Scalar>& rows, std::int64_t width, Scalar* room) {
-    transpose_rows<V>(params.q, sequence.q, rows, width, params.head_dim,
-                      narrow<Scalar>(params.rules.scale), room, queries(params, tile));
+                    const QueryRows& rows, std::int64_t width, Scalar* scratch) {
+    transpose_rows<V>({params.q, sequence.q, rows, params.head_dim},
+                      narrow<Scalar>(params.rules.scale), scratch, {queries(params, tile), width});
   }
 
-  /// Makes the span's keys and values those that the products below take. With `masks`, some rows
-  /// may not see some of them.
+  /// Loads the span's keys and values for the products below. With `masks`, some rows may not see
+  /// some of them.
   void load_block(const KeySpan& span, bool masks) {
-    keys_ = load_kv<KvPart::kKeys>(span.params, span.sequence, span.kv_head, span.begin, span.end,
-                                   span.params.head_dim, key_staging_);
-    values_ = load_kv<KvPart::kValues>(span.params, span.sequence, span.kv_head, span.begin,
-                                       span.end, span.params.value_dim, value_staging_);
+    keys_ = load_kv<KvPart::kKeys>(span, Staging<Scalar>{key_staging_, span.params.head_dim});
+    values_ =
+        load_kv<KvPart::kValues>(span, Staging<Scalar>{value_staging_, span.params.value_dim});
     guard_ = masks && !all_finite(values_, span.count(), span.params.value_dim);
   }
 
-  /// scores = K q^T for the first `count` keys of the span.
-  void score(const KeySpan& span, Turn turn, std::int64_t tile, std::int64_t count,
-             std::int64_t width, Scalar* scores) {
-    while_fetching<KvPart::kKeys>(
-        span, turn, count, kGemmRowsAtOnce<V>, [&](std::int64_t first, std::int64_t some) {
-          gemm<V, Layout::kRows>(
-              some, width, span.params.head_dim, keys_.data + first * keys_.stride, keys_.stride,
-              queries(span.params, tile), width, scores + first * width, width, false);
+  /// scores = K q^T for the first scores.keys keys of the span.
+  void score(const KeySpan& span, PrefetchShare share, std::int64_t tile,
+             const ScoreTile<Scalar>& scores) {
+    const std::int64_t width = scores.width;
+    while_prefetching<KvPart::kKeys>(
+        span, share, scores.keys, kGemmRowsAtOnce<V>, [&](std::int64_t first, std::int64_t some) {
+          gemm<V, Layout::kRows>({.rows = some, .width = width, .depth = span.params.head_dim},
+                                 keys_.from(first, 0), {queries(span.params, tile), width},
+                                 {scores.data + first * width, width});
         });
   }
 
-  /// out (+)= V^T weights. With `masks`, some weights may be marked as masked: they add nothing.
-  void add_values(const KeySpan& span, Turn turn, bool masks, std::int64_t count,
-                  std::int64_t width, const Scalar* weights, Scalar* out, bool accumulate) {
-    while_fetching<KvPart::kValues>(span, turn, span.params.value_dim, kGemmRowsAtOnce<V>,
-                                    [&](std::int64_t first, std::int64_t some) {
-                                      gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
-                                          masks && guard_, some, width, count, values_.data + first,
-                                          values_.stride, weights, width, out + first * width,
-                                          width, accumulate);
-                                    });
+  /// out (+)= V^T weights. With `masks`, some weights may be masked (-0.0): they add nothing.
+  void add_values(const KeySpan& span, PrefetchShare share, bool masks,
+                  const ScoreTile<const Scalar>& weights, ProductTarget<Scalar> out) {
+    const std::int64_t width = weights.width;
+    while_prefetching<KvPart::kValues>(
+        span, share, span.params.value_dim, kGemmRowsAtOnce<V>,
+        [&](std::int64_t first, std::int64_t some) {
+          gemm_with_guard<V, Layout::kColumns, Guard::kMaskedB>(
+              masks && guard_, {.rows = some, .width = width, .depth = weights.keys},
+              values_.from(0, first), {weights.data, width}, out.from(first, 0));
+        });
   }
 
  private:
@@ -148,12 +137,12 @@ class WideProducts {
     return q_ + tile * params.head_dim * kTileRows<V>;
   }
 
-  Scalar* q_;  // of each tile [head_dim][width], scaled
+  Scalar* q_;  // [tile][head_dim][width], scaled
   Scalar* key_staging_;
   Scalar* value_staging_;
-  Block<Scalar> keys_{nullptr, 0};
-  Block<Scalar> values_{nullptr, 0};
-  bool guard_ = false;  // some value is not finite, and some row may not see it
+  RowBlock<const Scalar> keys_;
+  RowBlock<const Scalar> values_;
+  bool guard_ = false;  // some value is non-finite, and some row may not see it
 };
 
 }  // namespace

@@ -1,11 +1,11 @@
 // Projections of bf16 rows by bf16 weights on AMX: y^T = W x^T.
 //
-// W's rows are tiles as they lie, so weights need no packing, for one row as for a thousand; x is
-// turned to pairs, [pair of terms][row], about 120 cycles for 16 x 16 of them, beside 16 cycles for
-// each 16 rows of W that meet them: hence blocks of many columns. Few rows take W from end to end;
-// many in parts, so that a part of x^T stays in the near caches. The order of a sum is AMX's own
-// and depends on the number of terms alone. Not measured on a machine with AMX yet; tested on an
-// emulated one.
+// W's rows are loaded as tiles in place, so weights need no packing, for one row as for a thousand.
+// x is transposed to pairs, [pair of terms][row]: about 120 cycles for 16 x 16 of them, compared
+// with 16 cycles for each 16 rows of W that are multiplied with them, so blocks have many columns.
+// Few rows take W from end to end; many rows take it in parts, so that a part of x^T stays in the
+// near caches. The order of a sum is AMX's and depends on the number of terms alone. Not measured
+// on a machine with AMX yet; tested on an emulated one.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ class TileProjection {
     engine_.begin();
     const std::int64_t width = round_up(task.row_end - task.row_begin, kTileSide);
     std::int64_t begin = 0;
-    do {  // once also for no terms: y is then the bias
+    do {  // runs once for no terms too: y is then the bias
       const std::int64_t end = smaller(begin + part_, params_.in_features);
       const std::int64_t depth = round_up(pairs_in(end - begin), kTileSide);
       pair_along_rows(
@@ -49,8 +49,11 @@ class TileProjection {
           width, end - begin, depth, rows_);
       for (std::int64_t n = task.column_begin; n < task.column_end; n += kWeightRows) {
         const std::int64_t count = smaller(kWeightRows, task.column_end - n);
-        tile_gemm(round_up(count, kTileSide), width, depth, weights(n, count, begin, end, depth),
-                  {rows_, width}, products_ + (n - task.column_begin) * width, width, begin > 0);
+        tile_gemm({.rows = round_up(count, kTileSide), .width = width, .depth = depth},
+                  weights(n, count, begin, end, depth), {rows_, width},
+                  {.data = products_ + (n - task.column_begin) * width,
+                   .stride = width,
+                   .accumulate = begin > 0});
       }
       begin = end;
     } while (begin < params_.in_features);
@@ -58,15 +61,15 @@ class TileProjection {
   }
 
  private:
-  static constexpr std::int64_t kPart = 512;                  // terms
+  static constexpr std::int64_t kPart = 512;                  // terms of a part
   static constexpr std::int64_t kWeightRows = 2 * kTileSide;  // multiplied at a time
 
   static const std::uint16_t* row_of(const Matrix& matrix, std::int64_t row) {
     return static_cast<const std::uint16_t*>(matrix.data) + row * matrix.stride;
   }
 
-  /// Rows of W as they lie where they are whole tiles of whole pairs, else copied and filled up
-  /// with zeros.
+  /// Rows of W: in place where they are whole tiles of whole pairs, else copied and padded with
+  /// zeros.
   PairMatrix weights(std::int64_t column, std::int64_t count, std::int64_t begin, std::int64_t end,
                      std::int64_t depth) const {
     const std::uint16_t* first = row_of(params_.w, column) + begin;
@@ -81,7 +84,7 @@ class TileProjection {
     return {weights_, depth};
   }
 
-  /// The products, [column][width], plus the bias, to y: 16 rows at a time.
+  /// Stores the products, [column][width], plus the bias, to y: 16 rows at a time.
   void write(const ProjectionTask& task, std::int64_t width) {
     const std::int64_t columns = task.column_end - task.column_begin;
     const std::int64_t rows = task.row_end - task.row_begin;
@@ -101,15 +104,15 @@ class TileProjection {
 
   const ProjectionParams& params_;
   TileEngine engine_;
-  std::int64_t part_;  // terms taken at a time
+  std::int64_t part_;  // terms of a part
   Pair* rows_;         // [pair of terms][width] of x
-  Pair* weights_;      // [kWeightRows][pair of terms], where W cannot be used as it lies
+  Pair* weights_;      // [kWeightRows][pair of terms], where W is not read in place
   float* products_;    // [kTileColumns][width]
   float* lines_;       // [kTileSide][kTileColumns]
   std::size_t bytes_;
 };
 
-/// Projections whose x is bf16; those whose weights are not, are widened.
+/// Projections whose x is bf16. Where the weights are not, x is converted to f32.
 inline void project_by_tiles(const ProjectionParams& params, const ProjectionTask& task,
                              void* memory) {
   if (params.w.dtype == DType::kBF16) return TileProjection(params, memory).run(task);

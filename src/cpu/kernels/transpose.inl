@@ -1,7 +1,7 @@
-// Squares of kLanes x kLanes numbers, turned in registers.
+// Transposes squares of kLanes x kLanes elements in registers.
 //
-// log2(kLanes) rounds, each of which interleaves row i with row i + kLanes / 2: 64 shuffles for 256
-// numbers on AVX-512, where storing them one by one takes 256 stores.
+// log2(kLanes) rounds each interleave row i with row i + kLanes / 2: 64 shuffles for 256 elements
+// on AVX-512, where a store per element would take 256 stores.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace ladon::cpu {
 namespace {
 
-/// Lanes of a and b in turn, from lane kFirst of each on.
+/// Alternates the lanes of a and b, from lane kFirst of each on.
 template <class V, int kFirst, int... kIndices>
 inline V interleave(V a, V b, std::integer_sequence<int, kIndices...>) {
   return {__builtin_shufflevector(a.v, b.v, (kFirst + kIndices / 2 + kIndices % 2 * V::kLanes)...)};
@@ -30,14 +30,14 @@ inline void transpose_square(const LoadRow& load_row, std::int64_t count, typena
   for (int i = 0; i < V::kLanes; ++i) rows[i] = load_row(i);
   LADON_UNROLL
   for (int round = 1; round < V::kLanes; round *= 2) {
-    V turned[std::size_t{V::kLanes}];
+    V interleaved[std::size_t{V::kLanes}];
     LADON_UNROLL
     for (int i = 0; i < kHalf; ++i) {
-      turned[2 * i] = interleave<V, 0>(rows[i], rows[i + kHalf], order);
-      turned[2 * i + 1] = interleave<V, kHalf>(rows[i], rows[i + kHalf], order);
+      interleaved[2 * i] = interleave<V, 0>(rows[i], rows[i + kHalf], order);
+      interleaved[2 * i + 1] = interleave<V, kHalf>(rows[i], rows[i + kHalf], order);
     }
     LADON_UNROLL
-    for (int i = 0; i < V::kLanes; ++i) rows[i] = turned[i];
+    for (int i = 0; i < V::kLanes; ++i) rows[i] = interleaved[i];
   }
   if (count >= V::kLanes) {
     LADON_UNROLL
@@ -47,8 +47,8 @@ inline void transpose_square(const LoadRow& load_row, std::int64_t count, typena
   for (std::int64_t j = 0; j < count; ++j) store(to + j * to_stride, rows[j]);
 }
 
-/// to[j][i] = from[i][j] for kLanes rows and `count` columns. Rows of `from` must be readable, and
-/// are not used, to a whole number of vectors.
+/// to[j][i] = from[i][j] for kLanes rows and `count` columns. Rows of `from` must be readable to a
+/// whole number of vectors; what is past `count` is not used.
 template <class V>
 inline void transpose(std::int64_t count, const typename V::Scalar* from, std::int64_t from_stride,
                       typename V::Scalar* to, std::int64_t to_stride) {

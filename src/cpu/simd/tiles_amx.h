@@ -1,6 +1,6 @@
 // AMX: tiles of 16 rows of 64 bytes, and products of tiles of bf16 pairs summed in f32.
 //
-// Assembly and not the compilers' intrinsics: GCC 12's do not say that they read and write memory.
+// In assembly, because GCC 12's intrinsics do not declare that they read and write memory.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ inline void configure_tiles() {
   alignas(64) std::uint8_t configuration[64] = {};
   configuration[0] = 1;  // the palette
   for (int tile = 0; tile < 8; ++tile) {
-    configuration[16 + 2 * tile] = 64;  // bytes of a row, two bytes wide
+    configuration[16 + 2 * tile] = 64;  // bytes of a row, a 16-bit field
     configuration[48 + tile] = 16;      // rows
   }
   __asm__ volatile("ldtilecfg %0" : : "m"(configuration) : "memory");
 }
 
-/// Tiles in use make every switch between threads save them.
+/// Frees the tiles: while they are in use, every context switch saves them.
 inline void release_tiles() { __asm__ volatile("tilerelease" : : : "memory"); }
 
 /// Rows are `stride` bytes apart.

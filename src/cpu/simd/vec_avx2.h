@@ -67,7 +67,7 @@ inline F64 sqrt(F64 a) { return {_mm256_sqrt_pd(a.v)}; }
 /// a < b; false where either is NaN.
 inline MaskF32 less(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
 inline MaskF64 less(F64 a, F64 b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_LT_OQ)}; }
-/// The same bits: tells -0 from 0, and NaN equals itself.
+/// Compares bits: -0 differs from 0, and a NaN equals itself.
 inline MaskF32 identical(F32 a, F32 b) {
   return {
       _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_castps_si256(a.v), _mm256_castps_si256(b.v)))};
@@ -90,7 +90,7 @@ inline F32 round_to_integer(F32 a) {
 inline F64 round_to_integer(F64 a) {
   return {_mm256_round_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-/// a * 2^n for whole n from -126 (f32) or -1022 (f64) on; garbage below.
+/// a * 2^n for whole n from -126 (f32) or -1022 (f64) on; the result is undefined below.
 inline F32 times_power_of_two(F32 a, F32 n) {
   // The exponent 255 is infinity.
   const __m256 limited = _mm256_min_ps(n.v, _mm256_set1_ps(128));
@@ -124,7 +124,7 @@ inline double largest(F64 a) {
   return _mm_cvtsd_f64(_mm_max_sd(half, _mm_unpackhi_pd(half, half)));
 }
 
-/// Four sums, each the same as sum() gives.
+/// Stores four horizontal sums, each with the bits that sum() gives.
 inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
   const __m256 ab =
       _mm256_add_ps(_mm256_permute2f128_ps(a.v, b.v, 0x20), _mm256_permute2f128_ps(a.v, b.v, 0x31));
@@ -138,7 +138,7 @@ inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
   _mm_storeu_ps(to, _mm_movelh_ps(_mm_unpacklo_ps(ac, bd), _mm_unpackhi_ps(ac, bd)));
 }
 
-/// n bytes, fewer than 64, and zeros up to 64.
+/// Copies n bytes, fewer than 64, and fills up with zeros to 64.
 inline void copy_first(char* to, const char* from, std::int64_t n) {
   __builtin_memset(to, 0, 64);
   __builtin_memcpy(to, from, static_cast<std::size_t>(n));

@@ -58,7 +58,7 @@ inline F64 sqrt(F64 a) { return {_mm512_sqrt_pd(a.v)}; }
 /// a < b; false where either is NaN.
 inline __mmask16 less(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 inline __mmask8 less(F64 a, F64 b) { return _mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ); }
-/// The same bits: tells -0 from 0, and NaN equals itself.
+/// Compares bits: -0 differs from 0, and a NaN equals itself.
 inline __mmask16 identical(F32 a, F32 b) {
   return _mm512_cmpeq_epi32_mask(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v));
 }
@@ -88,7 +88,7 @@ inline double sum(F64 a) { return _mm512_reduce_add_pd(a.v); }
 inline float largest(F32 a) { return _mm512_reduce_max_ps(a.v); }
 inline double largest(F64 a) { return _mm512_reduce_max_pd(a.v); }
 
-/// Four sums, each the same as sum() gives.
+/// Stores four horizontal sums, each with the bits that sum() gives.
 inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
   const __m512 ab =
       _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xEE));
@@ -101,7 +101,7 @@ inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
   _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums)));
 }
 
-/// n bytes, fewer than 64, and zeros up to 64.
+/// Copies n bytes, fewer than 64, and fills up with zeros to 64.
 inline void copy_first(char* to, const char* from, std::int64_t n) {
   const __mmask64 wanted = (std::uint64_t{1} << static_cast<unsigned>(n)) - 1;
   _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(wanted, from));

@@ -69,7 +69,7 @@ inline F64 sqrt(F64 a) { return {_mm_sqrt_pd(a.v)}; }
 /// a < b; false where either is NaN.
 inline MaskF32 less(F32 a, F32 b) { return {_mm_cmplt_ps(a.v, b.v)}; }
 inline MaskF64 less(F64 a, F64 b) { return {_mm_cmplt_pd(a.v, b.v)}; }
-/// The same bits: tells -0 from 0, and NaN equals itself.
+/// Compares bits: -0 differs from 0, and a NaN equals itself.
 inline MaskF32 identical(F32 a, F32 b) {
   return {_mm_castsi128_ps(_mm_cmpeq_epi32(_mm_castps_si128(a.v), _mm_castps_si128(b.v)))};
 }
@@ -91,13 +91,14 @@ inline F64 select(MaskF64 m, F64 a, F64 b) {
   return {_mm_or_pd(_mm_and_pd(m.v, a.v), _mm_andnot_pd(m.v, b.v))};
 }
 
-/// Right for |a| < 2^31 (f32) or 2^51 (f64); NaN stays NaN only in what is later computed from a.
+/// Correct for |a| < 2^31 (f32) or 2^51 (f64). f32 loses a NaN here; results that are also computed
+/// from a itself keep it.
 inline F32 round_to_integer(F32 a) { return {_mm_cvtepi32_ps(_mm_cvtps_epi32(a.v))}; }
 inline F64 round_to_integer(F64 a) {
   const __m128d magic = _mm_set1_pd(6755399441055744.0);  // 1.5 * 2^52: no bits below 1 remain
   return {_mm_sub_pd(_mm_add_pd(a.v, magic), magic)};
 }
-/// a * 2^n for whole n from -126 (f32) or -1022 (f64) on; garbage below.
+/// a * 2^n for whole n from -126 (f32) or -1022 (f64) on; the result is undefined below.
 inline F32 times_power_of_two(F32 a, F32 n) {
   // The exponent 255 is infinity.
   const __m128 limited = _mm_min_ps(n.v, _mm_set1_ps(128));
@@ -122,24 +123,25 @@ inline float largest(F32 a) {
 }
 inline double largest(F64 a) { return _mm_cvtsd_f64(_mm_max_sd(a.v, _mm_unpackhi_pd(a.v, a.v))); }
 
-/// Four sums, each the same as sum() gives.
+/// Stores four horizontal sums, each with the bits that sum() gives.
 inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
   _MM_TRANSPOSE4_PS(a.v, b.v, c.v, d.v);
   _mm_storeu_ps(to, _mm_add_ps(_mm_add_ps(a.v, c.v), _mm_add_ps(b.v, d.v)));
 }
 
-/// n bytes, fewer than 64, and zeros up to 64.
+/// Copies n bytes, fewer than 64, and fills up with zeros to 64.
 inline void copy_first(char* to, const char* from, std::int64_t n) {
   __builtin_memset(to, 0, 64);
   __builtin_memcpy(to, from, static_cast<std::size_t>(n));
 }
 
-// The smaller formats, kLanes at a time, one by one: there are no instructions for them.
+// The smaller formats, kLanes at a time, most of them element by element: SSE2 has no instructions
+// for them.
 inline F32 load_bf16(const std::uint16_t* p) {
   const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return {_mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), half))};
 }
-// Flattened: what is shared with the library's other parts must not be compiled here on its own.
+// Flattened: a function shared with the rest of the library must not be compiled in this unit.
 __attribute__((flatten)) inline F32 load_f16(const std::uint16_t* p) {
   return {_mm_setr_ps(detail::float16_bits_to_float(p[0]), detail::float16_bits_to_float(p[1]),
                       detail::float16_bits_to_float(p[2]), detail::float16_bits_to_float(p[3]))};

@@ -1,19 +1,20 @@
-// Forward attention for a few query rows: decoding, one or some tokens against many keys.
+// Forward attention for decoding: a few query rows, of one or some tokens, against many keys.
 //
 // Lanes run along the head dimension for q.k and for the output, and along keys for the softmax:
-// with one row there are no queries to fill lanes with. All rows of a KV head (its group of query
-// heads, times the tokens) are served by one read of each K and V byte, widened on the way. The
-// bound is that read: 2 * head_dim * size bytes a key at memory speed, while the arithmetic is
-// 4 * head_dim flops a key and row. The driver cuts the keys at fixed places and merges the parts,
-// so threads share one sequence's keys without changing a bit.
+// one row has no other queries to fill lanes with. All rows of a KV head (its group of query heads,
+// times the tokens) share one read of each K and V byte, converted to the compute type in
+// registers. That read is the bound: 2 * head_dim * size bytes per key at memory speed, while the
+// arithmetic is 4 * head_dim flops per key and row. The driver splits the keys at fixed positions
+// and merges the parts, so that threads share one sequence's keys without changing a bit.
 //
-// A task takes several KV heads where it can: a token's heads lie side by side in memory, and going
-// through a block of tokens head by head reads it from one end to the other. One head at a time
-// over all keys touches a new page with every row, and pays a memory latency for it: about half as
-// fast (Zen 4, 8 KV heads of 128, 8192 keys). Measured there, bf16, 32768 keys: 65 to 77 % of the
-// memory read for 4 rows a KV head, 76 to 82 % for one. One core has 16 GB/s of the 24 that it can
-// read: it asks for a line at a time, and has so many requests under way.
-// Tried and lost: asking for every second line (half as fast), and for a task's first block at
+// A task takes several KV heads where it can: the heads of a token are contiguous, and walking a
+// block of tokens head by head reads it from one end to the other. One head at a time over all keys
+// touches a new page with every row, and pays a memory latency for it: about half as fast (Zen 4,
+// 8 KV heads of 128, 8192 keys). Measured there, bf16, 32768 keys: 65 to 77 % of the memory read
+// for 4 rows per KV head, 76 to 82 % for one. One core reaches 16 GB/s of the 24 that it can read:
+// it prefetches line by line, and has a limited number of requests in flight.
+//
+// Tried and lost: prefetching every second line (half as fast); prefetching a task's first block at
 // once.
 #pragma once
 
@@ -21,79 +22,80 @@
 #include <cstdint>
 
 #include "cpu/kernels/dot.inl"
-#include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/gemm.inl"
 #include "cpu/kernels/key_rows.inl"
+#include "cpu/kernels/softmax.inl"
 #include "cpu/kernels/weighted_rows.inl"
 
 namespace ladon::cpu {
 namespace {
 
-// Up to here a dot product per row and key (head_dim / lanes FMAs and a horizontal sum) beats a
-// tile whose lanes are mostly empty (head_dim FMAs a key, whatever the rows).
-inline constexpr std::int64_t kFewRows = 8;
-// Rows of all KV heads of a task: their q and their sums, 64 KiB at head_dim 128, share L2 with the
-// keys and values on their way.
-inline constexpr std::int64_t kFewStates = 64;
+// Most rows of one KV head. Up to here a dot product per row and key (head_dim / lanes FMAs and a
+// horizontal sum) beats a tile whose lanes are mostly empty (head_dim FMAs per key, whatever the
+// number of rows).
+inline constexpr std::int64_t kDecodeRows = 8;
+// Most rows of all KV heads of a task: their q and their sums, 64 KiB at head_dim 128, share L2
+// with the keys and values that are being prefetched.
+inline constexpr std::int64_t kDecodeStates = 64;
 
 template <class V>
-struct ForwardFewScratch {
+struct ForwardDecodeScratch {
   using Scalar = typename V::Scalar;
   std::int64_t head_dim;   // padded to whole vectors
   std::int64_t value_dim;  // padded to whole vectors
-  Scalar* q;               // [state][head_dim], as Products keep it
+  Scalar* q;               // [state][head_dim], in the layout of Products
   Scalar* out;             // [state][value_dim]
   Scalar* scores;          // [state][kKeyBlock]
-  Scalar* extra;           // [kFewRows][kKeyBlock]
-  Scalar* keep;            // [kFewRows][kKeyBlock]
-  Scalar* staging;         // K or V block
+  Scalar* extra;           // [kDecodeRows][kKeyBlock]
+  Scalar* keep;            // [kDecodeRows][kKeyBlock]
+  Scalar* staging;         // a block of K or V
   std::size_t bytes;
 
-  ForwardFewScratch(const AttentionParams& params, void* base) {
+  ForwardDecodeScratch(const AttentionParams& params, void* base) {
     ScratchArena arena(base);
     head_dim = round_up(params.head_dim, V::kLanes);
     value_dim = round_up(params.value_dim, V::kLanes);
-    const std::int64_t states = smaller(kFewStates, params.num_kv_heads * kFewRows);
+    const std::int64_t states = smaller(kDecodeStates, params.num_kv_heads * kDecodeRows);
     q = arena.take<Scalar>(states * head_dim);
     out = arena.take<Scalar>(states * value_dim);
     scores = arena.take<Scalar>(states * kKeyBlock);
-    extra = arena.take<Scalar>(kFewRows * kKeyBlock);
-    keep = arena.take<Scalar>(kFewRows * kKeyBlock);
+    extra = arena.take<Scalar>(kDecodeRows * kKeyBlock);
+    keep = arena.take<Scalar>(kDecodeRows * kKeyBlock);
     staging = arena.take<Scalar>(kKeyBlock * larger(head_dim, value_dim));
     bytes = arena.used();
   }
 };
 
-/// The weights of a block for some rows of one KV head, and where the weighted values go.
+/// One block's weighted sum of values for the rows of one KV head: operands and target.
 template <class V>
 struct WeightedBlock {
   using Scalar = typename V::Scalar;
   const AttentionParams& params;
   const Sequence& sequence;
   std::int64_t first_kv_head;  // of the task
-  std::int64_t head;           // from there on
+  std::int64_t head;           // counted from first_kv_head
   const KeyRows& keys;
-  const Scalar* weights;  // [row][kKeyBlock]
   std::int64_t rows;
-  bool masks;       // some weights are of what a row does not see
-  RowsAhead ahead;  // what the next block will want
-  Scalar* staging;  // room for a block of values
-  Scalar* out;      // [row][stride]
-  std::int64_t stride;
+  RowBlock<const Scalar> weights;  // [row][key]
+  bool masks;                      // some weights may be masked
+  RowsAhead ahead;                 // keys of the next block, to prefetch
+  Scalar* staging;                 // holds a block of values
+  RowBlock<Scalar> out;            // [row][value_dim], padded
 };
 
-/// Products in the compute type. Queries carry the scale.
+/// Products of single elements in the compute type. Queries are multiplied by the scale.
 template <class V>
-struct WideFew {
+struct ElementDecode {
   using Scalar = typename V::Scalar;
   using Sums = V;
   static constexpr bool kScaled = true;
 
-  /// Calls function(StoredAs) with the type that dot products read keys as.
+  /// Calls function(StoredAs) with the type as which dot products read keys.
   template <class Function>
   static void with_keys(DType dtype, const Function& function) {
     with_stored<V>(dtype, function);
   }
-  /// Numbers of a query, as the products count them.
+  /// The length of a query in factors.
   static std::int64_t length(std::int64_t head_dim) { return head_dim; }
   static void load_query(const AttentionParams& params, std::int64_t start, std::int64_t padded_dim,
                          Scalar* to) {
@@ -103,86 +105,34 @@ struct WideFew {
     for (std::int64_t i = params.head_dim; i < padded_dim; ++i) to[i] = 0;
   }
 
-  /// What is masked adds nothing, not even where it is NaN.
+  /// Masked values add nothing, even if they are NaN.
   static void add_values(const WeightedBlock<V>& block) {
     const std::int64_t dim = block.params.value_dim;
     const std::int64_t count = block.keys.count;
     const BlockOperand<V, KvPart::kValues> values(block.params, block.sequence, block.keys,
-                                                  block.first_kv_head, dim, block.staging);
+                                                  block.first_kv_head, block.staging);
     with_stored<V>(values.dtype(), [&](auto stored) {
       constexpr DType kStored = decltype(stored)::kDType;
       const StoredRows v = values.rows(block.head);
       if (block.masks && !all_finite<V, kStored>(v, count, dim)) {
-        // This product reads whole vectors.
-        const Block<Scalar> staged = load_kv<KvPart::kValues>(
-            block.params, block.sequence, block.first_kv_head + block.head, block.keys.begin,
-            block.keys.begin + count, block.stride, block.staging);
+        // The guarded product reads whole vectors, so rows are staged with padding.
+        const std::int64_t width = block.out.stride;
+        const KeySpan span{block.params, block.sequence, block.first_kv_head + block.head,
+                           block.keys.begin, block.keys.begin + count};
+        const RowBlock<const Scalar> staged =
+            load_kv<KvPart::kValues>(span, Staging<Scalar>{block.staging, width});
         gemm_guarded<V, Layout::kRows, Guard::kMaskedA>(
-            block.rows, block.stride, count, block.weights, kKeyBlock, staged.data, staged.stride,
-            block.out, block.stride, true);
+            {.rows = block.rows, .width = width, .depth = count}, block.weights, staged,
+            {.data = block.out.data, .stride = width, .accumulate = true});
         return;
       }
-      add_weighted_rows(block.rows, WideValues<V, kStored>{v, count, dim}, block.weights, kKeyBlock,
-                        block.ahead, block.out, block.stride);
+      add_weighted_rows(block.rows, ElementValues<V, kStored>{v, count, dim}, block.weights,
+                        block.ahead, block.out);
     });
   }
 };
 
-/// One row's scores of a block to weights. Scores that are not kScaled are multiplied by `scale`
-/// first. Lanes past the block's keys become masked weights, by
-/// selection: whatever another call left there in scores, extra or keep goes no further. Gives
-/// the factor for what was summed before.
-template <class V, bool kScaled>
-inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
-                                      std::int64_t key_count, typename V::Scalar scale,
-                                      typename V::Scalar* scores, typename V::Scalar* maximum,
-                                      typename V::Scalar* denominator) {
-  using Scalar = typename V::Scalar;
-  using C = MathConstants<Scalar>;
-  alignas(64) static constexpr auto kIota = [] {
-    struct {
-      Scalar values[V::kLanes];
-    } iota{};
-    for (int i = 0; i < V::kLanes; ++i) iota.values[i] = static_cast<Scalar>(i);
-    return iota;
-  }();
-  const V lanes = load<V>(kIota.values);
-  const V nothing = broadcast<V>(-C::kInfinity);
-  const V first = broadcast<V>(block.first[row]);
-  const V last = broadcast<V>(block.last[row]);
-  const V position = broadcast<V>(block.position[row]);
-  const V slope = broadcast<V>(block.slope[row]);
-  V block_maximum = nothing;
-  for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
-    const V key = lanes + broadcast<V>(static_cast<Scalar>(i));
-    V score = load<V>(scores + i);
-    if constexpr (!kScaled) score = score * broadcast<V>(scale);
-    score = apply_rules<V, false>(block, score, key, first, last, position, slope,
-                                  row * kKeyBlock + i, nullptr);
-    store(scores + i, score);
-    block_maximum = max(score, block_maximum);
-  }
-  const Scalar top = largest(block_maximum);
-  const Scalar old_maximum = *maximum;
-  if (old_maximum + kRescaleGrowth<V> < top) *maximum = top;
-  const V new_maximum = broadcast<V>(*maximum);
-  const V log2e = broadcast<V>(C::kLog2e);
-  alignas(64) Scalar factor[V::kLanes];
-  store(factor, exp2((broadcast<V>(old_maximum) - new_maximum) * log2e));
-  const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
-  V total = zero<V>();
-  for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
-    const V score = load<V>(scores + i);
-    V weight = exp2((score - new_maximum) * log2e);
-    total = total + weight;
-    if (block.keep != nullptr) weight = weight * load<V>(block.keep + row * kKeyBlock + i);
-    store(scores + i, select(identical(score, nothing), masked, weight));
-  }
-  *denominator = *denominator * factor[0] + sum(total);
-  return factor[0];
-}
-
-/// Where the rows of the task's KV head number `head` go.
+/// The output of KV head `head`, counted from the task's first.
 inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
   output.data = at(output.data, output.dtype, head * output.kv_head_stride);
   if (output.lse.data != nullptr) {
@@ -192,13 +142,13 @@ inline ForwardOutput output_of(ForwardOutput output, std::int64_t head) {
   return output;
 }
 
-/// The rows of all KV heads of a task: their state, and what is done to it.
+/// The rows of all KV heads of a task, with their running softmax and sums.
 template <class V, class Products>
-class FewRows {
+class DecodeRows {
  public:
   using Scalar = typename V::Scalar;
 
-  FewRows(const AttentionParams& params, const ForwardTask& task, void* memory)
+  DecodeRows(const AttentionParams& params, const ForwardTask& task, void* memory)
       : params_(params),
         task_(task),
         sequence_(params.sequences[task.sequence]),
@@ -208,8 +158,8 @@ class FewRows {
   }
 
   void attend() {
-    // Memory has work all the time: values are asked for while their keys are scored, and keys of
-    // the next block while values are summed.
+    // Memory is kept busy all the time: values are prefetched while their keys are scored, and keys
+    // of the next block while values are summed.
     KeyRows blocks[2];
     find_rows(blocks[0], params_, sequence_, task_.kv_head, rows_.some_first, rows_.some_end);
     const std::int64_t end = rows_.some_end;
@@ -249,28 +199,33 @@ class FewRows {
     return scratch_.scores + state_of(head, 0) * kKeyBlock;
   }
 
-  /// Makes rows_ those of one KV head.
+  /// Sets rows_ to the rows of one KV head.
   void choose(std::int64_t head) {
-    set_rows(rows_, params_, sequence_, (task_.kv_head + head) * params_.group, params_.group,
-             task_.row_begin, task_.row_count, task_.key_begin, task_.key_end);
+    set_rows(rows_, params_, sequence_,
+             {.first_head = (task_.kv_head + head) * params_.group,
+              .heads_per_token = params_.group,
+              .begin = task_.row_begin,
+              .count = task_.row_count},
+             {task_.key_begin, task_.key_end});
   }
 
   void load_queries(std::int64_t head) {
     choose(head);
+    const QueryOperand queries{params_.q, sequence_.q, rows_, params_.head_dim};
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       Scalar* q = scratch_.q + state_of(head, r) * scratch_.head_dim;
       Scalar* out = scratch_.out + state_of(head, r) * scratch_.value_dim;
-      const std::int64_t start = sequence_.q + rows_.token[r] * params_.q.token_stride +
-                                 rows_.head[r] * params_.q.head_stride;
-      Products::load_query(params_, start, scratch_.head_dim, q);
+      Products::load_query(params_, queries.start(r), scratch_.head_dim, q);
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] = 0;
     }
   }
 
-  /// q.k of all heads: a few keys at a time, head by head, which is how they lie in memory.
-  void score(const KeyRows& block) {
+  /// q.k of all heads: kDotKeys keys at a time, head by head, in the order in which they are
+  /// stored. Never inlined: GCC 12 allocates registers worse inside a larger function (4 % of f32
+  /// decoding on AVX-512).
+  [[gnu::noinline]] void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
-                                              params_.head_dim, scratch_.staging);
+                                              scratch_.staging);
     using Sums = typename Products::Sums;
     const auto* q = reinterpret_cast<const typename Sums::Factor*>(scratch_.q);
     Products::with_keys(keys.dtype(), [&](auto stored) {
@@ -279,15 +234,17 @@ class FewRows {
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
           prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
           dot_products<Sums, decltype(stored)::kDType>(
-              task_.row_count, key, count, Products::length(params_.head_dim),
-              q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim, keys.rows(head),
-              scores_of(head), kKeyBlock);
+              {.rows = task_.row_count,
+               .width = count,
+               .depth = Products::length(params_.head_dim)},
+              {q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim},
+              keys.rows(head).from(key), {scores_of(head) + key, kKeyBlock});
         }
       }
     });
   }
 
-  /// One head's scores to weights, and the weighted values to its sums.
+  /// Converts one head's scores to weights and adds the weighted values to its sums.
   void weigh(const KeyRows& block, const KeyRows& next, std::int64_t head) {
     choose(head);
     Scalar* scores = scores_of(head);
@@ -298,7 +255,7 @@ class FewRows {
         factors[i] =
             static_cast<Scalar>(first[block.slots[i] * params_.kv_layout.scale_slot_stride]);
       }
-      // A masked weight stays what it is, whatever the scale.
+      // A masked weight stays -0.0, whatever the sign of the scale.
       const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
       for (std::int64_t r = 0; r < rows_.count; ++r) {
         for (std::int64_t i = 0; i < kKeyBlock; i += V::kLanes) {
@@ -308,17 +265,18 @@ class FewRows {
         }
       }
     };
-    // What was widened into the staging buffer has its scale already.
+    // Staged keys and values are dequantised already.
     if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(DType::kI8)) {
       scale_by(params_.kv_layout.k_scales);
     }
-    set_block(rules_, params_, sequence_, rows_, block.begin, block.count, scratch_.extra,
-              scratch_.keep, kKeyBlock, 1);
+    set_block(
+        rules_, params_, sequence_, rows_, {block.begin, block.begin + block.count},
+        RuleScratch<Scalar>{scratch_.extra, scratch_.keep, {.row_step = kKeyBlock, .key_step = 1}});
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       const std::int64_t state = state_of(head, r);
       const Scalar factor = softmax_row<V, Products::kScaled>(
           rules_, r, block.count, narrow<Scalar>(params_.rules.scale), scores + r * kKeyBlock,
-          maximum_ + state, denominator_ + state);
+          {maximum_ + state, denominator_ + state});
       if (factor == 1) continue;
       Scalar* out = scratch_.out + state * scratch_.value_dim;
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
@@ -334,43 +292,51 @@ class FewRows {
     const RowsAhead ahead{
         {next.k, head * params_.k.head_stride * size}, next.count, size, params_.head_dim * size};
     Products::add_values(WeightedBlock<V>{
-        params_, sequence_, task_.kv_head, head, block, scores_of(head), rows_.count,
-        rules_.masks(), ahead, scratch_.staging,
-        scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim});
+        .params = params_,
+        .sequence = sequence_,
+        .first_kv_head = task_.kv_head,
+        .head = head,
+        .keys = block,
+        .rows = rows_.count,
+        .weights = {scores_of(head), kKeyBlock},
+        .masks = rules_.masks(),
+        .ahead = ahead,
+        .staging = scratch_.staging,
+        .out = {scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim}});
   }
 
   const AttentionParams& params_;
   const ForwardTask& task_;
   const Sequence& sequence_;
-  const ForwardFewScratch<V> scratch_;
-  Rows<Scalar> rows_;
+  const ForwardDecodeScratch<V> scratch_;
+  QueryRows rows_;
   BlockRules<Scalar> rules_;
-  Scalar maximum_[kFewStates];
-  Scalar denominator_[kFewStates] = {};
+  Scalar maximum_[kDecodeStates];
+  Scalar denominator_[kDecodeStates] = {};
 };
 
 template <class V, class Products>
-void run_forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void run_forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
   const bool as_stored = loads_stored<V>(params.k.dtype) && loads_stored<V>(params.v.dtype);
   ForwardTask part = task;
   part.kv_head_count = as_stored ? task.kv_head_count : 1;
   for (std::int64_t head = 0; head < task.kv_head_count; head += part.kv_head_count) {
     part.kv_head = task.kv_head + head;
     part.output = output_of(task.output, head);
-    FewRows<V, Products> rows(params, part, memory);
+    DecodeRows<V, Products> rows(params, part, memory);
     rows.attend();
     rows.finish();
   }
 }
 
 template <class V>
-void forward_few(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  run_forward_few<V, WideFew<V>>(params, task, memory);
+void forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
+  run_forward_decode<V, ElementDecode<V>>(params, task, memory);
 }
 
 template <class V>
-std::size_t forward_few_scratch(const AttentionParams& params) {
-  return ForwardFewScratch<V>(params, nullptr).bytes;
+std::size_t forward_decode_scratch(const AttentionParams& params) {
+  return ForwardDecodeScratch<V>(params, nullptr).bytes;
 }
 
 }  // namespace

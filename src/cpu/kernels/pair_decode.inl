@@ -1,18 +1,18 @@
-// Decoding where q, k and v are all bf16: q.k as dot products of pairs, both as they lie; of the
-// weights, rounded to bf16, and the values, pairs run along keys: two rows of values become one of
-// pairs in registers. Half the steps of forward_few.inl, and nothing is widened.
+// Decoding where q, k and v are all bf16. q.k are dot products of pairs, with both operands in
+// place. In the weighted sum of values pairs run along keys: weights are rounded to bf16, and two
+// rows of values are paired in registers. Half the steps of forward_decode.inl, and no conversion.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/kernels/forward_few.inl"
+#include "cpu/kernels/forward_decode.inl"
 #include "cpu/kernels/pairs.inl"
 
 namespace ladon::cpu {
 namespace {
 
-/// Values of two keys at a time.
+/// Values paired in registers, two keys per step.
 template <class Pairs>
 struct PairValues {
   using Sums = Pairs;
@@ -41,16 +41,16 @@ struct PairValues {
   }
   bool alone(std::int64_t step) const { return 2 * step + 1 == count; }
 
-  /// Zeros stand for what is past the end of a row, and for the key that is not there.
+  /// One vector of pairs; zeros past the end of a row, and for the missing key of an odd count.
   Factors load_one(std::int64_t step, std::int64_t column) const {
-    const std::int64_t numbers = smaller(Pairs::kLanes, dim - column);
-    if (!alone(step) && numbers == Pairs::kLanes) {
+    const std::int64_t elements = smaller(Pairs::kLanes, dim - column);
+    if (!alone(step) && elements == Pairs::kLanes) {
       return load_pairs(row(2 * step) + column, row(2 * step + 1) + column);
     }
     alignas(64) std::uint16_t first[32];
     alignas(64) std::uint16_t second[32] = {};
     const auto copy = [&](std::int64_t key, std::uint16_t* to) {
-      copy_first(reinterpret_cast<char*>(to), rows[key] + 2 * column, 2 * numbers);
+      copy_first(reinterpret_cast<char*>(to), rows[key] + 2 * column, 2 * elements);
     };
     copy(2 * step, first);
     if (!alone(step)) copy(2 * step + 1, second);
@@ -59,7 +59,7 @@ struct PairValues {
 };
 
 template <class V, class Pairs>
-struct PairFew {
+struct PairDecode {
   using Sums = Pairs;
   static constexpr bool kScaled = false;  // scale * q would be rounded
 
@@ -80,17 +80,17 @@ struct PairFew {
     const std::int64_t dim = block.params.value_dim;
     const std::int64_t count = block.keys.count;
     constexpr std::int64_t kPairs = kKeyBlock / 2;
-    alignas(64) Pair weights[kFewRows * kPairs];
+    alignas(64) Pair weights[kDecodeRows * kPairs];
     for (std::int64_t r = 0; r < block.rows; ++r) {
       for (std::int64_t i = 0; i < count; i += V::kLanes) {
         round_to_bf16(reinterpret_cast<std::uint16_t*>(weights + r * kPairs) + i,
-                      load<V>(block.weights + r * kKeyBlock + i));
+                      load<V>(block.weights.at(r, i)));
       }
     }
     PairValues<Pairs> values{
         {block.keys.v, block.head * block.params.v.head_stride * 2}, count, dim};
-    // What is masked adds nothing, not even where it is NaN: then the product takes zeros for what
-    // is not finite, and what is seen of that comes after it.
+    // Masked values add nothing, even if they are NaN: non-finite values are zeros in the product,
+    // and their terms that are not masked are added after it.
     const StoredRows stored = values.rows;
     const bool finite = !block.masks || all_finite<V, DType::kBF16>(stored, count, dim);
     const char* lines[kKeyBlock];
@@ -107,20 +107,22 @@ struct PairFew {
       }
       values.rows = {lines, 0};
     }
-    add_weighted_rows(block.rows, values, weights, kPairs, block.ahead, block.out, block.stride);
+    add_weighted_rows(block.rows, values, {weights, kPairs}, block.ahead, block.out);
     for (std::int64_t key = 0; !finite && key < count; ++key) {
-      add_not_finite(reinterpret_cast<const std::uint16_t*>(stored[key]), dim, block.weights + key,
-                     kKeyBlock, block.rows, block.out, 1, block.stride);
+      add_not_finite(
+          {reinterpret_cast<const std::uint16_t*>(stored[key]), dim},
+          {.data = block.weights.at(0, key), .stride = block.weights.stride, .count = block.rows},
+          {.data = block.out.data, .row_step = 1, .weight_step = block.out.stride});
     }
   }
 };
 
 template <class V, class Pairs>
-void forward_few_of_pairs(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void forward_decode_of_pairs(const AttentionParams& params, const ForwardTask& task, void* memory) {
   if (params.head_dim % 2 == 0) {
-    return run_forward_few<V, PairFew<V, Pairs>>(params, task, memory);
+    return run_forward_decode<V, PairDecode<V, Pairs>>(params, task, memory);
   }
-  forward_few<V>(params, task, memory);  // half of a key's last pair would be a stranger's
+  forward_decode<V>(params, task, memory);  // the last pair's other half belongs to the next row
 }
 
 }  // namespace
