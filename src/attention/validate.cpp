@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/compute_dtype.h"
 #include "core/fail.h"
 
 namespace ladon {
@@ -371,7 +372,7 @@ void check_kv_lengths(const Operation& operation, std::span<const std::int64_t> 
 void check_lse(const Operation& operation, const NamedView& argument, const AttentionSizes& sizes,
                DType q_dtype) {
   check_strided_view(operation, argument, 3);
-  check_dtype(operation, argument, q_dtype == DType::kF64 ? DType::kF64 : DType::kF32);
+  check_dtype(operation, argument, compute_dtype(q_dtype));
   check_shape(operation, argument, {sizes.batch, sizes.num_heads, sizes.query_len});
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/compute_dtype.h"
 #include "ladon/attention.h"
 #include "ladon/latent_attention.h"
 #include "layers/layer_weights.h"
@@ -60,7 +61,7 @@ class Steps {
   ConstTensorView weight(int index) const { return weight_of(layer_, index); }
   bool low_rank() const { return options_.query_rank != 0; }
   /// In which absorbed queries are summed: f64 for f64 layers, else f32.
-  DType compute_dtype() const { return options_.dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  DType compute_dtype() const { return ladon::compute_dtype(options_.dtype); }
   /// In which they are multiplied with latents that are stored as `stored`, and outputs are kept:
   /// bf16 layers round them, as they do all that enters a product, so that bf16 arithmetic can be
   /// used where the machine has it.

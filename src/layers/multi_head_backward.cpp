@@ -2,6 +2,7 @@
 
 #include "attention/attend.h"
 #include "core/checks.h"
+#include "core/compute_dtype.h"
 #include "core/context_impl.h"
 #include "layers/multi_head.h"
 #include "layers/norm.h"
@@ -73,7 +74,7 @@ class Backward {
   }
 
  private:
-  DType sum_dtype() const { return layer_.dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
+  DType sum_dtype() const { return compute_dtype(layer_.dtype()); }
   Tensor sum_for(const Tensor& input) const { return Tensor(context_, sum_dtype(), input.shape()); }
   Tensor& key_sum() { return saved_.self ? dquery_ : dkey_; }
   Tensor& value_sum() { return saved_.own_value ? dvalue_ : key_sum(); }

@@ -6,6 +6,7 @@
 
 #include "attention/attend.h"
 #include "core/checks.h"
+#include "core/compute_dtype.h"
 #include "core/fail.h"
 #include "ladon/head_ops.h"
 #include "layers/layer_call.h"
@@ -133,7 +134,7 @@ Tensor run_forward(const Context& context, const MultiHeadAttention& layer,
     steps.norm_and_rope(k, plan.key_norm, call.key_positions);
     attended = Tensor::uninitialized(context, layer.dtype(), q.shape());
     if (saved != nullptr) {
-      lse = Tensor::uninitialized(context, layer.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
+      lse = Tensor::uninitialized(context, compute_dtype(layer.dtype()),
                                   {q.size(0), q.size(2), q.size(1)});
     }
     attend(context, q, k, v, options, attended, lse);

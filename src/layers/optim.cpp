@@ -14,16 +14,12 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "core/compute_dtype.h"
 #include "core/context_impl.h"
 #include "core/fail.h"
 
 namespace ladon {
 namespace {
-
-/// Of the arithmetic, of the gradient and of what an optimiser keeps.
-constexpr DType compute_dtype(DType weight) noexcept {
-  return weight == DType::kF64 ? DType::kF64 : DType::kF32;
-}
 
 // ---- checks -------------------------------------------------------------------------------------
 

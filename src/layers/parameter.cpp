@@ -4,13 +4,13 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "core/compute_dtype.h"
 #include "core/context_impl.h"
 #include "core/fail.h"
 
 namespace ladon {
 namespace {
 
-DType gradient_dtype(DType value) { return value == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 }  // namespace
 
@@ -28,14 +28,14 @@ Parameter Parameter::zeros_without_gradient(std::string name, DType dtype, const
 
 Parameter Parameter::zeros(std::string name, DType dtype, const Dims& shape) {
   Parameter parameter = zeros_without_gradient(std::move(name), dtype, shape);
-  parameter.gradient = Tensor(gradient_dtype(dtype), shape);
+  parameter.gradient = Tensor(compute_dtype(dtype), shape);
   return parameter;
 }
 
 void Parameter::make_gradient(const Context& context) {
   if (!gradient.view().absent()) return;
   check_device(Operation("Parameter::make_gradient", context), {"value", value});
-  gradient = Tensor(context, gradient_dtype(value.dtype()), value.shape());
+  gradient = Tensor(context, compute_dtype(value.dtype()), value.shape());
 }
 
 void Parameter::zero_gradient(const Context& context) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "core/compute_dtype.h"
 #include "core/context_impl.h"
 #include "layers/layer_weights.h"
 
@@ -19,7 +20,7 @@ PendingGradients::PendingGradients(const Context& context, AttentionLayer& layer
     : context_(context), layer_(layer) {
   for (const Parameter& parameter : layer.named_parameters()) {
     const DType dtype = parameter.value.dtype();
-    pending_.emplace_back(context, dtype == DType::kF64 ? dtype : DType::kF32,
+    pending_.emplace_back(context, compute_dtype(dtype),
                           parameter.value.shape());
   }
 }

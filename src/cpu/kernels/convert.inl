@@ -36,33 +36,83 @@ inline void prefetch_row(const Operand& operand, std::int64_t start, std::int64_
                dim * static_cast<std::int64_t>(size_of(operand.dtype)));
 }
 
-/// Converts n elements of any float type to f32.
-inline void load_row(const void* from, DType dtype, std::int64_t n, float* to) {
-  if (dtype == DType::kF32) {
-    const float* p = static_cast<const float*>(from);
-    for (std::int64_t i = 0; i < n; ++i) to[i] = p[i];
-    return;
+/// A stored dtype as a type, for generic lambdas.
+template <DType kType>
+struct StoredAs {
+  static constexpr DType kDType = kType;
+};
+
+/// Calls function(StoredAs<dtype>) for a 16-bit float dtype, or any float dtype. Validation refuses
+/// the others; the switch names them all, so that the compiler points here when there is a new one.
+template <class Function>
+inline auto with_half_dtype(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::kF16: return function(StoredAs<DType::kF16>{});
+    case DType::kBF16: return function(StoredAs<DType::kBF16>{});
+    case DType::kF64:
+    case DType::kF32:
+    case DType::kBool:
+    case DType::kI8:
+    case DType::kU8:
+    case DType::kI16:
+    case DType::kU16:
+    case DType::kI32:
+    case DType::kU32:
+    case DType::kI64:
+    case DType::kU64: break;
   }
-  if (dtype == DType::kF64) {
-    const double* p = static_cast<const double*>(from);
-    for (std::int64_t i = 0; i < n; ++i) to[i] = narrow<float>(p[i]);
-    return;
-  }
-  const std::uint16_t* p = static_cast<const std::uint16_t*>(from);
-  std::int64_t i = 0;
-  for (; i + F32::kLanes <= n; i += F32::kLanes) {
-    store(to + i, dtype == DType::kBF16 ? load_bf16(p + i) : load_f16(p + i));
-  }
-  if (i == n) return;
-  // The tail goes through a buffer: a whole vector past the row's end may not be mapped.
-  std::uint16_t tail[F32::kLanes] = {};
-  float converted[F32::kLanes];
-  for (std::int64_t j = i; j < n; ++j) tail[j - i] = p[j];
-  store(converted, dtype == DType::kBF16 ? load_bf16(tail) : load_f16(tail));
-  for (std::int64_t j = i; j < n; ++j) to[j] = converted[j - i];
+  __builtin_unreachable();
+}
+template <class Function>
+inline auto with_float_dtype(DType dtype, const Function& function) {
+  if (dtype == DType::kF64) return function(StoredAs<DType::kF64>{});
+  if (dtype == DType::kF32) return function(StoredAs<DType::kF32>{});
+  return with_half_dtype(dtype, function);
 }
 
-/// Converts n elements of any float type to f64.
+/// Loads or stores one vector of a 16-bit float dtype.
+template <DType kDType>
+inline F32 load_half(const std::uint16_t* p) {
+  static_assert(kDType == DType::kF16 || kDType == DType::kBF16);
+  return kDType == DType::kBF16 ? load_bf16(p) : load_f16(p);
+}
+template <DType kDType>
+inline void store_half(std::uint16_t* p, F32 a) {
+  static_assert(kDType == DType::kF16 || kDType == DType::kBF16);
+  if constexpr (kDType == DType::kBF16) {
+    store_bf16(p, a);
+  } else {
+    store_f16(p, a);
+  }
+}
+
+/// Converts n elements of a float dtype to f32.
+template <DType kFrom>
+inline void load_row_as(const void* from, std::int64_t n, float* to) {
+  if constexpr (kFrom == DType::kF32) {
+    const float* p = static_cast<const float*>(from);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = p[i];
+  } else if constexpr (kFrom == DType::kF64) {
+    const double* p = static_cast<const double*>(from);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = narrow<float>(p[i]);
+  } else {
+    const std::uint16_t* p = static_cast<const std::uint16_t*>(from);
+    std::int64_t i = 0;
+    for (; i + F32::kLanes <= n; i += F32::kLanes) store(to + i, load_half<kFrom>(p + i));
+    if (i == n) return;
+    // The tail goes through a buffer: a whole vector past the row's end may not be mapped.
+    std::uint16_t tail[F32::kLanes] = {};
+    float converted[F32::kLanes];
+    for (std::int64_t j = i; j < n; ++j) tail[j - i] = p[j];
+    store(converted, load_half<kFrom>(tail));
+    for (std::int64_t j = i; j < n; ++j) to[j] = converted[j - i];
+  }
+}
+inline void load_row(const void* from, DType dtype, std::int64_t n, float* to) {
+  with_float_dtype(dtype, [&](auto stored) { load_row_as<stored.kDType>(from, n, to); });
+}
+
+/// Converts n elements of a float dtype to f64.
 inline void load_row(const void* from, DType dtype, std::int64_t n, double* to) {
   if (dtype == DType::kF64) {
     const double* p = static_cast<const double*>(from);
@@ -78,37 +128,32 @@ inline void load_row(const void* from, DType dtype, std::int64_t n, double* to) 
   }
 }
 
-/// Converts n elements from f32 to any float type, rounded to nearest even.
-inline void store_row(const float* from, std::int64_t n, void* to, DType dtype) {
-  if (dtype == DType::kF32) {
+/// Converts n elements from f32 to a float dtype, rounded to nearest even.
+template <DType kTo>
+inline void store_row_as(const float* from, std::int64_t n, void* to) {
+  if constexpr (kTo == DType::kF32) {
     float* p = static_cast<float*>(to);
     for (std::int64_t i = 0; i < n; ++i) p[i] = from[i];
-    return;
-  }
-  if (dtype == DType::kF64) {
+  } else if constexpr (kTo == DType::kF64) {
     double* p = static_cast<double*>(to);
     for (std::int64_t i = 0; i < n; ++i) p[i] = static_cast<double>(from[i]);
-    return;
+  } else {
+    std::uint16_t* p = static_cast<std::uint16_t*>(to);
+    std::int64_t i = 0;
+    for (; i + F32::kLanes <= n; i += F32::kLanes) store_half<kTo>(p + i, load<F32>(from + i));
+    if (i == n) return;
+    float tail[F32::kLanes] = {};
+    std::uint16_t rounded[F32::kLanes];
+    for (std::int64_t j = i; j < n; ++j) tail[j - i] = from[j];
+    store_half<kTo>(rounded, load<F32>(tail));
+    for (std::int64_t j = i; j < n; ++j) p[j] = rounded[j - i];
   }
-  std::uint16_t* p = static_cast<std::uint16_t*>(to);
-  const auto store_vector = [dtype](std::uint16_t* at_vector, F32 a) {
-    if (dtype == DType::kBF16) {
-      store_bf16(at_vector, a);
-    } else {
-      store_f16(at_vector, a);
-    }
-  };
-  std::int64_t i = 0;
-  for (; i + F32::kLanes <= n; i += F32::kLanes) store_vector(p + i, load<F32>(from + i));
-  if (i == n) return;
-  float tail[F32::kLanes] = {};
-  std::uint16_t narrow[F32::kLanes];
-  for (std::int64_t j = i; j < n; ++j) tail[j - i] = from[j];
-  store_vector(narrow, load<F32>(tail));
-  for (std::int64_t j = i; j < n; ++j) p[j] = narrow[j - i];
+}
+inline void store_row(const float* from, std::int64_t n, void* to, DType dtype) {
+  with_float_dtype(dtype, [&](auto stored) { store_row_as<stored.kDType>(from, n, to); });
 }
 
-/// Converts n elements from f64 to any float type; 16-bit types are rounded to f32 first.
+/// Converts n elements from f64 to a float dtype; 16-bit dtypes are rounded to f32 first.
 inline void store_row(const double* from, std::int64_t n, void* to, DType dtype) {
   if (dtype == DType::kF64) {
     double* p = static_cast<double*>(to);

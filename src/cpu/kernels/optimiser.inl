@@ -36,16 +36,12 @@ inline F32 load_narrow(const std::uint16_t* p, DType dtype, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) buffer[i] = p[i];
     p = buffer;
   }
-  return dtype == DType::kBF16 ? load_bf16(p) : load_f16(p);
+  return with_half_dtype(dtype, [p](auto stored) { return load_half<stored.kDType>(p); });
 }
 inline void store_narrow(std::uint16_t* p, F32 a, DType dtype, std::int64_t n) {
   std::uint16_t buffer[F32::kLanes];
   std::uint16_t* to = n < F32::kLanes ? buffer : p;
-  if (dtype == DType::kBF16) {
-    store_bf16(to, a);
-  } else {
-    store_f16(to, a);
-  }
+  with_half_dtype(dtype, [to, a](auto stored) { store_half<stored.kDType>(to, a); });
   for (std::int64_t i = 0; i < n && to != p; ++i) p[i] = buffer[i];
 }
 

@@ -10,12 +10,6 @@
 namespace ladon::cpu {
 namespace {
 
-/// A stored dtype as a type, for generic lambdas.
-template <DType kType>
-struct StoredAs {
-  static constexpr DType kDType = kType;
-};
-
 /// Loads elements [i, i + kLanes) of a row.
 template <class V, DType kStored>
 inline V load_stored(const char* row, std::int64_t i) {
@@ -40,22 +34,22 @@ inline V load_stored_last(const char* row, std::int64_t i, std::int64_t dim) {
   return load_stored<V, kStored>(last, 0);
 }
 
-/// Whether load_stored() can read rows of this dtype in place.
+/// Whether load_stored() can read rows of this dtype in place: for f64 kernels f64 only, for the
+/// others all but f64.
 template <class V>
 inline bool loads_stored(DType dtype) {
-  return dtype == kDTypeOf<typename V::Scalar> ||
-         (sizeof(typename V::Scalar) == 4 && dtype != DType::kF64);
+  return (dtype == DType::kF64) == (sizeof(typename V::Scalar) == 8);
 }
 
 /// Calls function(StoredAs<dtype>) for a dtype that loads_stored() accepts.
 template <class V, class Function>
 inline void with_stored(DType dtype, const Function& function) {
-  if constexpr (sizeof(typename V::Scalar) == 4) {
-    if (dtype == DType::kBF16) return function(StoredAs<DType::kBF16>{});
-    if (dtype == DType::kF16) return function(StoredAs<DType::kF16>{});
+  constexpr DType kCompute = kDTypeOf<typename V::Scalar>;
+  if constexpr (kCompute == DType::kF32) {
     if (dtype == DType::kI8) return function(StoredAs<DType::kI8>{});
+    if (dtype != kCompute) return with_half_dtype(dtype, function);
   }
-  function(StoredAs<kDTypeOf<typename V::Scalar>>{});
+  function(StoredAs<kCompute>{});
 }
 
 /// Rows of one dtype at any addresses.
