@@ -7,7 +7,12 @@
 #include "core/fail.h"
 #include "cpu/backend.h"
 #include "cpu/dispatch.h"
+#include "ladon/device.h"
 #include "reference/backend.h"
+#ifdef LADON_WITH_CUDA
+#include "cuda/backend.h"
+#include "cuda/device_list.h"
+#endif
 
 namespace ladon {
 
@@ -24,11 +29,24 @@ std::unique_ptr<Backend> make_backend(const ContextOptions& options, Host& host)
       return std::make_unique<cpu::CpuBackend>(host, isa);
     }
     case Device::kCuda:
+#ifdef LADON_WITH_CUDA
+      cuda::check_device(kOperation, options.device_index);
+      return std::make_unique<cuda::CudaBackend>(options, cpu::choose_isa(options.isa));
+#else
       fail(ErrorCode::kUnsupported, kOperation, "device",
            "got cuda, expected cpu: this build has no CUDA backend");
+#endif
   }
   fail(kOperation, "device",
        "got Device(" + std::to_string(static_cast<int>(options.device)) + "), expected a Device");
+}
+
+DeviceList list_devices() {
+#ifdef LADON_WITH_CUDA
+  return cuda::list_devices();
+#else
+  return {{}, "this build has no CUDA backend"};
+#endif
 }
 
 }  // namespace ladon

@@ -10,6 +10,7 @@ allowed=(
   "core:"
   "reference: core"
   "cpu: core reference"
+  "cuda: core"
   "attention: core"
   "io: core"
   "cache: core io"

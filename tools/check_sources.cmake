@@ -1,4 +1,4 @@
-# Fails when a .cpp file below src, cli, python, tests, bench or examples is not named in the
+# Fails when a .cpp or .cu file below src, cli, python, tests, bench or examples is not named in the
 # CMakeLists.txt nearest to it (or, for kernels, in the list of cmake/isa.cmake): such a file is
 # silently not built.
 # Usage: cmake -P check_sources.cmake
@@ -12,7 +12,8 @@ foreach(entry IN LISTS LADON_ISAS)
 endforeach()
 
 foreach(folder src cli python tests bench examples)
-  file(GLOB_RECURSE found RELATIVE ${root} ${root}/${folder}/*.cpp)
+  file(GLOB_RECURSE found RELATIVE ${root} ${root}/${folder}/*.cpp
+    ${root}/${folder}/*.cu)
   list(APPEND sources ${found})
 endforeach()
 

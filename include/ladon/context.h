@@ -32,6 +32,9 @@ struct ContextOptions {
   Device device = Device::kCpu;
   /// Which of several; 0 for the CPU.
   int device_index = 0;
+  /// For GPUs: a stream of the program's (a cudaStream_t) on which to enqueue; it must outlive the
+  /// Context. Empty: the Context makes its own.
+  std::optional<void*> stream{};
   /// Threads that one call may use, the caller's included. 0: one per CPU that this process may
   /// use (its affinity mask and its container's CPU quota). Ignored when `executor` is given.
   int num_threads = 0;

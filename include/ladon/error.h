@@ -17,6 +17,7 @@ enum class ErrorCode : std::uint8_t {
   kUnsupported,      // valid, but this build or this machine cannot do it; the message says why
   kOutOfMemory,      // an allocation failed or a size would not fit the address space
   kIo,               // a file could not be read, written or trusted
+  kDevice,           // a GPU failed; after a fault of a kernel every later call on it says so
 };
 
 class LADON_API Error : public std::runtime_error {

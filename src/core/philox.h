@@ -12,7 +12,7 @@ struct PhiloxBlock {
 };
 
 /// Ten rounds over a 128-bit counter. Constants from the paper named in ladon/random.h.
-[[maybe_unused]] inline PhiloxBlock philox_block(PhiloxBlock counter, std::uint64_t key) noexcept {
+[[maybe_unused]] constexpr PhiloxBlock philox_block(PhiloxBlock counter, std::uint64_t key) noexcept {
   std::uint32_t key_low = static_cast<std::uint32_t>(key);
   std::uint32_t key_high = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -30,7 +30,7 @@ struct PhiloxBlock {
 
 /// The random word of one attention weight: keys four to a block. Backward, and any split of the
 /// work, finds the same word again.
-[[maybe_unused]] inline PhiloxBlock dropout_block(std::uint64_t seed, std::int64_t sequence,
+[[maybe_unused]] constexpr PhiloxBlock dropout_block(std::uint64_t seed, std::int64_t sequence,
                                                   std::int64_t head, std::int64_t query,
                                                   std::int64_t key) noexcept {
   // A counter has 32 bits for each; sequences may be numbered beyond that.

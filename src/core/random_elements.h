@@ -12,7 +12,7 @@ namespace ladon {
 namespace {
 
 /// Philox's words for one position of a stream.
-[[maybe_unused]] inline PhiloxBlock random_block(std::uint64_t position, std::uint64_t stream,
+[[maybe_unused]] constexpr PhiloxBlock random_block(std::uint64_t position, std::uint64_t stream,
                                                  std::uint64_t seed) noexcept {
   const auto low = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
   const auto high = [](std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); };
@@ -20,7 +20,7 @@ namespace {
 }
 
 /// Uniform in [0, 1): as many bits as a double's mantissa has.
-[[maybe_unused]] inline double to_unit(std::uint32_t low, std::uint32_t high) noexcept {
+[[maybe_unused]] constexpr double to_unit(std::uint32_t low, std::uint32_t high) noexcept {
   const std::uint64_t bits = (static_cast<std::uint64_t>(high) << 32) | low;
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }

@@ -1,0 +1,55 @@
+# The CUDA backend: found by itself, or asked for.
+set(LADON_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (where nvcc 12 or newer is), ON or OFF")
+set_property(CACHE LADON_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+# Sets LADON_WITH_CUDA, and enables the language. A macro: languages are enabled in the caller's scope.
+macro(ladon_find_cuda)
+  set(LADON_WITH_CUDA OFF)
+  if(LADON_CUDA STREQUAL "AUTO" OR LADON_CUDA)
+    # Which GPUs the code is for is said below, in the flags of the files alone.
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES OFF)
+    endif()
+    include(CheckLanguage)
+    check_language(CUDA)
+    if(CMAKE_CUDA_COMPILER)
+      enable_language(CUDA)
+      if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12)
+        set(ladon_no_cuda "nvcc is ${CMAKE_CUDA_COMPILER_VERSION}, older than 12")
+      else()
+        find_package(CUDAToolkit REQUIRED)
+        set(LADON_WITH_CUDA ON)
+      endif()
+    else()
+      set(ladon_no_cuda "no nvcc was found")
+    endif()
+    if(LADON_WITH_CUDA)
+      message(STATUS "CUDA backend: built by nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
+    elseif(LADON_CUDA STREQUAL "AUTO")
+      message(STATUS "CUDA backend: not built: ${ladon_no_cuda}")
+    else()
+      message(FATAL_ERROR "LADON_CUDA is ${LADON_CUDA}, but ${ladon_no_cuda}")
+    endif()
+  endif()
+endmacro()
+
+# Adds the backend's sources to `target`.
+function(ladon_add_cuda target)
+  if(NOT LADON_WITH_CUDA)
+    return()
+  endif()
+  target_sources(${target} PRIVATE ${ARGN})
+  target_compile_definitions(${target} PRIVATE LADON_WITH_CUDA)
+  target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  set_target_properties(${target} PROPERTIES
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_VISIBILITY_PRESET hidden)
+  # One front-end pass for all: PTX of Ampere, and machine code of Ampere and Hopper from it.
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_80,code=[compute_80,sm_80,sm_90]>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:--expt-relaxed-constexpr --extended-lambda -Xcompiler=-Wall,-Wextra>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas=--warn-on-spills>")
+  if(LADON_WERROR)
+    target_compile_options(${target} PRIVATE
+      "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings>")
+  endif()
+endfunction()

@@ -1,0 +1,115 @@
+#include "cuda/backend.h"
+
+#include "cuda/error.h"
+#include "cuda/operations.h"
+
+namespace ladon::cuda {
+namespace {
+
+std::optional<cudaStream_t> stream_of(const ContextOptions& options) {
+  if (!options.stream) return std::nullopt;
+  return static_cast<cudaStream_t>(*options.stream);
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(const ContextOptions& options, Isa isa)
+    : isa_(isa),
+      cuda_memory_(std::make_shared<CudaMemory>(options.device_index, stream_of(options))),
+      memory_(cuda_memory_),
+      closing_{*cuda_memory_},
+      scratch_(memory_),
+      queue_(options.device_index, cuda_memory_->stream(), scratch_) {}
+
+CudaBackend::~CudaBackend() = default;
+
+void CudaBackend::synchronize() {
+  check(cudaStreamSynchronize(queue_.stream()), "synchronize");
+}
+
+template <class Work>
+auto CudaBackend::enqueue(const Work& work) {
+  const DeviceScope scope(queue_.device_index());
+  check(scope.status(), "Context");
+  return work();
+}
+
+void CudaBackend::copy(const ConstTensorView& from, const TensorView& to) {
+  enqueue([&] { cuda::copy(queue_, from, to); });
+}
+void CudaBackend::zero(const TensorView& view) {
+  enqueue([&] { cuda::zero(queue_, view); });
+}
+void CudaBackend::fill_random(const RandomFillParams& params) {
+  enqueue([&] { cuda::fill_random(queue_, params); });
+}
+
+void CudaBackend::attend(const AttentionParams& params) {
+  enqueue([&] { cuda::attend(queue_, params); });
+}
+void CudaBackend::attend_backward(const AttentionParams& params) {
+  enqueue([&] { cuda::attend_backward(queue_, params); });
+}
+void CudaBackend::attention_weights(const AttentionParams& params, ScoreStage stage,
+                                    const WeightsOperand& weights) {
+  enqueue([&] { cuda::attention_weights(queue_, params, stage, weights); });
+}
+void CudaBackend::merge(const MergeParams& params) {
+  enqueue([&] { cuda::merge(queue_, params); });
+}
+
+void CudaBackend::project(const ProjectionParams& params) {
+  enqueue([&] { cuda::project(queue_, params); });
+}
+void CudaBackend::project_input_gradient(const ProjectionParams& params) {
+  enqueue([&] { cuda::project_input_gradient(queue_, params); });
+}
+void CudaBackend::project_weight_gradient(const ProjectionParams& params) {
+  enqueue([&] { cuda::project_weight_gradient(queue_, params); });
+}
+
+void CudaBackend::rms_norm(const NormParams& params) {
+  enqueue([&] { cuda::rms_norm(queue_, params); });
+}
+void CudaBackend::rms_norm_backward(const NormParams& params) {
+  enqueue([&] { cuda::rms_norm_backward(queue_, params); });
+}
+void CudaBackend::rotate(const RopeParams& params) {
+  enqueue([&] { cuda::rotate(queue_, params); });
+}
+void CudaBackend::fill_rope_table(std::span<const double> frequencies, double magnitude,
+                                  const TensorView& cos, const TensorView& sin) {
+  enqueue([&] { cuda::fill_rope_table(queue_, frequencies, magnitude, cos, sin); });
+}
+void CudaBackend::sum_heads(const HeadSumParams& params) {
+  enqueue([&] { cuda::sum_heads(queue_, params); });
+}
+
+void CudaBackend::write_kv(const KvRowsParams& params) {
+  enqueue([&] { cuda::write_kv(queue_, params); });
+}
+void CudaBackend::gather_kv(const KvRowsParams& params) {
+  enqueue([&] { cuda::gather_kv(queue_, params); });
+}
+
+void CudaBackend::sgd_step(const SgdParams& params) {
+  enqueue([&] { cuda::sgd_step(queue_, params); });
+}
+void CudaBackend::adamw_step(const AdamWParams& params) {
+  enqueue([&] { cuda::adamw_step(queue_, params); });
+}
+void CudaBackend::accumulate(const AccumulateParams& params) noexcept {
+  // A launch fails only where the device has failed, and then the next call says so.
+  try {
+    enqueue([&] { cuda::accumulate(queue_, params); });
+  } catch (const Error&) {
+  }
+}
+void CudaBackend::scale(const FloatArray& array, double factor) {
+  enqueue([&] { cuda::scale(queue_, array, factor); });
+}
+Magnitude CudaBackend::magnitude(std::span<const FloatArray> arrays, int exponent) {
+  return enqueue([&] { return cuda::magnitude(queue_, arrays, exponent); });
+}
+
+}  // namespace ladon::cuda

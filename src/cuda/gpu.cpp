@@ -1,0 +1,88 @@
+#include "cuda/gpu.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+
+#include "cuda/error.h"
+
+namespace ladon::cuda {
+
+std::shared_ptr<Gpu> Gpu::of(int index) {
+  // A GPU is one for the whole process, and so is what is known of it.
+  static std::mutex mutex;
+  static std::map<int, std::weak_ptr<Gpu>> gpus;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<Gpu>& known = gpus[index];
+  std::shared_ptr<Gpu> gpu = known.lock();
+  if (gpu == nullptr) {
+    gpu = std::make_shared<Gpu>(index);
+    known = gpu;
+  }
+  return gpu;
+}
+
+Gpu::Gpu(int index) : index_(index) {
+  const DeviceScope scope(index);
+  check(scope.status(), "Context");
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = index;
+  check(cudaMemPoolCreate(&pool_, &properties), "Context");
+  // Unused memory stays in the pool: returning it to the system at every synchronisation, as pools
+  // do by default, costs more than a kernel.
+  std::uint64_t keep = UINT64_MAX;
+  check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep), "Context");
+  check(cudaStreamCreateWithFlags(&reclaim_, cudaStreamNonBlocking), "Context");
+  check(cudaEventCreateWithFlags(&enqueued_, cudaEventDisableTiming), "Context");
+}
+
+Gpu::~Gpu() {
+  const DeviceScope scope(index_);
+  static_cast<void>(cudaStreamSynchronize(reclaim_));
+  static_cast<void>(cudaEventDestroy(enqueued_));
+  static_cast<void>(cudaStreamDestroy(reclaim_));
+  static_cast<void>(cudaMemPoolDestroy(pool_));
+}
+
+void Gpu::add(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  streams_.push_back(stream);
+}
+
+void Gpu::remove(cudaStream_t stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find(streams_.begin(), streams_.end(), stream);
+  if (found != streams_.end()) streams_.erase(found);
+}
+
+void* Gpu::allocate(std::size_t bytes, cudaStream_t stream) noexcept {
+  const DeviceScope scope(index_);
+  void* data = nullptr;
+  if (cudaMallocFromPoolAsync(&data, bytes, pool_, stream) == cudaSuccess) return data;
+  static_cast<void>(cudaGetLastError());
+  return nullptr;
+}
+
+void Gpu::free(void* data) noexcept {
+  const DeviceScope scope(index_);
+  const std::lock_guard lock(mutex_);
+  if (streams_.size() == 1) {
+    static_cast<void>(cudaFreeAsync(data, streams_.front()));
+    return;
+  }
+  for (const cudaStream_t stream : streams_) {
+    static_cast<void>(cudaEventRecord(enqueued_, stream));
+    static_cast<void>(cudaStreamWaitEvent(reclaim_, enqueued_, 0));
+  }
+  static_cast<void>(cudaFreeAsync(data, reclaim_));
+}
+
+void Gpu::trim() noexcept {
+  const DeviceScope scope(index_);
+  static_cast<void>(cudaStreamSynchronize(reclaim_));
+  static_cast<void>(cudaMemPoolTrimTo(pool_, 0));
+}
+
+}  // namespace ladon::cuda

@@ -1,0 +1,48 @@
+// Gpu: what all Contexts of one GPU share: a memory pool, and the list of their streams.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace ladon::cuda {
+
+/// Memory may be freed by one Context while kernels of another still read it. With one Context, its
+/// stream's order makes that safe; with several, memory goes back to the pool by way of a stream
+/// that first waits for all of them.
+class Gpu {
+ public:
+  /// The GPU with this index; the same object while anything uses it. Throws Error.
+  static std::shared_ptr<Gpu> of(int index);
+
+  explicit Gpu(int index);
+  ~Gpu();
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  int index() const noexcept { return index_; }
+
+  /// Streams of living Contexts.
+  void add(cudaStream_t stream);
+  void remove(cudaStream_t stream) noexcept;
+
+  /// In the stream's order; null where there is not enough memory.
+  void* allocate(std::size_t bytes, cudaStream_t stream) noexcept;
+  /// After everything that any Context has enqueued.
+  void free(void* data) noexcept;
+  /// Returns the pool's unused memory to the system.
+  void trim() noexcept;
+
+ private:
+  const int index_;
+  cudaMemPool_t pool_ = nullptr;
+  cudaStream_t reclaim_ = nullptr;
+  cudaEvent_t enqueued_ = nullptr;
+  std::mutex mutex_;  // of what follows, and of recording and waiting for the event
+  std::vector<cudaStream_t> streams_;
+};
+
+}  // namespace ladon::cuda

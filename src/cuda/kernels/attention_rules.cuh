@@ -1,0 +1,109 @@
+// What turns q.k into a score, and where keys and values are: shared by every attention kernel, so
+// that forward, backward and attention_weights() cannot differ.
+//
+// AttentionParams are on the device here: Sequence::pages are device pointers.
+#pragma once
+
+#include <cstdint>
+
+#include "core/attention_params.h"
+#include "core/philox.h"
+#include "cuda/kernels/element.cuh"
+
+namespace ladon::cuda {
+
+/// The slot that stores a key, by page table, in a ring or in order.
+__device__ inline std::int64_t kv_slot(const KvLayout& layout, const Sequence& sequence,
+                                       std::int64_t key) {
+  if (layout.page_size != 0) {
+    const std::int64_t page = sequence.pages[key / layout.page_size];
+    return page * layout.page_size + key % layout.page_size;
+  }
+  if (layout.ring_slots != 0) {
+    return sequence.first_slot + (sequence.ring_start + key) % layout.ring_slots;
+  }
+  return sequence.first_slot + key;
+}
+
+/// One query row of the score matrix.
+struct QueryRow {
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+};
+
+__device__ inline std::int64_t broadcast_index(const BroadcastOperand& operand,
+                                               const Sequence& sequence, const QueryRow& row,
+                                               std::int64_t key) {
+  return sequence.index * operand.sequence_stride + row.head * operand.head_stride +
+         row.token * operand.query_stride + key * operand.key_stride;
+}
+
+/// The keys that a query may see by its window: [begin, end).
+struct KeyRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+__device__ inline KeyRange window_of(const ScoreRules& rules, const Sequence& sequence,
+                                     std::int64_t token) {
+  const std::int64_t position = token + sequence.position_offset;
+  const std::int64_t begin = position - rules.window_left;
+  const std::int64_t end = position + rules.window_right + 1;
+  return {begin < 0 ? 0 : begin, end > sequence.kv_len ? sequence.kv_len : end};
+}
+
+/// scale * q.k after softcap, and its derivative with respect to scale * q.k.
+template <class Compute>
+struct Softcapped {
+  Compute score;
+  Compute slope;
+};
+template <class Compute>
+__device__ inline Softcapped<Compute> softcapped(const ScoreRules& rules, Compute scaled) {
+  if (rules.softcap == 0) return {scaled, 1};
+  const Compute cap = static_cast<Compute>(rules.softcap);
+  const Compute t = tanh(scaled / cap);
+  return {cap * t, 1 - t * t};
+}
+
+/// Adds ALiBi and bias to a softcapped score and masks it: -inf where the query may not see the
+/// key. Memory of masked keys may hold anything; the score that came in is not used then.
+template <class Compute>
+__device__ inline Compute masked_score(const ScoreRules& rules, const Sequence& sequence,
+                                       const QueryRow& row, std::int64_t key, Compute score) {
+  const std::int64_t distance = key - (row.token + sequence.position_offset);
+  const Compute masked = -static_cast<Compute>(INFINITY);
+  if (key >= sequence.kv_len || -distance > rules.window_left || distance > rules.window_right) {
+    return masked;
+  }
+  if (rules.mask.data != nullptr &&
+      static_cast<const unsigned char*>(
+          rules.mask.data)[broadcast_index(rules.mask, sequence, row, key)] == 0) {
+    return masked;
+  }
+  if (rules.alibi_slopes.data != nullptr) {
+    const Compute slope = load_element<Compute>(rules.alibi_slopes.data, rules.alibi_slopes.dtype,
+                                                row.head * rules.alibi_slopes.stride);
+    score -= slope * static_cast<Compute>(distance < 0 ? -distance : distance);
+  }
+  if (rules.bias.data != nullptr) {
+    const Compute bias = load_element<Compute>(rules.bias.data, rules.bias.dtype,
+                                               broadcast_index(rules.bias, sequence, row, key));
+    if (bias == masked) return masked;  // even where the score is NaN
+    score += bias;
+  }
+  return score;
+}
+
+/// What dropout multiplies a weight with: 0, or 1 / (1 - probability).
+template <class Compute>
+__device__ inline Compute dropout_factor(const ScoreRules& rules, const Sequence& sequence,
+                                         const QueryRow& row, std::int64_t key) {
+  if (!rules.dropout) return 1;
+  const PhiloxBlock block =
+      dropout_block(rules.dropout_seed, sequence.dropout_index, row.head, row.token, key);
+  return block.words[key % 4] < rules.dropout_threshold
+             ? Compute{0}
+             : static_cast<Compute>(rules.dropout_scale);
+}
+
+}  // namespace ladon::cuda

@@ -1,0 +1,92 @@
+// Elements of tensors on the device: conversions between storage and compute types, and the loops
+// that give each element or each row to a thread.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "ladon/dtype.h"
+
+namespace ladon::cuda {
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(double x) { return static_cast<float>(x); }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(signed char x) { return static_cast<float>(x); }
+
+/// Calls function(T{}) with the storage type of a float dtype. Validation refuses the others; the
+/// switch names them all, so that the compiler points here when there is a new one.
+template <class Function>
+__host__ __device__ inline auto with_storage_type(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::kF64: return function(double{});
+    case DType::kF16: return function(__half{});
+    case DType::kBF16: return function(__nv_bfloat16{});
+    case DType::kF32:
+    case DType::kBool:
+    case DType::kI8:
+    case DType::kU8:
+    case DType::kI16:
+    case DType::kU16:
+    case DType::kI32:
+    case DType::kU32:
+    case DType::kI64:
+    case DType::kU64: break;
+  }
+  return function(float{});
+}
+
+/// Element `index` of a float array, in the compute type float or double.
+template <class Compute>
+__device__ inline Compute load_element(const void* data, DType dtype, std::int64_t index) {
+  switch (dtype) {
+    case DType::kF64: return static_cast<Compute>(static_cast<const double*>(data)[index]);
+    case DType::kF32: return static_cast<Compute>(static_cast<const float*>(data)[index]);
+    case DType::kF16: return __half2float(static_cast<const __half*>(data)[index]);
+    case DType::kBF16: return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
+    case DType::kI8: return static_cast<Compute>(static_cast<const signed char*>(data)[index]);
+    case DType::kBool:
+    case DType::kU8: return static_cast<Compute>(static_cast<const unsigned char*>(data)[index]);
+    case DType::kI16:
+    case DType::kU16:
+    case DType::kI32:
+    case DType::kU32:
+    case DType::kI64:
+    case DType::kU64: break;
+  }
+  return 0;
+}
+
+/// Rounds a float or a double once, to nearest even, and stores it as a float dtype.
+template <class Compute>
+__device__ inline void store_element(void* data, DType dtype, std::int64_t index, Compute value) {
+  const auto narrowed = [&] {
+    if constexpr (sizeof(Compute) == 8) {
+      return detail::round_to_odd(value);  // so that the second rounding is the only one
+    } else {
+      return value;
+    }
+  };
+  switch (dtype) {
+    case DType::kF64: static_cast<double*>(data)[index] = static_cast<double>(value); return;
+    case DType::kF32: static_cast<float*>(data)[index] = static_cast<float>(value); return;
+    case DType::kF16: static_cast<__half*>(data)[index] = __float2half_rn(narrowed()); return;
+    case DType::kBF16:
+      static_cast<__nv_bfloat16*>(data)[index] = __float2bfloat16_rn(narrowed());
+      return;
+    case DType::kBool:
+    case DType::kI8:
+    case DType::kU8:
+    case DType::kI16:
+    case DType::kU16:
+    case DType::kI32:
+    case DType::kU32:
+    case DType::kI64:
+    case DType::kU64: return;  // not float
+  }
+}
+
+}  // namespace ladon::cuda

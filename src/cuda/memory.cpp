@@ -1,0 +1,100 @@
+#include "cuda/memory.h"
+
+#include "core/fail.h"
+#include "cuda/error.h"
+
+namespace ladon::cuda {
+namespace {
+
+/// Refuses a stream of another GPU: an event of this one cannot be recorded there.
+void check_stream(cudaStream_t stream, int device_index) {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "Context");
+  const cudaError_t status = cudaEventRecord(event, stream);
+  static_cast<void>(cudaEventDestroy(event));
+  static_cast<void>(cudaGetLastError());
+  if (status == cudaSuccess) return;
+  fail("Context", "stream",
+       "got " + describe(status) + ", expected a stream of cuda:" + std::to_string(device_index));
+}
+
+/// Memory that copies between the host and the device take for the host's must be.
+void check_host_pointer(const void* data, const char* operation) {
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, data), operation);
+  if (attributes.type != cudaMemoryTypeDevice) return;
+  fail(operation, "data",
+       "got memory of cuda:" + std::to_string(attributes.device) + ", expected the host's");
+}
+
+}  // namespace
+
+CudaMemory::CudaMemory(int device_index, std::optional<cudaStream_t> borrowed)
+    : gpu_(Gpu::of(device_index)) {
+  const DeviceScope scope(device_index);
+  if (borrowed) {
+    check_stream(*borrowed, device_index);
+    stream_ = *borrowed;
+  } else {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "Context");
+    owns_stream_ = true;
+  }
+  gpu_->add(stream_);
+}
+
+CudaMemory::~CudaMemory() {
+  close();
+  if (owns_stream_) static_cast<void>(cudaStreamDestroy(stream_));
+}
+
+void CudaMemory::close() noexcept {
+  if (!open_.exchange(false)) return;
+  const DeviceScope scope(gpu_->index());
+  static_cast<void>(cudaStreamSynchronize(stream_));
+  gpu_->remove(stream_);
+  gpu_->trim();
+}
+
+void CudaMemory::settle() const noexcept {
+  if (!open_) static_cast<void>(cudaStreamSynchronize(work_stream()));
+}
+
+void* CudaMemory::allocate(std::size_t bytes) noexcept {
+  void* const data = gpu_->allocate(bytes, work_stream());
+  settle();
+  return data;
+}
+
+void CudaMemory::free(void* data, std::size_t) noexcept { gpu_->free(data); }
+
+void CudaMemory::copy(void* to, const void* from, std::size_t bytes) noexcept {
+  if (bytes == 0) return;
+  const DeviceScope scope(gpu_->index());
+  static_cast<void>(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, work_stream()));
+  settle();
+}
+
+void CudaMemory::zero(void* data, std::size_t bytes) noexcept {
+  if (bytes == 0) return;
+  const DeviceScope scope(gpu_->index());
+  static_cast<void>(cudaMemsetAsync(data, 0, bytes, work_stream()));
+  settle();
+}
+
+void CudaMemory::upload(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const DeviceScope scope(gpu_->index());
+  check_host_pointer(from, "upload");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, work_stream()), "upload");
+  check(cudaStreamSynchronize(work_stream()), "upload");
+}
+
+void CudaMemory::download(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const DeviceScope scope(gpu_->index());
+  check_host_pointer(to, "download");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, work_stream()), "download");
+  check(cudaStreamSynchronize(work_stream()), "download");
+}
+
+}  // namespace ladon::cuda
