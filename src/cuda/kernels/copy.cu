@@ -1,9 +1,9 @@
 // Copies elements of any dtype and strides, and sets them to zero.
 //
 // The two views' dimensions are sorted and merged into loops on the host. The innermost loop is a
-// row: 1 to 256 threads of a block of 256 take its units, 4 each, and the block's other threads the
-// next rows. A unit is as many bytes as alignment allows where the bits are only moved, a chunk of
-// 8 floats where contiguous floats are converted, else one element.
+// row: 1 to 256 threads of a block of 256 take its units, a few each, and the block's other threads
+// the next rows. A unit is as many bytes as alignment allows where the bits are only moved, a chunk
+// of 8 floats where contiguous floats are converted, else one element.
 //
 // No arithmetic to speak of; bytes of both views. The limit is memory. Contiguous copies are
 // CUDA's.
@@ -98,11 +98,10 @@ struct CopyParams {
 
 // ---- what is done with a unit -------------------------------------------------------------------
 
-constexpr int kUnitsPerThread = 4;  // loads under way at a time
-
 /// Moves bytes. The plan's counts and strides are in units.
 template <class Unit>
 struct MoveUnit {
+  static constexpr int kPerThread = 4;  // loads under way at a time
   using Value = Unit;
   static __device__ Value load(const CopyParams& params, std::int64_t row, std::int64_t unit) {
     return static_cast<const Unit*>(params.from)[row + unit * params.plan.row().from_stride];
@@ -121,6 +120,7 @@ struct ZeroUnit : MoveUnit<Unit> {
 /// Converts 8 floats of contiguous rows.
 template <class Compute>
 struct ConvertChunk {
+  static constexpr int kPerThread = 2;
   using Value = Chunk<Compute>;
   static __device__ Value load(const CopyParams& params, std::int64_t row, std::int64_t unit) {
     const std::int64_t i = unit * kChunk;
@@ -137,6 +137,7 @@ struct ConvertChunk {
 
 /// Converts one element between any dtypes.
 struct ConvertElement {
+  static constexpr int kPerThread = 1;
   using Value = Number;
   static __device__ Value load(const CopyParams& params, std::int64_t row, std::int64_t unit) {
     return load_number(params.from, params.from_dtype, row + unit * params.plan.row().from_stride);
@@ -170,21 +171,21 @@ __device__ inline RowOffsets offsets_of_row(const CopyLoops& plan, std::int64_t 
 /// Threads are x along a row, and y over rows.
 template <class Operation>
 __global__ void __launch_bounds__(kThreads) copy_rows(const __grid_constant__ CopyParams params) {
+  constexpr int kPerThread = Operation::kPerThread;
   const std::int64_t items = params.rows * params.row_parts;
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.y;
   for (std::int64_t item = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; item < items;
        item += step) {
     const RowOffsets offsets = offsets_of_row(params.plan, item / params.row_parts);
-    const std::int64_t first =
-        item % params.row_parts * (blockDim.x * kUnitsPerThread) + threadIdx.x;
-    typename Operation::Value values[kUnitsPerThread];
+    const std::int64_t first = item % params.row_parts * (blockDim.x * kPerThread) + threadIdx.x;
+    typename Operation::Value values[kPerThread];
 #pragma unroll
-    for (int n = 0; n < kUnitsPerThread; ++n) {
+    for (int n = 0; n < kPerThread; ++n) {
       const std::int64_t unit = first + n * blockDim.x;
       if (unit < params.row_units) values[n] = Operation::load(params, offsets.from, unit);
     }
 #pragma unroll
-    for (int n = 0; n < kUnitsPerThread; ++n) {
+    for (int n = 0; n < kPerThread; ++n) {
       const std::int64_t unit = first + n * blockDim.x;
       if (unit < params.row_units) Operation::store(params, offsets.to, unit, values[n]);
     }
@@ -197,7 +198,7 @@ void launch_copy(Queue& queue, CopyParams params, std::int64_t row_units) {
   while (lanes < kThreads && lanes < row_units) lanes *= 2;
   params.rows = params.plan.rows();
   params.row_units = row_units;
-  params.row_parts = ceil_div(row_units, lanes * kUnitsPerThread);
+  params.row_parts = ceil_div(row_units, lanes * Operation::kPerThread);
   const unsigned rows_at_once = kThreads / lanes;
   queue.launch(
       copy_rows<Operation>,

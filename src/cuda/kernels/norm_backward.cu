@@ -61,6 +61,8 @@ __device__ inline RowSums sums_of_row(const NormBackwardParams& params, const No
 
 __global__ void __launch_bounds__(kThreads)
     norm_backward_rows(const __grid_constant__ NormBackwardParams params) {
+  // Each thread's own copy, which needs no barrier and, unlike an array, no registers.
+  __shared__ RowSums of_row[kTileRows][kThreads];
   const NormParams& norm = params.norm;
   const NormLane lane(norm.dim);
   const int groups = kThreads / lane.threads;
@@ -70,28 +72,25 @@ __global__ void __launch_bounds__(kThreads)
   double* const sums = task_sums + lane.group * norm.dim;
   for (std::int64_t tile = begin; tile < end; tile += groups * kTileRows) {
     const std::int64_t first = tile + lane.group;
-    RowSums of_row[kTileRows];
-#pragma unroll
     for (int r = 0; r < kTileRows; ++r) {
       const std::int64_t row = first + r * groups;
-      of_row[r] = sums_of_row(params, lane, row, row < end);
+      of_row[r][threadIdx.x] = sums_of_row(params, lane, row, row < end);
     }
     for_each_chunk(lane, norm.dim, [&](std::int64_t i, int count) {
       const Chunk<double> weight = load_chunk<double>(norm.weight, 0, i, count);
       Chunk<double> sum{};
       if (tile != begin) sum = load_chunk_of<double>(sums + i, count);
-#pragma unroll
-      for (int r = 0; r < kTileRows; ++r) {
+      for (int r = 0; r < kTileRows && first + r * groups < end; ++r) {
         const std::int64_t row = first + r * groups;
-        if (row >= end) break;
+        const auto [inverse_rms, mean] = of_row[r][threadIdx.x];
         const Chunk<double> x = load_chunk<double>(norm.x, row, i, count);
         Chunk<double> dy = load_chunk<double>(norm.dy, row, i, count);
 #pragma unroll
         for (int n = 0; n < kChunk; ++n) {
-          const double unit = x.values[n] * of_row[r].inverse_rms;
+          const double unit = x.values[n] * inverse_rms;
           sum.values[n] = fma(unit, dy.values[n], sum.values[n]);
-          const double gradient = fma(-unit, of_row[r].mean, dy.values[n] * weight.values[n]);
-          dy.values[n] = of_row[r].inverse_rms * gradient;
+          const double gradient = fma(-unit, mean, dy.values[n] * weight.values[n]);
+          dy.values[n] = inverse_rms * gradient;
         }
         store_chunk(norm.dx, row, i, count, dy);
       }

@@ -108,19 +108,16 @@ __device__ inline Softmax softmax_of(const AttentionParams& params, const Sequen
 
 __device__ inline double at_stage(const WeightsParams& params, const Sequence& sequence,
                                   const QueryRow& row, std::int64_t key, const Softmax& softmax) {
-  const AttentionParams& attention = params.attention;
-  switch (params.stage) {
-    case ScoreStage::kScaled: return scaled_score(attention, sequence, row, key);
-    case ScoreStage::kSoftcapped:
-      return softcapped(attention.rules, scaled_score(attention, sequence, row, key)).score;
-    case ScoreStage::kMasked: return final_score(attention, sequence, row, key);
-    case ScoreStage::kProbability:
-      return softmax.probability(final_score(attention, sequence, row, key));
-    case ScoreStage::kDropped:
-      return softmax.probability(final_score(attention, sequence, row, key)) *
-             dropout_factor<double>(attention.rules, sequence, row, key);
-  }
-  return 0;
+  const ScoreRules& rules = params.attention.rules;
+  const double scaled = scaled_score(params.attention, sequence, row, key);
+  if (params.stage == ScoreStage::kScaled) return scaled;
+  const double capped = softcapped(rules, scaled).score;
+  if (params.stage == ScoreStage::kSoftcapped) return capped;
+  const double score = masked_score(rules, sequence, row, key, capped);
+  if (params.stage == ScoreStage::kMasked) return score;
+  const double probability = softmax.probability(score);
+  if (params.stage == ScoreStage::kProbability) return probability;
+  return probability * dropout_factor<double>(rules, sequence, row, key);
 }
 
 __global__ void __launch_bounds__(kRowThreads)
