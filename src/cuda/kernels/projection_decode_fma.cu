@@ -61,13 +61,16 @@ class PairReader {
       using Element = decltype(zero);
       const auto* const data = static_cast<const Element*>(operand_.data) + first_;
 #pragma unroll
-      for (int i = 0; i < kDepth; ++i) {
-        const int pair = pair_at(i, lane);
-        const int row = pair % kRows;
-        const std::int64_t at = k + pair / kRows * kFmaChunk + lane % kDepth;
-        values_[i] = row < rows_ && at < depth
-                         ? upconvert<Compute>(data[row * operand_.stride + at])
-                         : Compute{0};
+      for (int i = 0; i < kRows; i += 2) {
+        const int row = i + lane / kDepth;
+        const std::int64_t at = k + lane % kDepth;
+        const auto* const elements = data + row * operand_.stride + at;
+#pragma unroll
+        for (int chunk = 0; chunk < kLaneChunks; ++chunk) {
+          const int ahead = chunk * kFmaChunk;
+          values_[chunk][i / 2] =
+              row < rows_ && at + ahead < depth ? upconvert<Compute>(elements[ahead]) : Compute{0};
+        }
       }
     });
   }
@@ -75,16 +78,19 @@ class PairReader {
   __device__ void store(PairTile<Compute>& tile) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int i = 0; i < kDepth; ++i) tile.of[pair_at(i, lane)][lane % kDepth] = values_[i];
+    for (int chunk = 0; chunk < kLaneChunks; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < kRows; i += 2) {
+        tile.of[chunk * kRows + i + lane / kDepth][lane % kDepth] = values_[chunk][i / 2];
+      }
+    }
   }
 
  private:
-  __device__ static int pair_at(int i, int lane) { return 2 * i + lane / kDepth; }
-
   const ProductOperand& operand_;
   std::int64_t first_;
   std::int64_t rows_;
-  Compute values_[kDepth];
+  Compute values_[kLaneChunks][kRows / 2];
 };
 
 /// The sums of a lane's chunk for each row.
@@ -120,7 +126,7 @@ __device__ inline void sum_chunk(Compute (&sums)[kRows], PairReader<Compute>& w,
 }
 
 template <class Compute>
-__global__ void __launch_bounds__(Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, sizeof(Compute) == 4 ? 2 : 1)
     decode_fma(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<DecodeShared<Compute>*>(memory);

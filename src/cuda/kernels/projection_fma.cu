@@ -118,7 +118,7 @@ __device__ inline void multiply_buffer(
   const int lane_m = static_cast<int>(threadIdx.x) / kLanes;
   const int lane_n = static_cast<int>(threadIdx.x) % kLanes;
   constexpr int kFours = kPerThread / 4;
-#pragma unroll
+#pragma unroll 4
   for (int k = 0; k < kDepth; ++k) {
     Four<Compute> a[kFours], b[kFours];
 #pragma unroll
@@ -182,12 +182,12 @@ __device__ inline void write_sums(const Product& product, const BlockTile& tile,
     auto* const data = static_cast<Element*>(c.data) + first_result(c, tile);
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
-      const std::int64_t column = tile.n + Tile::row_of(lane_n, j);
+      const std::int64_t column = std::int64_t{tile.n} * Tile::kSide + Tile::row_of(lane_n, j);
       if (column >= product.n) continue;
       const Compute bias = bias_at<Compute>(product.bias, column);
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i) {
-        const std::int64_t row = tile.m + Tile::row_of(lane_m, i);
+        const std::int64_t row = std::int64_t{tile.m} * Tile::kSide + Tile::row_of(lane_m, i);
         if (row >= product.m) continue;
         Element& to = data[row * c.stride + column];
         const Compute before = adds ? upconvert<Compute>(to) : Compute{0};
@@ -202,21 +202,23 @@ __global__ void __launch_bounds__(kThreads) multiply_fma(const __grid_constant__
   using Tile = FmaTile<Compute, kPerThread>;
   __shared__ typename Tile::Shared shared;
   const BlockTile tile = tile_of_block(product, Tile::kSide, Tile::kSide);
+  const std::int64_t row_a = std::int64_t{tile.m} * Tile::kSide;
+  const std::int64_t row_b = std::int64_t{tile.n} * Tile::kSide;
   bool adds = product.c.adds;
-  std::int64_t k = tile.k_begin;
+  std::int64_t k = tile.k_begin(product);
   do {
     FmaSums<Compute, kPerThread> totals;
-    TileReader<Compute, kPerThread> a(product.a, first_element(product.a, tile.head, tile.m, k),
-                                      product.m - tile.m);
-    TileReader<Compute, kPerThread> b(product.b, first_element(product.b, tile.head, tile.n, k),
-                                      product.n - tile.n);
-    multiply_tiles<Compute, kPerThread>(totals, a, b, min(tile.k_end - k, product.longest_sum),
-                                        shared);
+    TileReader<Compute, kPerThread> a(product.a, first_element(product.a, tile.head, row_a, k),
+                                      product.m - row_a);
+    TileReader<Compute, kPerThread> b(product.b, first_element(product.b, tile.head, row_b, k),
+                                      product.n - row_b);
+    multiply_tiles<Compute, kPerThread>(totals, a, b,
+                                        min(tile.k_end(product) - k, product.longest_sum), shared);
     write_sums(product, tile, totals, adds);
     adds = true;
     k += product.longest_sum;
     __syncthreads();  // the next sum's tiles overwrite the buffers
-  } while (k < tile.k_end);
+  } while (k < tile.k_end(product));
 }
 
 template <class Compute, int kPerThread>

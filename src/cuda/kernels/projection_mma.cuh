@@ -187,12 +187,14 @@ __device__ inline void add_pair(Element* to, float first, float second, bool bot
 template <class Shape>
 __device__ inline std::int64_t first_row_of(const BlockTile& tile) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  return tile.m + warp / Shape::kWarpsN * Shape::kWarpM + static_cast<int>(threadIdx.x) % 32 / 4;
+  return std::int64_t{tile.m} * Shape::kM + warp / Shape::kWarpsN * Shape::kWarpM +
+         static_cast<int>(threadIdx.x) % 32 / 4;
 }
 template <class Shape>
 __device__ inline std::int64_t first_column_of(const BlockTile& tile) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  return tile.n + warp % Shape::kWarpsN * Shape::kWarpN + static_cast<int>(threadIdx.x) % 4 * 2;
+  return std::int64_t{tile.n} * Shape::kN + warp % Shape::kWarpsN * Shape::kWarpN +
+         static_cast<int>(threadIdx.x) % 4 * 2;
 }
 
 /// Calls write(row, column, first, second) with each pair of a thread's sums that is inside c.
@@ -286,21 +288,21 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                     first_element(operand, tile.head, row, k),
             .stride = operand.stride,
             .rows = rows - row,
-            .depth = min(tile.k_end - k, product.longest_sum),
+            .depth = min(tile.k_end(product) - k, product.longest_sum),
             .vectors = operand.vectors};
   };
   bool adds = product.c.adds;
-  std::int64_t k = tile.k_begin;
+  std::int64_t k = tile.k_begin(product);
   do {
     Sums<Shape> totals;
-    multiply_tiles<Element, Shape, Layout>(totals, rows_of(product.a, tile.m, product.m, k),
-                                           rows_of(product.b, tile.n, product.n, k),
-                                           shared_address(stages));
+    multiply_tiles<Element, Shape, Layout>(
+        totals, rows_of(product.a, std::int64_t{tile.m} * Shape::kM, product.m, k),
+        rows_of(product.b, std::int64_t{tile.n} * Shape::kN, product.n, k), shared_address(stages));
     Epilogue::write(product, tile, totals, adds);
     adds = true;
     k += product.longest_sum;
     __syncthreads();  // the next sum's copies overwrite the stages
-  } while (k < tile.k_end);
+  } while (k < tile.k_end(product));
 }
 
 template <class Element, class Shape, class Layout, class Epilogue>

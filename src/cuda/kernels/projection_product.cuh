@@ -111,34 +111,35 @@ inline bool fills_gpu(const Queue& queue, const Product& product, std::int64_t t
 
 /// The part of a product that a block computes: one tile of c, for one head and split.
 struct BlockTile {
-  std::int64_t head;
-  std::int64_t split;
-  std::int64_t m;
-  std::int64_t n;
-  std::int64_t k_begin;
-  std::int64_t k_end;
+  unsigned head;
+  unsigned split;
+  unsigned m;  // tiles
+  unsigned n;
+
+  __device__ std::int64_t k_begin(const Product& product) const {
+    return split * product.split_depth;
+  }
+  __device__ std::int64_t k_end(const Product& product) const {
+    return min((split + 1) * product.split_depth, product.k);
+  }
 };
 
 /// Consecutive blocks walk down bands of eight tiles, so that the blocks that run at one time share
-/// rows of a and of b in L2.
+/// rows of a and of b in L2. A grid has fewer than 2^31 blocks.
 __device__ inline BlockTile tile_of_block(const Product& product, int tile_m, int tile_n) {
-  constexpr std::int64_t kBand = 8;
-  const std::int64_t tiles_m = ceil_div(product.m, tile_m);
-  const std::int64_t tiles_n = ceil_div(product.n, tile_n);
-  const std::int64_t tiles = tiles_m * tiles_n;
-  const std::int64_t outer = blockIdx.x / tiles;
-  const std::int64_t index = blockIdx.x % tiles;
-  const std::int64_t band = index / (kBand * tiles_n);
-  const std::int64_t in_band = index - band * kBand * tiles_n;
-  const std::int64_t height = min(kBand, tiles_m - band * kBand);
-  const std::int64_t split = outer % product.splits;
-  const std::int64_t k_begin = split * product.split_depth;
-  return {.head = outer / product.splits,
-          .split = split,
-          .m = (band * kBand + in_band % height) * tile_m,
-          .n = in_band / height * tile_n,
-          .k_begin = k_begin,
-          .k_end = min(k_begin + product.split_depth, product.k)};
+  constexpr unsigned kBand = 8;
+  const auto tiles_m = static_cast<unsigned>(ceil_div(product.m, tile_m));
+  const auto tiles_n = static_cast<unsigned>(ceil_div(product.n, tile_n));
+  const auto splits = static_cast<unsigned>(product.splits);
+  const unsigned outer = blockIdx.x / (tiles_m * tiles_n);
+  const unsigned index = blockIdx.x % (tiles_m * tiles_n);
+  const unsigned band = index / (kBand * tiles_n);
+  const unsigned in_band = index % (kBand * tiles_n);
+  const unsigned height = min(kBand, tiles_m - band * kBand);
+  return {.head = outer / splits,
+          .split = outer % splits,
+          .m = band * kBand + in_band % height,
+          .n = in_band / height};
 }
 
 /// The element of an operand in which a block's tile begins.

@@ -106,37 +106,38 @@ template <int kExtent, bool kAlongK, int kThreads>
 class TileCopy {
  public:
   __device__ TileCopy(const OperandRows& operand, int thread)
-      : operand_(operand),
+      : stride_(operand.stride),
+        depth_(operand.depth),
         rows_(static_cast<int>(min(operand.rows, std::int64_t{kExtent}))),
         line_(thread / kLineChunks),
-        chunk_(thread % kLineChunks) {
-    first_ = operand.data + line_ * operand.stride + chunk_ * kChunkElements;
+        chunk_(thread % kLineChunks),
+        vectors_(operand.vectors) {
+    first_ = operand.data + line_ * stride_ + chunk_ * kChunkElements;
   }
 
   /// Starts the copy of tile `index` along k.
   __device__ void start(std::uint32_t to, int index) const {
     const std::int64_t k = static_cast<std::int64_t>(index) * kTileK;
-    const int depth = static_cast<int>(min(operand_.depth - k, std::int64_t{kTileK}));
+    const int depth = static_cast<int>(min(depth_ - k, std::int64_t{kTileK}));
     const int lines = kAlongK ? rows_ : depth;
     const int line_elements = kAlongK ? depth : rows_;
     const int count = min(max(line_elements - chunk_ * kChunkElements, 0), kChunkElements);
-    const std::uint16_t* const source = first_ + (kAlongK ? k : k * operand_.stride);
-    if (operand_.vectors) {
+    const std::uint16_t* const source = first_ + (kAlongK ? k : k * stride_);
+    if (vectors_) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         const int line = line_ + pass * kLinesPerPass;
         const int valid = line < lines ? count : 0;
-        // What is not read still needs an address that is mapped.
-        const std::uint16_t* const from =
-            valid == 0 ? operand_.data : source + pass * kLinesPerPass * operand_.stride;
-        copy_async(to + chunk_offset<kLineChunks>(line, chunk_), from, 2 * valid);
+        // An address past the operand is legal where no byte is read.
+        copy_async(to + chunk_offset<kLineChunks>(line, chunk_),
+                   source + pass * kLinesPerPass * stride_, 2 * valid);
       }
     } else {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
         const int line = line_ + pass * kLinesPerPass;
         copy_elements(to + chunk_offset<kLineChunks>(line, chunk_),
-                      source + pass * kLinesPerPass * operand_.stride, line < lines ? count : 0);
+                      source + pass * kLinesPerPass * stride_, line < lines ? count : 0);
       }
     }
   }
@@ -148,11 +149,13 @@ class TileCopy {
   static constexpr int kPasses = kLines / kLinesPerPass;
   static_assert(kPasses * kLinesPerPass == kLines && kLinesPerPass * kLineChunks == kThreads);
 
-  OperandRows operand_;
+  const std::uint16_t* first_;  // this thread's first element
+  std::int64_t stride_;
+  std::int64_t depth_;
   int rows_;
   int line_;
   int chunk_;
-  const std::uint16_t* first_;
+  bool vectors_;
 };
 
 /// The line and chunk whose address a lane gives, within the 16 lines and two chunks of four 8x8
