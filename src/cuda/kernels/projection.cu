@@ -33,11 +33,15 @@ bool is_aligned(const void* data, DType dtype, std::int64_t stride, std::int64_t
   return all % bytes == 0;
 }
 
-ProductOperand operand_of(const Matrix& matrix, std::int64_t head_step, bool along_k) {
+/// A matrix with `columns` of contiguous elements, which are those of k or not.
+ProductOperand operand_of(const Matrix& matrix, std::int64_t columns, std::int64_t head_step,
+                          bool along_k) {
+  constexpr std::int64_t kChunk = 16;  // bytes
   return {.data = matrix.data,
           .dtype = matrix.dtype,
           .along_k = along_k,
-          .vectors = is_aligned(matrix.data, matrix.dtype, matrix.stride, head_step, 16),
+          .vectors = is_aligned(matrix.data, matrix.dtype, matrix.stride, head_step, kChunk) &&
+                     columns * static_cast<std::int64_t>(size_of(matrix.dtype)) % kChunk == 0,
           .stride = matrix.stride,
           .head_step = head_step};
 }
@@ -80,7 +84,7 @@ class Bf16Parts {
   template <class Multiply>
   void for_each(const Product& product, const Multiply& multiply) {
     Product of_part = product;
-    of_part.a = operand_of({memory_.data(), DType::kBF16, stride_}, 0, product.a.along_k);
+    of_part.a = operand_of({memory_.data(), DType::kBF16, stride_}, stride_, 0, product.a.along_k);
     for (int part = 2; part >= 0; --part) {
       params_.part = part;
       launch_bf16_part(queue_, params_);
@@ -116,8 +120,8 @@ void project(Queue& queue, const ProjectionParams& params) {
                         .n = params.out_features,
                         .k = params.in_features,
                         .heads = params.steps.heads,
-                        .a = operand_of(params.x, params.steps.x, true),
-                        .b = operand_of(params.w, params.steps.w, true),
+                        .a = operand_of(params.x, params.in_features, params.steps.x, true),
+                        .b = operand_of(params.w, params.in_features, params.steps.w, true),
                         .c = result_of(params.y, params.steps.y, false),
                         .bias = params.b,
                         .split_depth = params.in_features,
@@ -141,8 +145,8 @@ void project_input_gradient(Queue& queue, const ProjectionParams& params) {
                         .n = params.in_features,
                         .k = params.out_features,
                         .heads = params.steps.heads,
-                        .a = operand_of(params.y, params.steps.y, true),
-                        .b = operand_of(params.w, params.steps.w, false),
+                        .a = operand_of(params.y, params.out_features, params.steps.y, true),
+                        .b = operand_of(params.w, params.in_features, params.steps.w, false),
                         .c = result_of(params.dx, params.steps.x, true),
                         .split_depth = params.out_features,
                         .longest_sum = params.out_features};
@@ -158,8 +162,8 @@ void project_weight_gradient(Queue& queue, const ProjectionParams& params) {
   Product product{.m = params.out_features,
                   .n = params.in_features,
                   .k = params.rows,
-                  .a = operand_of(params.y, 0, false),
-                  .b = operand_of(params.x, 0, false),
+                  .a = operand_of(params.y, params.out_features, 0, false),
+                  .b = operand_of(params.x, params.in_features, 0, false),
                   .c = result_of(params.dw, 0, true),
                   .longest_sum = kLongestSum};
   split_rows(product);

@@ -59,27 +59,33 @@ class WarpTiles {
         // A warp past the last feature reads nothing, but takes part in the block's barriers.
         end_(feature < params.product.n ? static_cast<int>(ceil_div(params.product.k, kTileK)) : 0),
         chunk_warps_(params.chunk_warps),
-        chunk_(warp % params.chunk_warps) {}
+        chunk_(warp % params.chunk_warps) {
+    copy_w_.advance(chunk_ * kTilesPerChunk);
+    copy_x_.advance(chunk_ * kTilesPerChunk);
+  }
 
-  __device__ bool has(int i) const { return tile_at(i) < end_; }
+  __device__ bool has(int i) const {
+    const int chunk = i / kTilesPerChunk * chunk_warps_ + chunk_;
+    return chunk * kTilesPerChunk + i % kTilesPerChunk < end_;
+  }
   __device__ std::uint32_t stage(int i) const {
     return stages_ + i % Shape::kStages * Shape::kStageBytes;
   }
-  /// Starts the copies of tile i. Always commits, so that the number of groups tells which tiles
-  /// have arrived.
-  __device__ void start_copies(int i) const {
+  /// Starts the copies of tile i; called for 0, 1, 2, ... Always commits, so that the number of
+  /// groups tells which tiles have arrived.
+  __device__ void start_copies(int i) {
     if (has(i)) {
-      copy_w_.start(stage(i), tile_at(i));
-      copy_x_.start(stage(i) + kTileBytes<kFeatures>, tile_at(i));
+      copy_w_.start(stage(i));
+      copy_x_.start(stage(i) + kTileBytes<kFeatures>);
+      const bool last_of_chunk = i % kTilesPerChunk == kTilesPerChunk - 1;
+      const int step = last_of_chunk ? (chunk_warps_ - 1) * kTilesPerChunk + 1 : 1;
+      copy_w_.advance(step);
+      copy_x_.advance(step);
     }
     commit_copies();
   }
 
  private:
-  __device__ int tile_at(int i) const {
-    return (i / kTilesPerChunk * chunk_warps_ + chunk_) * kTilesPerChunk + i % kTilesPerChunk;
-  }
-
   TileCopy<kFeatures, true, 32> copy_w_;
   TileCopy<Shape::kRows, true, 32> copy_x_;
   std::uint32_t stages_;
@@ -125,8 +131,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int chunk_warps = params.chunk_warps;
   const DecodeBlock block = decode_block<Shape>(params);
-  const WarpTiles<Shape> tiles(params, block, block.feature + warp / chunk_warps * kFeatures,
-                               shared_address(shared.stages[warp]), warp, lane);
+  WarpTiles<Shape> tiles(params, block, block.feature + warp / chunk_warps * kFeatures,
+                         shared_address(shared.stages[warp]), warp, lane);
   for (int i = 0; i < Shape::kStages - 1; ++i) tiles.start_copies(i);
 
   const int chunks = static_cast<int>(ceil_div(params.product.k, kTensorCoreChunk));

@@ -107,7 +107,7 @@ __device__ inline float bf16_part(float x, int part) {
 
 __global__ void __launch_bounds__(kElementThreads)
     write_bf16_part(const __grid_constant__ Bf16Part params) {
-  const std::int64_t blocks_per_row = ceil_div(params.columns, kPartColumns);
+  const std::int64_t blocks_per_row = ceil_div(params.to_stride, kPartColumns);
   const std::int64_t row = blockIdx.x / blocks_per_row;
   const std::int64_t first = blockIdx.x % blocks_per_row * kPartColumns + threadIdx.x;
   const float* const from = params.from + row * params.from_stride;
@@ -115,9 +115,8 @@ __global__ void __launch_bounds__(kElementThreads)
 #pragma unroll
   for (int i = 0; i < kPartColumns / kElementThreads; ++i) {
     const std::int64_t column = first + i * kElementThreads;
-    if (column < params.columns) {
-      to[column] = __float2bfloat16_rn(bf16_part(from[column], params.part));
-    }
+    const float x = column < params.columns ? from[column] : 0;
+    if (column < params.to_stride) to[column] = __float2bfloat16_rn(bf16_part(x, params.part));
   }
 }
 
@@ -142,7 +141,7 @@ void launch_add_partials(Queue& queue, const Product& product, const ProductResu
 }
 
 void launch_bf16_part(Queue& queue, const Bf16Part& params) {
-  const std::int64_t blocks = params.rows * ceil_div(params.columns, kPartColumns);
+  const std::int64_t blocks = params.rows * ceil_div(params.to_stride, kPartColumns);
   queue.launch(write_bf16_part,
                {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kElementThreads)},
                params);

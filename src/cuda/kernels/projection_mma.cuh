@@ -98,9 +98,10 @@ struct Fragments {
 };
 
 /// sums += the product of one stage's tiles. Fragments of the next step are loaded while those of
-/// this one are multiplied.
-template <class Element, class Shape, class Layout>
-__device__ inline void multiply_stage(Sums<Shape>& sums, std::uint32_t stage) {
+/// this one are multiplied. Calls after_first_step() when the tensor cores have work.
+template <class Element, class Shape, class Layout, class AfterFirstStep>
+__device__ inline void multiply_stage(Sums<Shape>& sums, std::uint32_t stage,
+                                      const AfterFirstStep& after_first_step) {
   constexpr int kSteps = kTileK / kStepK;
   Fragments<Shape, Layout> fragments[2];
   fragments[0].load(stage, 0);
@@ -116,6 +117,7 @@ __device__ inline void multiply_stage(Sums<Shape>& sums, std::uint32_t stage) {
                               now.b[j / 2][j % 2 * 2 + 1]);
       }
     }
+    if (step == 0) after_first_step();
   }
 }
 
@@ -126,18 +128,20 @@ __device__ inline void multiply_tiles(Sums<Shape>& totals, const OperandRows& a,
   constexpr int kTilesPerChunk = kTensorCoreChunk / kTileK;
   const int thread = static_cast<int>(threadIdx.x);
   const int tiles = static_cast<int>(ceil_div(a.depth, kTileK));
-  const TileCopy<Shape::kM, Layout::kOfA, Shape::kThreads> copy_a(a, thread);
-  const TileCopy<Shape::kN, Layout::kOfB, Shape::kThreads> copy_b(b, thread);
+  TileCopy<Shape::kM, Layout::kOfA, Shape::kThreads> copy_a(a, thread);
+  TileCopy<Shape::kN, Layout::kOfB, Shape::kThreads> copy_b(b, thread);
   // Always commits, so that the number of groups tells which tiles have arrived.
   const auto start_copies = [&](int tile) {
     if (tile < tiles) {
       const std::uint32_t stage = shared + tile % kStages * Shape::kStageBytes;
-      copy_a.start(stage, tile);
-      copy_b.start(stage + kTileBytes<Shape::kM>, tile);
+      copy_a.start(stage);
+      copy_a.advance(1);
+      copy_b.start(stage + kTileBytes<Shape::kM>);
+      copy_b.advance(1);
     }
     commit_copies();
   };
-#pragma unroll
+#pragma unroll 1
   for (int tile = 0; tile < kStages - 1; ++tile) start_copies(tile);
 
   Sums<Shape> chunk;
@@ -147,8 +151,8 @@ __device__ inline void multiply_tiles(Sums<Shape>& totals, const OperandRows& a,
   for (int tile = 0; tile < tiles; ++tile) {
     wait_for_copies<kStages - 2>();
     __syncthreads();  // everyone's copies of this tile are there, and the last tile is used up
-    start_copies(tile + kStages - 1);
-    multiply_stage<Element, Shape, Layout>(chunk, shared + tile % kStages * Shape::kStageBytes);
+    multiply_stage<Element, Shape, Layout>(chunk, shared + tile % kStages * Shape::kStageBytes,
+                                           [&] { start_copies(tile + kStages - 1); });
     if (tile % kTilesPerChunk == kTilesPerChunk - 1 || tile + 1 == tiles) {
       totals.add(chunk);
       chunk.clear();

@@ -40,7 +40,7 @@ struct ProductOperand {
   const void* data = nullptr;
   DType dtype = DType::kF32;
   bool along_k = true;      // elements of consecutive k are contiguous; else those of rows are
-  bool vectors = false;     // 16-byte loads are aligned
+  bool vectors = false;     // contiguous elements are aligned to 16 bytes, and a multiple of that
   std::int64_t stride = 0;  // between rows, or between values of k
   std::int64_t head_step = 0;
 };
@@ -94,7 +94,7 @@ struct Bf16Part {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t from_stride = 0;
-  std::int64_t to_stride = 0;
+  std::int64_t to_stride = 0;  // columns past the last are set to 0
   int part = 0;
 };
 void launch_bf16_part(Queue& queue, const Bf16Part& params);

@@ -27,11 +27,16 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Starts a copy of 16 bytes, of which the first `bytes` are read and the rest set to 0.
-__device__ inline void copy_async(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes)
-               : "memory");
+/// Starts a copy of 16 bytes, or sets them to 0 where `valid` is false: `from` is not read then.
+__device__ inline void copy_async(std::uint32_t to, const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred ignored;\n"
+      "setp.eq.s32 ignored, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignored;\n"
+      "}" ::"r"(to),
+      "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(valid))
+      : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until all but the last kPending groups of this thread's copies have arrived.
@@ -40,7 +45,7 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// The same 16 bytes where they are not aligned: `count` elements, and zeros.
+/// The same 16 bytes where they are not aligned: up to `count` elements, and zeros.
 __device__ inline void copy_elements(std::uint32_t to, const std::uint16_t* from, int count) {
   std::uint32_t words[4];
 #pragma unroll
@@ -98,48 +103,49 @@ struct OperandRows {
   std::int64_t stride = 0;
   std::int64_t rows = 0;   // 1 or more
   std::int64_t depth = 0;  // values of k
-  bool vectors = false;
+  bool vectors = false;    // lines are aligned, and whole chunks long
 };
 
-/// Copies tiles of an operand; a thread has the same chunk of every kLinesPerPass-th line.
+/// Copies the tiles of an operand, from k = 0 on. A thread has the same chunk of every
+/// kLinesPerPass-th line.
 template <int kExtent, bool kAlongK, int kThreads>
 class TileCopy {
  public:
   __device__ TileCopy(const OperandRows& operand, int thread)
       : stride_(operand.stride),
-        depth_(operand.depth),
+        depth_(static_cast<int>(operand.depth)),
         rows_(static_cast<int>(min(operand.rows, std::int64_t{kExtent}))),
         line_(thread / kLineChunks),
         chunk_(thread % kLineChunks),
         vectors_(operand.vectors) {
-    first_ = operand.data + line_ * stride_ + chunk_ * kChunkElements;
+    source_ = operand.data + line_ * stride_ + chunk_ * kChunkElements;
   }
 
-  /// Starts the copy of tile `index` along k.
-  __device__ void start(std::uint32_t to, int index) const {
-    const std::int64_t k = static_cast<std::int64_t>(index) * kTileK;
-    const int depth = static_cast<int>(min(depth_ - k, std::int64_t{kTileK}));
-    const int lines = kAlongK ? rows_ : depth;
-    const int line_elements = kAlongK ? depth : rows_;
-    const int count = min(max(line_elements - chunk_ * kChunkElements, 0), kChunkElements);
-    const std::uint16_t* const source = first_ + (kAlongK ? k : k * stride_);
+  /// Starts the copy of this tile.
+  __device__ void start(std::uint32_t to) const {
+    // Of this thread's chunk in each line; 0 or less where the chunk is past the line's end.
+    const int elements = (kAlongK ? depth_ : rows_) - chunk_ * kChunkElements;
+    const int lines = kAlongK ? rows_ : depth_;
     if (vectors_) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         const int line = line_ + pass * kLinesPerPass;
-        const int valid = line < lines ? count : 0;
-        // An address past the operand is legal where no byte is read.
         copy_async(to + chunk_offset<kLineChunks>(line, chunk_),
-                   source + pass * kLinesPerPass * stride_, 2 * valid);
+                   source_ + pass * kLinesPerPass * stride_, elements > 0 && line < lines);
       }
     } else {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
         const int line = line_ + pass * kLinesPerPass;
         copy_elements(to + chunk_offset<kLineChunks>(line, chunk_),
-                      source + pass * kLinesPerPass * stride_, line < lines ? count : 0);
+                      source_ + pass * kLinesPerPass * stride_, line < lines ? elements : 0);
       }
     }
+  }
+  /// Goes on by some tiles.
+  __device__ void advance(int tiles) {
+    source_ += tiles * kTileK * (kAlongK ? 1 : stride_);
+    depth_ -= tiles * kTileK;
   }
 
  private:
@@ -149,9 +155,9 @@ class TileCopy {
   static constexpr int kPasses = kLines / kLinesPerPass;
   static_assert(kPasses * kLinesPerPass == kLines && kLinesPerPass * kLineChunks == kThreads);
 
-  const std::uint16_t* first_;  // this thread's first element
+  const std::uint16_t* source_;  // this thread's first element of the tile
   std::int64_t stride_;
-  std::int64_t depth_;
+  int depth_;  // from the tile on
   int rows_;
   int line_;
   int chunk_;
