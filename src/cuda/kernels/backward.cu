@@ -236,9 +236,9 @@ class BackwardMemory {
   }
 
   DeviceSequences sequences_;
-  DeviceList<std::int64_t> row_starts_;
-  DeviceList<std::int64_t> row_tile_starts_;
-  DeviceList<std::int64_t> key_tile_starts_;
+  HostList<std::int64_t> row_starts_;
+  HostList<std::int64_t> row_tile_starts_;
+  HostList<std::int64_t> key_tile_starts_;
   Workspace stats_;
   Workspace live_rows_;
   Workspace rows_not_finite_;

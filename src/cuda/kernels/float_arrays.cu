@@ -181,7 +181,7 @@ Magnitude magnitude(Queue& queue, std::span<const FloatArray> arrays, int expone
     num_blocks += ceil_div(array.count, kMagnitudeBlock);
   }
   if (num_blocks == 0) return {};
-  const DeviceList<MagnitudeArray> uploaded(queue, list);
+  const HostList<MagnitudeArray> uploaded(queue, list);
   const Workspace memory(queue.scratch(),
                          static_cast<std::size_t>(num_blocks + 1) * sizeof(Magnitude));
   auto* const total = reinterpret_cast<Magnitude*>(memory.data());

@@ -37,7 +37,7 @@ class ListForKernel {
 
  private:
   KernelList<Element, kMost> list_{};
-  std::optional<DeviceList<Element>> memory_;
+  std::optional<HostList<Element>> memory_;
 };
 
 }  // namespace ladon::cuda

@@ -293,7 +293,7 @@ void rotate(Queue& queue, const RopeParams& params) {
 void fill_rope_table(Queue& queue, std::span<const double> frequencies, double magnitude,
                      const TensorView& cos, const TensorView& sin) {
   if (cos.num_elements() == 0) return;
-  const DeviceList<double> uploaded(queue, frequencies);
+  const HostList<double> uploaded(queue, frequencies);
   queue.launch(fill_table, Grid{blocks_for(cos.num_elements(), kThreads), kThreads},
                TableParams{uploaded.data(), magnitude, cos.size(0), cos.size(1), TableOutput(cos),
                            TableOutput(sin)});
