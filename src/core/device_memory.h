@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "ladon/device.h"
 
@@ -22,6 +24,8 @@ class DeviceMemory {
   /// At least 64-byte aligned, content unspecified. Null where it cannot be had; bytes is not 0.
   virtual void* allocate(std::size_t bytes) noexcept = 0;
   virtual void free(void* data, std::size_t bytes) noexcept = 0;
+  /// What can still be allocated, where the device tells.
+  virtual std::optional<std::size_t> free_bytes() const noexcept { return std::nullopt; }
 
   /// Within this memory; the two ranges do not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) noexcept = 0;
@@ -33,6 +37,9 @@ class DeviceMemory {
  protected:
   DeviceMemory() = default;
 };
+
+/// "a size that fits the memory of cuda:0, of which 1024 bytes are free": for messages.
+std::string size_that_fits(const DeviceMemory& memory);
 
 /// The host's memory, for all CPU Contexts and for tensors made without one.
 const std::shared_ptr<DeviceMemory>& host_memory();

@@ -51,8 +51,7 @@ Tensor Tensor::allocate(const std::shared_ptr<DeviceMemory>& memory, DType dtype
     if (tensor.data_ == nullptr) {
       fail(ErrorCode::kOutOfMemory, "Tensor", "shape",
            "got " + shape.to_string() + " of " + name_of(dtype) + ", which takes " +
-               std::to_string(bytes) + " bytes, expected a size that fits the memory" +
-               (memory->device().is_cpu() ? "" : " of " + memory->device().to_string()));
+               std::to_string(bytes) + " bytes, expected " + size_that_fits(*memory));
     }
   }
   tensor.dtype_ = dtype;

@@ -42,8 +42,8 @@ WorkspacePool::Allocation WorkspacePool::take(std::size_t size) {
   void* const data = memory_->allocate(capacity);
   if (data == nullptr) {
     fail(ErrorCode::kOutOfMemory, "workspace", "size",
-         "got " + std::to_string(capacity) +
-             " bytes of scratch, expected a size that fits the memory");
+         "got " + std::to_string(capacity) + " bytes of scratch, expected " +
+             size_that_fits(*memory_));
   }
   return {static_cast<std::byte*>(data), capacity};
 }

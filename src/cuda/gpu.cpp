@@ -79,6 +79,18 @@ void Gpu::free(void* data) noexcept {
   static_cast<void>(cudaFreeAsync(data, reclaim_));
 }
 
+std::size_t Gpu::free_bytes() const noexcept {
+  const DeviceScope scope(index_);
+  std::size_t free = 0;
+  std::size_t all = 0;
+  std::uint64_t reserved = 0;
+  std::uint64_t used = 0;
+  static_cast<void>(cudaMemGetInfo(&free, &all));
+  static_cast<void>(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved));
+  static_cast<void>(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used));
+  return free + static_cast<std::size_t>(reserved - used);
+}
+
 void Gpu::trim() noexcept {
   const DeviceScope scope(index_);
   static_cast<void>(cudaStreamSynchronize(reclaim_));

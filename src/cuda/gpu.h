@@ -33,6 +33,8 @@ class Gpu {
   void* allocate(std::size_t bytes, cudaStream_t stream) noexcept;
   /// After everything that any Context has enqueued.
   void free(void* data) noexcept;
+  /// The system's, and the pool's unused memory.
+  std::size_t free_bytes() const noexcept;
   /// Returns the pool's unused memory to the system.
   void trim() noexcept;
 

@@ -18,13 +18,19 @@ void check_stream(cudaStream_t stream, int device_index) {
        "got " + describe(status) + ", expected a stream of cuda:" + std::to_string(device_index));
 }
 
-/// Memory that copies between the host and the device take for the host's must be.
-void check_host_pointer(const void* data, const char* operation) {
+/// The two ends of a copy must be where the caller says.
+void check_ends(const char* operation, const void* host, const void* device, int device_index) {
   cudaPointerAttributes attributes{};
-  check(cudaPointerGetAttributes(&attributes, data), operation);
-  if (attributes.type != cudaMemoryTypeDevice) return;
-  fail(operation, "data",
-       "got memory of cuda:" + std::to_string(attributes.device) + ", expected the host's");
+  check(cudaPointerGetAttributes(&attributes, host), operation);
+  if (attributes.type == cudaMemoryTypeDevice) {
+    fail(operation, "data",
+         "got memory of cuda:" + std::to_string(attributes.device) + ", expected the host's");
+  }
+  check(cudaPointerGetAttributes(&attributes, device), operation);
+  if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
+    fail(operation, "data",
+         "got memory of the host, expected that of cuda:" + std::to_string(device_index));
+  }
 }
 
 }  // namespace
@@ -84,7 +90,7 @@ void CudaMemory::zero(void* data, std::size_t bytes) noexcept {
 void CudaMemory::upload(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const DeviceScope scope(gpu_->index());
-  check_host_pointer(from, "upload");
+  check_ends("upload", from, to, gpu_->index());
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, work_stream()), "upload");
   check(cudaStreamSynchronize(work_stream()), "upload");
 }
@@ -92,7 +98,7 @@ void CudaMemory::upload(void* to, const void* from, std::size_t bytes) {
 void CudaMemory::download(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const DeviceScope scope(gpu_->index());
-  check_host_pointer(to, "download");
+  check_ends("download", to, from, gpu_->index());
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, work_stream()), "download");
   check(cudaStreamSynchronize(work_stream()), "download");
 }

@@ -12,8 +12,9 @@
 
 #include "ladon/attention.h"
 #include "support/case_data.h"
+#include "support/contexts.h"
+#include "support/host_calls.h"
 #include "support/host_context.h"
-#include "support/isas.h"
 
 namespace ladon::test {
 namespace {
@@ -109,7 +110,7 @@ class Problem {
   }
 
   double loss() {
-    attention(context_, q, k, v, options_, out_, lse_);
+    host_attention(context_, q, k, v, options_, out_, lse_);
     double sum = 0;
     for (std::int64_t i = 0; i < out_.num_elements(); ++i) {
       sum += out_.data_as<double>()[i] * dout_.data_as<double>()[i];
@@ -157,7 +158,7 @@ class Problem {
     }
     AttentionSaved saved{.out = out_, .lse = lse_, .dout = dout_};
     if (dlse_.rank() != 0) saved.dlse = dlse_;
-    attention_backward(context_, q, k, v, options_, saved, gradients);
+    host_attention_backward(context_, q, k, v, options_, saved, gradients);
     check(q, dq, "dq");
     check(k, dk, "dk");
     check(v, dv, "dv");
@@ -176,7 +177,7 @@ class Problem {
   Tensor dout_, dlse_, out_, lse_;
 };
 
-class FiniteDifference : public IsaTest {};
+class FiniteDifference : public ContextTest {};
 
 TEST_P(FiniteDifference, EveryOption) {
   for (const NamedCase& named : every_option()) {
@@ -186,7 +187,7 @@ TEST_P(FiniteDifference, EveryOption) {
   }
 }
 
-LADON_FOR_EACH_ISA(FiniteDifference);
+LADON_FOR_EACH_CONTEXT(FiniteDifference);
 
 }  // namespace
 }  // namespace ladon::test

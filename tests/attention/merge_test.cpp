@@ -14,8 +14,9 @@
 
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/contexts.h"
+#include "support/host_calls.h"
 #include "support/host_context.h"
-#include "support/isas.h"
 
 namespace ladon::test {
 namespace {
@@ -81,8 +82,8 @@ struct MergeProblem {
     options.bias = ConstTensorView(bias).slice(3, begin, end);
     if (with_sinks) options.sinks = sinks;
     Result result(dtype, q, v);
-    attention(context, q, ConstTensorView(k).slice(1, begin, end),
-              ConstTensorView(v).slice(1, begin, end), options, result.out, result.lse);
+    host_attention(context, q, ConstTensorView(k).slice(1, begin, end),
+                   ConstTensorView(v).slice(1, begin, end), options, result.out, result.lse);
     return result;
   }
 
@@ -108,7 +109,7 @@ struct MergeProblem {
     }
     fill_normal(host_context(), merged.out, 0, 1, 98);  // everything must be overwritten
     fill_normal(host_context(), merged.lse, 0, 1, 99);
-    merge_attention(context, outs, lses, merged.out, merged.lse, sinks);
+    host_merge_attention(context, outs, lses, merged.out, merged.lse, sinks);
   }
 
   DType dtype;
@@ -129,7 +130,7 @@ std::string to_text(const std::vector<std::int64_t>& cuts) {
   return Dims(std::span<const std::int64_t>(cuts)).to_string();
 }
 
-class Merge : public testing::TestWithParam<Isa> {
+class Merge : public ContextTest {
  protected:
   void expect_parts_merge(DType dtype, double tolerance, double score = 1) {
     Random random(static_cast<std::uint64_t>(dtype) + 11);
@@ -149,11 +150,9 @@ class Merge : public testing::TestWithParam<Isa> {
       }
     }
   }
-
-  Context context_{ContextOptions{.num_threads = 2, .isa = GetParam()}};
 };
 
-INSTANTIATE_TEST_SUITE_P(Isas, Merge, testing::ValuesIn(runnable_isas()), isa_test_name);
+LADON_FOR_EACH_CONTEXT(Merge);
 
 // Values are normal: the largest of these problems are about 4.
 TEST_P(Merge, PartsOfF64) { expect_parts_merge(DType::kF64, 1e-12); }
@@ -222,8 +221,7 @@ TEST_P(Merge, ALargeSink) {
   }
 }
 
-// ---- merge_attention() alone, with numbers worked by hand
-// ------------------------------------------
+// ---- merge_attention() alone, with numbers worked by hand --------------------------------------
 
 const Dims kOneRow{1, 1, 1, 2};
 const Dims kOneLse{1, 1, 1};
@@ -235,10 +233,10 @@ struct HandMerge {
         lse1(Tensor::from_values(lse_dtype, kOneLse, {second_lse})),
         out(out_dtype, kOneRow) {}
 
-  void run(const ConstTensorView& sinks = {}) {
+  void run(const Context& context, const ConstTensorView& sinks = {}) {
     const ConstTensorView outs[] = {out0, out1};
     const ConstTensorView lses[] = {lse0, lse1};
-    merge_attention(Context(), outs, lses, out, lse, sinks);
+    host_merge_attention(context, outs, lses, out, lse, sinks);
   }
 
   Tensor out0 = Tensor::from_values(DType::kF32, kOneRow, {4, 8});
@@ -249,60 +247,63 @@ struct HandMerge {
   Tensor lse{DType::kF64, kOneLse};
 };
 
-TEST(MergeByHand, WeightsByLse) {
+class MergeByHand : public ContextTest {};
+LADON_FOR_EACH_CONTEXT(MergeByHand);
+
+TEST_P(MergeByHand, WeightsByLse) {
   HandMerge merge(0, std::log(3.0));  // a quarter and three quarters
-  merge.run();
+  merge.run(context_);
   expect_near_all(values_of(merge.out), {7, -4}, 1e-6, "out");
   expect_near_all(values_of(merge.lse), {std::log(4.0)}, 1e-15, "lse");
   const Tensor sinks = Tensor::from_values(DType::kBF16, {1}, {0});  // one fifth more
-  merge.run(sinks);
+  merge.run(context_, sinks);
   expect_near_all(values_of(merge.out), {7.0 * 4 / 5, -4.0 * 4 / 5}, 1e-6, "out");
   expect_near_all(values_of(merge.lse), {std::log(5.0)}, 1e-15, "lse");
 }
 
-TEST(MergeByHand, F64LsesKeepLargeScoresApart) {
+TEST_P(MergeByHand, F64LsesKeepLargeScoresApart) {
   // In f32, 1e4 and 1e4 + log(3) would lose four digits of their difference.
   for (const double score : {1e4, -1e4, 1e8}) {
     HandMerge merge(score, score + std::log(3.0), DType::kF64, DType::kF64);
-    merge.run();
+    merge.run(context_);
     const double tolerance = std::abs(score) * 1e-14;
     expect_near_all(values_of(merge.out), {7, -4}, tolerance, "out");
     expect_near_all(values_of(merge.lse), {score + std::log(4.0)}, tolerance, "lse");
   }
 }
 
-TEST(MergeByHand, WhatSawNothingIsNotRead) {
+TEST_P(MergeByHand, WhatSawNothingIsNotRead) {
   HandMerge merge(-kInfinity, 2);
   merge.out0 = Tensor::from_values(DType::kF32, kOneRow, {kNaN, kInfinity});
-  merge.run();
+  merge.run(context_);
   EXPECT_EQ(values_of(merge.out), (std::vector<double>{8, -8}));
   EXPECT_EQ(values_of(merge.lse), (std::vector<double>{2}));
 }
 
-TEST(MergeByHand, NothingSeenAtAll) {
+TEST_P(MergeByHand, NothingSeenAtAll) {
   HandMerge merge(-kInfinity, -kInfinity);
   const Tensor sinks = Tensor::from_values(DType::kF32, {1}, {3});
-  merge.run(sinks);
+  merge.run(context_, sinks);
   EXPECT_EQ(values_of(merge.out), (std::vector<double>{0, 0}));
   EXPECT_EQ(values_of(merge.lse), (std::vector<double>{-kInfinity}));
 }
 
-TEST(MergeByHand, NaNIsPassedOn) {
+TEST_P(MergeByHand, NaNIsPassedOn) {
   for (const auto& [first, second] : {std::pair{kNaN, 1.0}, {1.0, kNaN}, {kNaN, -kInfinity}}) {
     HandMerge merge(first, second);
-    merge.run();
+    merge.run(context_);
     for (const double value : values_of(merge.out)) EXPECT_TRUE(std::isnan(value));
     EXPECT_TRUE(std::isnan(values_of(merge.lse)[0]));
   }
 }
 
-TEST(MergeByHand, DtypesMayDiffer) {
+TEST_P(MergeByHand, DtypesMayDiffer) {
   for (const DType lse_dtype : {DType::kF32, DType::kF64}) {
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
       HandMerge merge(0, std::log(3.0), lse_dtype, dtype);
       merge.out0 = Tensor::copy_of(host_context(), merge.out0, dtype);
       merge.lse1 = Tensor::from_values(DType::kF64, kOneLse, {std::log(3.0)});
-      merge.run();
+      merge.run(context_);
       expect_near_all(values_of(merge.out), {7, -4}, 8 * std::max(epsilon_of(dtype), 1e-15),
                       name_of(dtype));
     }

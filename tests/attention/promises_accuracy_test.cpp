@@ -8,50 +8,52 @@
 
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/contexts.h"
+#include "support/everywhere.h"
+#include "support/host_calls.h"
 #include "support/host_context.h"
-#include "support/isas.h"
-#include "support/on_every_isa.h"
 
 namespace ladon::test {
 namespace {
 
-class Promise : public IsaTest {};
+class PromisedAccuracy : public ContextTest {};
 
-TEST(PromiseOnEveryIsa, P5_AccuracyHoldsInEveryDtype) {
+TEST(PromisedAccuracyEverywhere, P5_AccuracyHoldsInEveryDtype) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
     for (const std::int64_t dim : {64, 80, 96, 128, 192, 256, 600}) {
-      expect_right({.query_len = dim == 600 ? 11 : 70,
-                    .kv_len = dim == 600 ? 20 : 131,
-                    .num_heads = 2,
-                    .num_kv_heads = 1,
-                    .head_dim = dim,
-                    .value_dim = dim == 192 ? 128 : dim,
-                    .dtype = dtype,
-                    .kv_dtype = dtype,
-                    .causal = true});
+      expect_right_everywhere({.query_len = dim == 600 ? 11 : 70,
+                               .kv_len = dim == 600 ? 20 : 131,
+                               .num_heads = 2,
+                               .num_kv_heads = 1,
+                               .head_dim = dim,
+                               .value_dim = dim == 192 ? 128 : dim,
+                               .dtype = dtype,
+                               .kv_dtype = dtype,
+                               .causal = true});
     }
   }
 }
 
-TEST(PromiseOnEveryIsa, P5_BackwardOverManyBlocksOfKeys) {
+TEST(PromisedAccuracyEverywhere, P5_BackwardOverManyBlocksOfKeys) {
   // More keys than four parts of four blocks of the backward pass.
-  expect_right({.query_len = 3, .kv_len = 4700, .head_dim = 4, .value_dim = 3});
-  expect_right({.query_len = 9, .kv_len = 2600, .head_dim = 2, .value_dim = 2, .causal = true});
+  expect_right_everywhere({.query_len = 3, .kv_len = 4700, .head_dim = 4, .value_dim = 3});
+  expect_right_everywhere(
+      {.query_len = 9, .kv_len = 2600, .head_dim = 2, .value_dim = 2, .causal = true});
 }
 
-TEST(PromiseOnEveryIsa, P5_ASplitMayHoldOneKey) {
+TEST(PromisedAccuracyEverywhere, P5_ASplitMayHoldOneKey) {
   for (const std::int64_t right : {511, 512, 513, 1024}) {
-    expect_right({.query_len = 1,
-                  .kv_len = 1500,
-                  .head_dim = 4,
-                  .value_dim = 3,
-                  .alignment = Alignment::kTopLeft,
-                  .window_right = right});
+    expect_right_everywhere({.query_len = 1,
+                             .kv_len = 1500,
+                             .head_dim = 4,
+                             .value_dim = 3,
+                             .alignment = Alignment::kTopLeft,
+                             .window_right = right});
   }
 }
 
-TEST_P(Promise, P5_LongSumsOfEqualTermsDoNotDrift) {
-  if (GetParam() == Isa::kReference) GTEST_SKIP() << "the reference is too slow at this length";
+TEST_P(PromisedAccuracy, P5_LongSumsOfEqualTermsDoNotDrift) {
+  if (GetParam().is_reference()) GTEST_SKIP() << "the reference is too slow at this length";
   // Equal terms are the worst case: every rounding of a running sum goes the same way.
   constexpr std::int64_t kKeys = 200000;
   constexpr float kValue = 0.7F;
@@ -64,7 +66,7 @@ TEST_P(Promise, P5_LongSumsOfEqualTermsDoNotDrift) {
     const Tensor q = filled({1, query_len, 1, 1}, 0);
     const Tensor k = filled({1, kKeys, 1, 1}, 1);
     const Tensor v = filled({1, kKeys, 1, 1}, static_cast<double>(kValue));
-    const Tensor out = attention(context_, q, k, v);
+    const Tensor out = host_attention(context_, q, k, v);
     for (std::int64_t i = 0; i < query_len; ++i) {
       EXPECT_NEAR(out.data_as<float>()[i], kValue, 32 * 0x1p-23F * kValue);
     }
@@ -76,7 +78,8 @@ TEST_P(Promise, P5_LongSumsOfEqualTermsDoNotDrift) {
   const Tensor out = filled({1, kKeys, 1, 1}, 1);
   const Tensor lse = filled({1, 1, kKeys}, 0);
   Tensor dv(DType::kF32, {1, 1, 1, 1});
-  attention_backward(context_, q, kv, kv, {}, {.out = out, .lse = lse, .dout = dout}, {.dv = dv});
+  host_attention_backward(context_, q, kv, kv, {}, {.out = out, .lse = lse, .dout = dout},
+                          {.dv = dv});
   const double expected = static_cast<double>(kValue) * kKeys;
   EXPECT_NEAR(static_cast<double>(dv.data_as<float>()[0]), expected, 32 * 0x1p-23 * expected);
   // A long head of equal numbers: the score itself is a long sum.
@@ -84,28 +87,28 @@ TEST_P(Promise, P5_LongSumsOfEqualTermsDoNotDrift) {
   Tensor long_k = filled({1, 2, 1, 4096}, 0.1);
   const Tensor pair = Tensor::from_values(DType::kF32, {1, 2, 1, 1}, {0, 1});
   fill_uniform(host_context(), long_k.view().slice(1, 1, 2), 0.1001, 0.1001, 0);
-  const Tensor weights = attention(context_, long_q, long_k, pair);
+  const Tensor weights = host_attention(context_, long_q, long_k, pair);
   const double gap =
       static_cast<double>(0.7F) * 64 * (static_cast<double>(0.1001F) - static_cast<double>(0.1F));
   EXPECT_NEAR(static_cast<double>(weights.data_as<float>()[0]), 1 / (1 + std::exp(-gap)),
               32 * 0x1p-23 * 4.5);
 }
 
-TEST(PromiseOnEveryIsa, P5_SteepAndFlatSoftcapsHaveRightGradients) {
+TEST(PromisedAccuracyEverywhere, P5_SteepAndFlatSoftcapsHaveRightGradients) {
   for (const double softcap : {0.05, 0.3, 100.0, 1e35}) {
     for (const DType dtype : {DType::kF32, DType::kF64}) {
-      expect_right({.query_len = 21,
-                    .kv_len = 30,
-                    .head_dim = 8,
-                    .value_dim = 5,
-                    .dtype = dtype,
-                    .kv_dtype = dtype,
-                    .softcap = softcap});
+      expect_right_everywhere({.query_len = 21,
+                               .kv_len = 30,
+                               .head_dim = 8,
+                               .value_dim = 5,
+                               .dtype = dtype,
+                               .kv_dtype = dtype,
+                               .softcap = softcap});
     }
   }
 }
 
-TEST_P(Promise, P5_ScoresOfTenThousandAreFine) {
+TEST_P(PromisedAccuracy, P5_ScoresOfTenThousandAreFine) {
   // Whole numbers, so that the scores are exact and only the softmax is on trial; and the merge of
   // key splits, where there are many keys.
   for (const auto& [query_len, kv_len] :
@@ -121,7 +124,7 @@ TEST_P(Promise, P5_ScoresOfTenThousandAreFine) {
       k.data_as<float>()[i] = static_cast<float>(48 + (i * 7) % 5);
     }
     const AttentionOptions options{.scale = 1};
-    const Tensor out = attention(context_, q, k, v, options);
+    const Tensor out = host_attention(context_, q, k, v, options);
     const Context reference(ContextOptions{.isa = Isa::kReference});
     const Tensor truth = attention(reference, Tensor::copy_of(host_context(), q, DType::kF64),
                                    Tensor::copy_of(host_context(), k, DType::kF64),
@@ -132,19 +135,19 @@ TEST_P(Promise, P5_ScoresOfTenThousandAreFine) {
   }
 }
 
-TEST_P(Promise, P5_HugeValuesInBfloat16AreFine) {
+TEST_P(PromisedAccuracy, P5_HugeValuesInBfloat16AreFine) {
   // 133120 is a bf16 number whose square times head_dim is 1.1e12: q = k = v gives it back.
   for (const std::int64_t query_len : {1, 20}) {
     Tensor tensor(DType::kBF16, {1, query_len, 1, 64});
     fill_uniform(host_context(), tensor, 133120, 133120, 1);
-    const Tensor out = attention(context_, tensor, tensor, tensor);
+    const Tensor out = host_attention(context_, tensor, tensor, tensor);
     for (std::int64_t i = 0; i < out.num_elements(); ++i) {
       ASSERT_EQ(static_cast<float>(out.data_as<bfloat16>()[i]), 133120.0F);
     }
   }
 }
 
-TEST_P(Promise, P5_AMaskOfTheLowestNumberIsNotAnEmptyRow) {
+TEST_P(PromisedAccuracy, P5_AMaskOfTheLowestNumberIsNotAnEmptyRow) {
   // Others write -3.4e38 for "masked". A row of nothing else is an even average, not NaN.
   Tensor bias(DType::kF32, {1, 1, 1, 4});
   for (int i = 0; i < 4; ++i) bias.data_as<float>()[i] = std::numeric_limits<float>::lowest();
@@ -152,12 +155,12 @@ TEST_P(Promise, P5_AMaskOfTheLowestNumberIsNotAnEmptyRow) {
     const Tensor q(DType::kF32, {1, query_len, 1, 2});
     const Tensor k(DType::kF32, {1, 4, 1, 2});
     const Tensor v = Tensor::from_values(DType::kF32, {1, 4, 1, 1}, {1, 2, 3, 6});
-    const Tensor out = attention(context_, q, k, v, {.bias = bias});
+    const Tensor out = host_attention(context_, q, k, v, {.bias = bias});
     for (std::int64_t i = 0; i < query_len; ++i) EXPECT_EQ(out.data_as<float>()[i], 3);
   }
 }
 
-LADON_FOR_EACH_ISA(Promise);
+LADON_FOR_EACH_CONTEXT(PromisedAccuracy);
 
 }  // namespace
 }  // namespace ladon::test

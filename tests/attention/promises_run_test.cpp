@@ -11,14 +11,15 @@
 #include <vector>
 
 #include "ladon/attention.h"
+#include "support/contexts.h"
+#include "support/host_calls.h"
 #include "support/host_context.h"
-#include "support/isas.h"
 #include "support/run_case.h"
 
 namespace ladon::test {
 namespace {
 
-class Promise : public IsaTest {};
+class PromisedRuns : public ContextTest {};
 
 /// Shapes that take every path: tiles, decoding, key splits, several parts of the backward pass,
 /// strips of several tiles, as many as the number of threads leaves together.
@@ -51,14 +52,14 @@ std::vector<Case> path_cases() {
   return cases;
 }
 
-TEST_P(Promise, P6_TheSameBitsForAnyNumberOfThreads) {
+TEST_P(PromisedRuns, P6_TheSameBitsForAnyNumberOfThreads) {
   for (const Case& problem : path_cases()) {
     const CaseData data(problem);
-    const Context one(ContextOptions{.num_threads = 1, .isa = GetParam()});
+    const Context one = GetParam().context(1);
     const CaseResults expected = run(one, data);
     for (const int threads : {1, 2, 3, 7}) {
-      const Context many(ContextOptions{.num_threads = threads, .isa = GetParam()});
-      EXPECT_TRUE(same_bits(expected, run(many, data)))
+      const Context many = GetParam().context(threads);
+      EXPECT_TRUE(test::same_bits(expected, run(many, data)))
           << threads << " threads: " << problem.describe();
     }
   }
@@ -92,10 +93,10 @@ void expect_same_alone(const Context& context, const CaseData& data, const CaseR
   Tensor dq = make(queries(data.q()));
   Tensor dk = make(keys(data.k()));
   Tensor dv = make(keys(data.v()));
-  attention(context, queries(data.q()), keys(data.k()), keys(data.v()), options, out, lse);
-  attention_backward(context, queries(data.q()), keys(data.k()), keys(data.v()), options,
-                     {.out = out, .lse = lse, .dout = queries(data.dout())},
-                     {.dq = dq, .dk = dk, .dv = dv});
+  host_attention(context, queries(data.q()), keys(data.k()), keys(data.v()), options, out, lse);
+  host_attention_backward(context, queries(data.q()), keys(data.k()), keys(data.v()), options,
+                          {.out = out, .lse = lse, .dout = queries(data.dout())},
+                          {.dq = dq, .dk = dk, .dv = dv});
   const ConstTensorView whole_lse =
       ConstTensorView(whole.lse)
           .slice(0, batch, batch + 1)
@@ -108,7 +109,7 @@ void expect_same_alone(const Context& context, const CaseData& data, const CaseR
   EXPECT_TRUE(same_bits(dv, keys(whole.dv.view()))) << where;
 }
 
-TEST_P(Promise, P6_TheSameBitsAloneAndInABatch) {
+TEST_P(PromisedRuns, P6_TheSameBitsAloneAndInABatch) {
   for (const Case& problem : path_cases()) {
     const CaseData data(problem);
     const CaseResults whole = run(context_, data);
@@ -118,7 +119,7 @@ TEST_P(Promise, P6_TheSameBitsAloneAndInABatch) {
   }
 }
 
-TEST_P(Promise, P6_ARowDoesNotDependOnTheRowsBesideIt) {
+TEST_P(PromisedRuns, P6_ARowDoesNotDependOnTheRowsBesideIt) {
   // Under a causal mask, later tokens must not move a bit of earlier rows, though they share tiles.
   const Case problem{.query_len = 100,
                      .kv_len = 100,
@@ -131,21 +132,21 @@ TEST_P(Promise, P6_ARowDoesNotDependOnTheRowsBesideIt) {
   Tensor q = Tensor::copy_of(host_context(), data.q());
   Tensor k = Tensor::copy_of(host_context(), data.k());
   Tensor v = Tensor::copy_of(host_context(), data.v());
-  const Tensor before = attention(context_, q, k, v, {.causal = true});
+  const Tensor before = host_attention(context_, q, k, v, {.causal = true});
   const std::int64_t kept = 41;
   for (Tensor* tensor : {&q, &k, &v}) {
     fill_normal(host_context(), tensor->view().slice(1, kept, 100), 0, 30,
                 99);  // large: every maximum moves
   }
-  const Tensor after = attention(context_, q, k, v, {.causal = true});
+  const Tensor after = host_attention(context_, q, k, v, {.causal = true});
   EXPECT_TRUE(same_bits(ConstTensorView(before.view().slice(1, 0, kept)),
                         ConstTensorView(after.view().slice(1, 0, kept))));
 }
 
-TEST_P(Promise, P6_ATileDoesNotDependOnTheStripItIsIn) {
+TEST_P(PromisedRuns, P6_ATileDoesNotDependOnTheStripItIsIn) {
   // One thread takes many tiles at once. What later tokens hold must not move a bit of earlier
   // rows, be it NaN: they share blocks of keys.
-  const Context context(ContextOptions{.num_threads = 1, .isa = GetParam()});
+  const Context context = GetParam().context(1);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Tensor q(dtype, {1, 1500, 2, 24});
     Tensor k(dtype, {1, 1500, 1, 24});
@@ -154,7 +155,7 @@ TEST_P(Promise, P6_ATileDoesNotDependOnTheStripItIsIn) {
     fill_normal(host_context(), k.view(), 0, 1, 2);
     fill_normal(host_context(), v.view(), 0, 1, 3);
     const AttentionOptions options{.causal = true, .window_left = 900};
-    const Tensor before = attention(context, q, k, v, options);
+    const Tensor before = host_attention(context, q, k, v, options);
     const std::int64_t kept = 1111;
     for (Tensor* tensor : {&q, &k, &v}) {
       // Of one NaN in each row: 16 bits of ones are NaN in both types.
@@ -162,7 +163,7 @@ TEST_P(Promise, P6_ATileDoesNotDependOnTheStripItIsIn) {
         std::memset(tensor->view().slice(1, token, token + 1).data(), 0xff, 4);
       }
     }
-    const Tensor after = attention(context, q, k, v, options);
+    const Tensor after = host_attention(context, q, k, v, options);
     EXPECT_TRUE(same_bits(ConstTensorView(before.view().slice(1, 0, kept)),
                           ConstTensorView(after.view().slice(1, 0, kept))))
         << name_of(dtype);
@@ -208,8 +209,9 @@ double extra_mib(const Context& context, std::int64_t length, std::int64_t dim,
   return peak_mib() - before;
 }
 
-TEST_P(Promise, P7_MemoryIsLinear) {
-  if (GetParam() == Isa::kReference) GTEST_SKIP() << "the reference is too slow at this length";
+TEST_P(PromisedRuns, P7_MemoryIsLinear) {
+  if (GetParam().is_reference()) GTEST_SKIP() << "the reference is too slow at this length";
+  if (!GetParam().is_cpu()) GTEST_SKIP() << "the host's memory is measured";
   // A matrix of 6144 x 6144 floats would be 144 MiB.
   Tensor bias(DType::kF32, {1, 1, 1, 6144});
   const AttentionOptions every{.causal = true,
@@ -238,12 +240,12 @@ TEST(PromiseMemory, P7_At32768ForwardAndBackwardStayBelow64MiB) {
 
 // ---- threads ---------------------------------------------------------------------------------
 
-TEST_P(Promise, P9_ManyThreadsMayCallAtOnce) {
+TEST_P(PromisedRuns, P9_ManyThreadsMayCallAtOnce) {
   Case problem{.batch = 2, .query_len = 40, .kv_len = 600, .num_heads = 2, .num_kv_heads = 1};
   problem.causal = true;
   problem.bias = {.present = true, .full = {false, true, true, true}};
   problem.dropout = 0.2;
-  if (GetParam() == Isa::kReference) problem.kv_len = 60;
+  if (GetParam().is_reference()) problem.kv_len = 60;
   const CaseData data(problem);
   const CaseResults expected = run(context_, data);
   std::vector<std::thread> callers;
@@ -251,7 +253,8 @@ TEST_P(Promise, P9_ManyThreadsMayCallAtOnce) {
   for (std::size_t i = 0; i < same.size(); ++i) {
     callers.emplace_back([&, i] {
       bool all = true;
-      for (int turn = 0; turn < 3; ++turn) all = same_bits(expected, run(context_, data)) && all;
+      for (int turn = 0; turn < 3; ++turn)
+        all = test::same_bits(expected, run(context_, data)) && all;
       same[i] = all ? 1 : 0;
     });
   }
@@ -259,7 +262,7 @@ TEST_P(Promise, P9_ManyThreadsMayCallAtOnce) {
   EXPECT_EQ(same, std::vector<int>({1, 1, 1, 1}));
 }
 
-LADON_FOR_EACH_ISA(Promise);
+LADON_FOR_EACH_CONTEXT(PromisedRuns);
 
 }  // namespace
 }  // namespace ladon::test

@@ -11,9 +11,10 @@
 
 #include "core/element.h"
 #include "ladon/attention.h"
+#include "support/contexts.h"
+#include "support/everywhere.h"
+#include "support/host_calls.h"
 #include "support/host_context.h"
-#include "support/isas.h"
-#include "support/on_every_isa.h"
 #include "support/run_case.h"
 
 namespace ladon::test {
@@ -22,7 +23,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-class Promise : public IsaTest {};
+class PromisedValues : public ContextTest {};
 
 double value_at(const ConstTensorView& view, std::int64_t a, std::int64_t b, std::int64_t c,
                 std::int64_t d) {
@@ -61,7 +62,7 @@ std::vector<Case> masked_cases() {
   return cases;
 }
 
-TEST_P(Promise, P1_RowsThatSeeNothingAreZero) {
+TEST_P(PromisedValues, P1_RowsThatSeeNothingAreZero) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
     for (const std::int64_t query_len : {1, 5, 40, 150}) {
       // Bottom-right and more queries than keys: the first rows stand before every key. The sink
@@ -92,7 +93,7 @@ TEST_P(Promise, P1_RowsThatSeeNothingAreZero) {
   }
 }
 
-TEST_P(Promise, P1_AMaskOfAllFalseGivesZeroGradients) {
+TEST_P(PromisedValues, P1_AMaskOfAllFalseGivesZeroGradients) {
   const Case problem{.query_len = 33, .kv_len = 70, .num_heads = 2, .num_kv_heads = 2};
   const CaseData data(problem);
   AttentionOptions options = data.options();
@@ -100,13 +101,14 @@ TEST_P(Promise, P1_AMaskOfAllFalseGivesZeroGradients) {
   options.mask = mask;
   Tensor out = Tensor::copy_of(host_context(), data.dout());
   Tensor lse(DType::kF32, data.lse_shape());
-  attention(context_, data.q(), data.k(), data.v(), options, out, lse);
+  host_attention(context_, data.q(), data.k(), data.v(), options, out, lse);
   Tensor dq(DType::kF32, data.q().shape());
   Tensor dk(DType::kF32, data.k().shape());
   Tensor dv(DType::kF32, data.v().shape());
   for (Tensor* tensor : {&dq, &dk, &dv}) fill_normal(host_context(), *tensor, 0, 1, 3);
-  attention_backward(context_, data.q(), data.k(), data.v(), options,
-                     {.out = out, .lse = lse, .dout = data.dout()}, {.dq = dq, .dk = dk, .dv = dv});
+  host_attention_backward(context_, data.q(), data.k(), data.v(), options,
+                          {.out = out, .lse = lse, .dout = data.dout()},
+                          {.dq = dq, .dk = dk, .dv = dv});
   for (const Tensor* tensor : {&out, &dq, &dk, &dv}) {
     for (std::int64_t i = 0; i < tensor->num_elements(); ++i) {
       ASSERT_EQ(tensor->data_as<float>()[i], 0);
@@ -135,10 +137,10 @@ class Spoiled {
       set(k_, key, k_value);
       set(v_, key, v_value);
     }
-    attention(context, data.q(), k_, v_, options_, out, lse);
-    attention_backward(context, data.q(), k_, v_, options_,
-                       {.out = out, .lse = lse, .dout = data.dout()},
-                       {.dq = dq, .dk = dk, .dv = dv});
+    host_attention(context, data.q(), k_, v_, options_, out, lse);
+    host_attention_backward(context, data.q(), k_, v_, options_,
+                            {.out = out, .lse = lse, .dout = data.dout()},
+                            {.dq = dq, .dk = dk, .dv = dv});
   }
 
  private:
@@ -156,7 +158,7 @@ class Spoiled {
   Tensor out, lse, dq, dk, dv;
 };
 
-TEST_P(Promise, P2_P3_WhatIsNotFiniteReachesTheRowsThatSeeItAndNoOther) {
+TEST_P(PromisedValues, P2_P3_WhatIsNotFiniteReachesTheRowsThatSeeItAndNoOther) {
   for (const Case& problem : masked_cases()) {
     const CaseData data(problem);
     const Spoiled clean(context_, data, -1, 0, 0);
@@ -198,9 +200,10 @@ void expect_rows_apart(const Context& context_, bool spoil_query, bool spoil_dou
     const std::int64_t row = problem.query_len / 2;
     const auto run_once = [&](Tensor& dq, Tensor& dk, Tensor& dv, Tensor& out) {
       Tensor lse(data.lse_dtype(), data.lse_shape());
-      attention(context_, q, data.k(), data.v(), data.options(), out, lse);
-      attention_backward(context_, q, data.k(), data.v(), data.options(),
-                         {.out = out, .lse = lse, .dout = dout}, {.dq = dq, .dk = dk, .dv = dv});
+      host_attention(context_, q, data.k(), data.v(), data.options(), out, lse);
+      host_attention_backward(context_, q, data.k(), data.v(), data.options(),
+                              {.out = out, .lse = lse, .dout = dout},
+                              {.dq = dq, .dk = dk, .dv = dv});
     };
     const auto make = [&](const Dims& shape) { return Tensor(problem.dtype, shape); };
     Tensor dq[2] = {make(q.shape()), make(q.shape())};
@@ -240,33 +243,33 @@ void expect_rows_apart(const Context& context_, bool spoil_query, bool spoil_dou
   }
 }
 
-TEST_P(Promise, P3_NaNInAQueryReachesItsOwnRowAndTheKeysItSees) {
+TEST_P(PromisedValues, P3_NaNInAQueryReachesItsOwnRowAndTheKeysItSees) {
   expect_rows_apart(context_, true, false);
 }
 
-TEST_P(Promise, P3_NaNInAnOutputGradientReachesItsOwnRowAndTheKeysItSees) {
+TEST_P(PromisedValues, P3_NaNInAnOutputGradientReachesItsOwnRowAndTheKeysItSees) {
   expect_rows_apart(context_, false, true);
 }
 
-TEST(PromiseOnEveryIsa, P4_EmptyIsLegal) {
+TEST(PromisedValuesEverywhere, P4_EmptyIsLegal) {
   for (const std::int64_t batch : {0, 2}) {
     for (const std::int64_t query_len : {0, 3}) {
       for (const std::int64_t kv_len : {0, 3}) {
         for (const Lengths lengths : {Lengths::kFull, Lengths::kPadded, Lengths::kPacked}) {
-          expect_right({.batch = batch,
-                        .query_len = query_len,
-                        .kv_len = kv_len,
-                        .num_heads = 2,
-                        .lengths = lengths,
-                        .bias = {.present = true},
-                        .sinks = true});
+          expect_right_everywhere({.batch = batch,
+                                   .query_len = query_len,
+                                   .kv_len = kv_len,
+                                   .num_heads = 2,
+                                   .lengths = lengths,
+                                   .bias = {.present = true},
+                                   .sinks = true});
         }
       }
     }
   }
 }
 
-TEST(PromiseOnEveryIsa, P8_AnyLengthWorks) {
+TEST(PromisedValuesEverywhere, P8_AnyLengthWorks) {
   for (const std::int64_t length : {1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129}) {
     for (const std::int64_t other : {1, 7, 64, 67}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -279,35 +282,36 @@ TEST(PromiseOnEveryIsa, P8_AnyLengthWorks) {
                      .dtype = dtype,
                      .kv_dtype = dtype,
                      .memory = Memory::kSliced};
-        expect_right(problem);
+        expect_right_everywhere(problem);
         std::swap(problem.query_len, problem.kv_len);
-        expect_right(problem);
+        expect_right_everywhere(problem);
       }
     }
   }
 }
 
-TEST(PromiseOnEveryIsa, P8_AnyHeadDimWorks) {
+TEST(PromisedValuesEverywhere, P8_AnyHeadDimWorks) {
   for (std::int64_t dim = 1; dim <= 67; ++dim) {
     for (const std::int64_t query_len : {2, 19}) {
-      expect_right({.query_len = query_len,
-                    .kv_len = 21,
-                    .head_dim = dim,
-                    .value_dim = 68 - dim,
-                    .dtype = dim % 3 == 0 ? DType::kF16 : DType::kF32,
-                    .kv_dtype = dim % 3 == 0 ? DType::kF16 : DType::kF32,
-                    .memory = Memory::kSliced});
+      expect_right_everywhere({.query_len = query_len,
+                               .kv_len = 21,
+                               .head_dim = dim,
+                               .value_dim = 68 - dim,
+                               .dtype = dim % 3 == 0 ? DType::kF16 : DType::kF32,
+                               .kv_dtype = dim % 3 == 0 ? DType::kF16 : DType::kF32,
+                               .memory = Memory::kSliced});
     }
   }
 }
 
-TEST(PromiseOnEveryIsa, P8_VeryLongHeadsWork) {
+TEST(PromisedValuesEverywhere, P8_VeryLongHeadsWork) {
   for (const std::int64_t query_len : {1, 19}) {
-    expect_right({.query_len = query_len, .kv_len = 9, .head_dim = 1031, .value_dim = 777});
+    expect_right_everywhere(
+        {.query_len = query_len, .kv_len = 9, .head_dim = 1031, .value_dim = 777});
   }
 }
 
-LADON_FOR_EACH_ISA(Promise);
+LADON_FOR_EACH_CONTEXT(PromisedValues);
 
 }  // namespace
 }  // namespace ladon::test

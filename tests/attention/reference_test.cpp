@@ -8,15 +8,16 @@
 #include <vector>
 
 #include "ladon/attention.h"
-#include "support/isas.h"
+#include "support/contexts.h"
+#include "support/host_calls.h"
 
 namespace ladon::test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// All sets must agree with the hand, not only the reference.
-class ByHand : public IsaTest {
+/// All places must agree with the hand, not only the reference.
+class ByHand : public ContextTest {
  protected:
   static Tensor tensor(const Dims& shape, std::initializer_list<double> values) {
     return Tensor::from_values(DType::kF64, shape, values);
@@ -27,8 +28,9 @@ class ByHand : public IsaTest {
     const auto shape = [](std::size_t n) { return Dims{1, static_cast<std::int64_t>(n), 1, 1}; };
     lse_ = Tensor(DType::kF64, {1, 1, static_cast<std::int64_t>(queries.size())});
     Tensor out(DType::kF64, shape(queries.size()));
-    attention(context_, tensor(shape(queries.size()), queries), tensor(shape(keys.size()), keys),
-              tensor(shape(values.size()), values), options, out, lse_);
+    host_attention(context_, tensor(shape(queries.size()), queries),
+                   tensor(shape(keys.size()), keys), tensor(shape(values.size()), values), options,
+                   out, lse_);
     return out;
   }
   double lse(std::int64_t i) const { return lse_.data_as<double>()[i]; }
@@ -54,9 +56,9 @@ TEST_P(ByHand, DefaultScaleIsOneOverTheRootOfHeadDim) {
   const Tensor q = tensor({1, 1, 1, 4}, {1, 1, 1, 1});
   const Tensor k = tensor({1, 2, 1, 4}, {0, 0, 0, 0, 2 * std::log(3), 0, 0, 0});
   const Tensor v = tensor({1, 2, 1, 1}, {0, 1});
-  expect_values(attention(context_, q, k, v), {0.75});  // 2 ln 3 / sqrt(4)
-  expect_values(attention(context_, q, k, v, {.scale = 0}), {0.5});
-  expect_values(attention(context_, q, k, v, {.scale = -0.5}), {0.25});
+  expect_values(host_attention(context_, q, k, v), {0.75});  // 2 ln 3 / sqrt(4)
+  expect_values(host_attention(context_, q, k, v, {.scale = 0}), {0.5});
+  expect_values(host_attention(context_, q, k, v, {.scale = -0.5}), {0.25});
 }
 
 TEST_P(ByHand, CausalCorners) {
@@ -116,7 +118,7 @@ TEST_P(ByHand, QueryHeadsShareTheirKvHead) {
   const Tensor q = tensor({1, 1, 4, 1}, {1, 1, 1, 1});
   const Tensor k = tensor({1, 1, 2, 1}, {0, 0});
   const Tensor v = tensor({1, 1, 2, 1}, {5, 7});
-  expect_values(attention(context_, q, k, v), {5, 5, 7, 7});
+  expect_values(host_attention(context_, q, k, v), {5, 5, 7, 7});
 }
 
 TEST_P(ByHand, GradientsOfTwoKeys) {
@@ -129,14 +131,14 @@ TEST_P(ByHand, GradientsOfTwoKeys) {
   const Tensor bias = tensor({1, 1, 1, 2}, {0, 0});
   Tensor out(DType::kF64, {1, 1, 1, 1});
   Tensor lse(DType::kF64, {1, 1, 1});
-  attention(context_, q, k, v, {.bias = bias}, out, lse);
+  host_attention(context_, q, k, v, {.bias = bias}, out, lse);
   const Tensor dout = tensor({1, 1, 1, 1}, {1});
   Tensor dq(DType::kF64, {1, 1, 1, 1});
   Tensor dk(DType::kF64, {1, 2, 1, 1});
   Tensor dv(DType::kF64, {1, 2, 1, 1});
   Tensor dbias(DType::kF64, {1, 1, 1, 2});
-  attention_backward(context_, q, k, v, {.bias = bias}, {.out = out, .lse = lse, .dout = dout},
-                     {.dq = dq, .dk = dk, .dv = dv, .dbias = dbias});
+  host_attention_backward(context_, q, k, v, {.bias = bias}, {.out = out, .lse = lse, .dout = dout},
+                          {.dq = dq, .dk = dk, .dv = dv, .dbias = dbias});
   expect_values(dv, {0.25, 0.75});
   expect_values(dq, {-0.75 * ln3});
   expect_values(dk, {0.75, -0.75});
@@ -151,15 +153,15 @@ TEST_P(ByHand, GradientOfASink) {
   const Tensor sinks = tensor({1}, {std::log(2)});
   Tensor out(DType::kF64, {1, 1, 1, 1});
   Tensor lse(DType::kF64, {1, 1, 1});
-  attention(context_, q, k, v, {.sinks = sinks}, out, lse);
+  host_attention(context_, q, k, v, {.sinks = sinks}, out, lse);
   const Tensor dout = tensor({1, 1, 1, 1}, {1});
   Tensor dsinks(DType::kF64, {1});
-  attention_backward(context_, q, k, v, {.sinks = sinks}, {.out = out, .lse = lse, .dout = dout},
-                     {.dsinks = dsinks});
+  host_attention_backward(context_, q, k, v, {.sinks = sinks},
+                          {.out = out, .lse = lse, .dout = dout}, {.dsinks = dsinks});
   expect_values(dsinks, {-1.5});
 }
 
-LADON_FOR_EACH_ISA(ByHand);
+LADON_FOR_EACH_CONTEXT(ByHand);
 
 }  // namespace
 }  // namespace ladon::test

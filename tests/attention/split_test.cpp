@@ -6,14 +6,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/contexts.h"
+#include "support/host_calls.h"
 #include "support/host_context.h"
-#include "support/isas.h"
 
 namespace ladon::test {
 namespace {
@@ -47,7 +47,7 @@ struct SplitResult {
             {2, kHeads, problem.q.size(1)}) {}
 
   void run(const Context& context, const SplitProblem& problem, const AttentionOptions& options) {
-    attention(context, problem.q, problem.k, problem.v, options, out, lse);
+    host_attention(context, problem.q, problem.k, problem.v, options, out, lse);
   }
 
   Tensor out;
@@ -59,12 +59,7 @@ std::vector<double> values_of(const ConstTensorView& view) {
   return {wide.data_as<double>(), wide.data_as<double>() + wide.num_elements()};
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return std::memcmp(a.data(), b.data(),
-                     static_cast<std::size_t>(a.num_elements()) * size_of(a.dtype())) == 0;
-}
-
-class Split : public testing::TestWithParam<Isa> {
+class Split : public ContextTest {
  protected:
   void expect_as_reference(const SplitProblem& problem, const AttentionOptions& options,
                            double tolerance, const std::string& what) {
@@ -85,11 +80,9 @@ class Split : public testing::TestWithParam<Isa> {
           << what << " lse at " << i;
     }
   }
-
-  Context context_{ContextOptions{.num_threads = 2, .isa = GetParam()}};
 };
 
-INSTANTIATE_TEST_SUITE_P(Isas, Split, testing::ValuesIn(runnable_isas()), isa_test_name);
+LADON_FOR_EACH_CONTEXT(Split);
 
 TEST_P(Split, EqualsTheReference) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
@@ -135,16 +128,19 @@ TEST_P(Split, ScoresOfTenThousand) {
 TEST_P(Split, SameBitsForAnyNumberOfThreads) {
   const SplitProblem problem(DType::kF32, 1, 5000);
   SplitResult first(problem);
-  first.run(Context(ContextOptions{.num_threads = 1, .isa = GetParam()}), problem, {});
+  first.run(GetParam().context(1), problem, {});
   for (const int threads : {2, 3, 7}) {
     SplitResult other(problem);
-    other.run(Context(ContextOptions{.num_threads = threads, .isa = GetParam()}), problem, {});
+    other.run(GetParam().context(threads), problem, {});
     EXPECT_TRUE(same_bits(first.out, other.out)) << threads;
     EXPECT_TRUE(same_bits(first.lse, other.lse)) << threads;
   }
 }
 
-TEST(MergeStrided, GivesTheSameBits) {
+class MergeStrided : public ContextTest {};
+LADON_FOR_EACH_CONTEXT(MergeStrided);
+
+TEST_P(MergeStrided, GivesTheSameBits) {
   const Dims shape{2, 3, 4, 5};
   Tensor outs_memory(DType::kF32, {2, 2, 3, 4, 5});
   Tensor lses_memory(DType::kF32, {2, 2, 4, 3});
@@ -156,7 +152,7 @@ TEST(MergeStrided, GivesTheSameBits) {
   fill_normal(host_context(), sinks, 0, 1, 3);
   Tensor out(DType::kF32, shape);
   Tensor lse(DType::kF32, {2, 4, 3});
-  merge_attention(Context(ContextOptions{.num_threads = 1}), outs, lses, out, lse, sinks);
+  host_merge_attention(GetParam().context(1), outs, lses, out, lse, sinks);
 
   // Parts as heads-first arrays, lse as [query_len, batch, heads], sinks as every second number.
   const Tensor heads_first[] = {Tensor::copy_of(host_context(), outs[0].transpose(1, 2)),
@@ -174,8 +170,8 @@ TEST(MergeStrided, GivesTheSameBits) {
       out_memory.view().slice(3, 1, 6).transpose(0, 1).transpose(1, 2);  // [2, 3, 4, 5]
   Tensor lse_memory(DType::kF32, {3, 4, 2});
   const TensorView strided_lse = lse_memory.view().transpose(0, 2);
-  merge_attention(Context(ContextOptions{.num_threads = 3}), strided_outs, strided_lses,
-                  strided_out, strided_lse, sinks_memory.view().select(1, 1));
+  host_merge_attention(GetParam().context(3), strided_outs, strided_lses, strided_out, strided_lse,
+                       sinks_memory.view().select(1, 1));
   EXPECT_TRUE(same_bits(out, Tensor::copy_of(host_context(), strided_out)));
   EXPECT_TRUE(same_bits(lse, Tensor::copy_of(host_context(), strided_lse)));
   // The gaps were zero and still are.

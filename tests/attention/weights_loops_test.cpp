@@ -12,7 +12,6 @@
 
 #include "attention/weights_support.h"
 #include "ladon/attention.h"
-#include "ladon/isa.h"
 #include "ladon/random.h"
 #include "support/host_context.h"
 
@@ -152,13 +151,16 @@ void choose_options(RandomProblem& problem, unsigned choice) {
   }
 }
 
-TEST(WeightsByLoops, EveryCombinationOfOptions) {
+class WeightsByLoops : public ContextTest {};
+LADON_IN_FASTEST_PLACES(WeightsByLoops);
+
+TEST_P(WeightsByLoops, EveryCombinationOfOptions) {
   for (unsigned choice = 0; choice < 256; ++choice) {
     RandomProblem problem(choice % 3 == 0 ? kHeads : choice % 3 == 1 ? 2 : 1);
     choose_options(problem, choice);
     for (const ScoreStage stage : kStages) {
       expect_near_all(
-          weights_of(problem.q, problem.k, problem.options, stage),
+          weights_of(context_, problem.q, problem.k, problem.options, stage),
           expected_weights(problem, stage), 1e-11,
           "choice " + std::to_string(choice) + " stage " + std::to_string(static_cast<int>(stage)));
       if (HasFailure()) return;
@@ -166,19 +168,19 @@ TEST(WeightsByLoops, EveryCombinationOfOptions) {
   }
 }
 
-TEST(WeightsByLoops, EveryOutputDtype) {
+TEST_P(WeightsByLoops, EveryOutputDtype) {
   RandomProblem problem(2);
   choose_options(problem, 255);
   for (const DType dtype : kFloatTypes) {
     for (const ScoreStage stage : kStages) {
-      expect_near_all(weights_of(problem.q, problem.k, problem.options, stage, dtype),
+      expect_near_all(weights_of(context_, problem.q, problem.k, problem.options, stage, dtype),
                       expected_weights(problem, stage), std::max(epsilon_of(dtype) / 2, 1e-11),
                       name_of(dtype));
     }
   }
 }
 
-TEST(WeightsByLoops, EveryInputDtype) {
+TEST_P(WeightsByLoops, EveryInputDtype) {
   RandomProblem problem(3);
   choose_options(problem, 1 + 16 + 128);
   const Tensor narrow_k = Tensor::copy_of(host_context(), problem.k, DType::kBF16);
@@ -188,12 +190,12 @@ TEST(WeightsByLoops, EveryInputDtype) {
   const Tensor wide_q = Tensor::copy_of(host_context(), problem.q, DType::kF64);
   const std::vector<double> expected = expected_weights(problem, ScoreStage::kProbability);
   for (const Tensor* q : {&std::as_const(problem.q), &wide_q}) {
-    expect_near_all(weights_of(*q, narrow_k, problem.options, ScoreStage::kProbability), expected,
-                    1e-11, name_of(q->dtype()));
+    expect_near_all(weights_of(context_, *q, narrow_k, problem.options, ScoreStage::kProbability),
+                    expected, 1e-11, name_of(q->dtype()));
   }
 }
 
-TEST(WeightsByLoops, StridedInputsAndOutput) {
+TEST_P(WeightsByLoops, StridedInputsAndOutput) {
   RandomProblem problem(2);
   choose_options(problem, 1 + 64);
   // [batch, heads, len, dim] seen as [batch, len, heads, dim].
@@ -206,8 +208,8 @@ TEST(WeightsByLoops, StridedInputsAndOutput) {
   const TensorView weights(
       memory.data_as<float>() + 1, DType::kF32, {kBatch, kHeads, kQueries, kKeys},
       {2, 2 * kBatch, 2 * kBatch * (kHeads + 1), 2 * kBatch * (kHeads + 1) * kQueries});
-  attention_weights(Context(), ConstTensorView(q).transpose(1, 2),
-                    ConstTensorView(k).transpose(1, 2), problem.options, weights);
+  host_attention_weights(context_, ConstTensorView(q).transpose(1, 2),
+                         ConstTensorView(k).transpose(1, 2), problem.options, weights);
   expect_near_all(values_of(weights), expected_weights(problem, ScoreStage::kProbability), 1e-7,
                   "strided");
   const std::vector<double> all = values_of(memory);
@@ -215,32 +217,31 @@ TEST(WeightsByLoops, StridedInputsAndOutput) {
             memory.num_elements() - weights.num_elements());
 }
 
-TEST(Weights, TimesValuesAreTheOutputOnEveryIsa) {
+class WeightsAndOutput : public ContextTest {};
+LADON_FOR_EACH_CONTEXT(WeightsAndOutput);
+
+TEST_P(WeightsAndOutput, WeightsTimesValuesAreTheOutput) {
   RandomProblem problem(2);
   choose_options(problem, 1 + 16 + 32 + 64 + 128);
   problem.options.dropout = {.probability = 0.3, .seed = 5};
   Tensor v(DType::kF32, {kBatch, kKeys, 2, 4});
   fill_normal(host_context(), v, 0, 1, 8);
   const std::vector<double> weights =
-      weights_of(problem.q, problem.k, problem.options, ScoreStage::kDropped);
+      weights_of(context_, problem.q, problem.k, problem.options, ScoreStage::kDropped);
   const std::vector<double> values = values_of(v);
-  for (const IsaInfo& info : list_isas()) {
-    if (!info.runnable) continue;
-    const Context context(ContextOptions{.num_threads = 2, .isa = info.isa});
-    const std::vector<double> out =
-        values_of(attention(context, problem.q, problem.k, v, problem.options));
-    for (std::int64_t n = 0; n < static_cast<std::int64_t>(out.size()); ++n) {
-      const std::int64_t d = n % 4;
-      const std::int64_t h = n / 4 % kHeads;
-      const std::int64_t i = n / 4 / kHeads % kQueries;
-      const std::int64_t b = n / 4 / kHeads / kQueries;
-      double sum = 0;
-      for (std::int64_t j = 0; j < kKeys; ++j) {
-        sum += weights[static_cast<std::size_t>(((b * kHeads + h) * kQueries + i) * kKeys + j)] *
-               values[static_cast<std::size_t>(((b * kKeys + j) * 2 + h / 3) * 4 + d)];
-      }
-      EXPECT_NEAR(out[static_cast<std::size_t>(n)], sum, 2e-6) << info.name << " at " << n;
+  const std::vector<double> out =
+      values_of(host_attention(context_, problem.q, problem.k, v, problem.options));
+  for (std::int64_t n = 0; n < static_cast<std::int64_t>(out.size()); ++n) {
+    const std::int64_t d = n % 4;
+    const std::int64_t h = n / 4 % kHeads;
+    const std::int64_t i = n / 4 / kHeads % kQueries;
+    const std::int64_t b = n / 4 / kHeads / kQueries;
+    double sum = 0;
+    for (std::int64_t j = 0; j < kKeys; ++j) {
+      sum += weights[static_cast<std::size_t>(((b * kHeads + h) * kQueries + i) * kKeys + j)] *
+             values[static_cast<std::size_t>(((b * kKeys + j) * 2 + h / 3) * 4 + d)];
     }
+    EXPECT_NEAR(out[static_cast<std::size_t>(n)], sum, 2e-6) << n;
   }
 }
 

@@ -11,6 +11,8 @@
 
 #include "ladon/attention.h"
 #include "ladon/random.h"
+#include "support/contexts.h"
+#include "support/host_calls.h"
 #include "support/host_context.h"
 
 namespace ladon::test {
@@ -40,13 +42,19 @@ inline void expect_near_all(const std::vector<double>& got, const std::vector<do
   }
 }
 
-inline std::vector<double> weights_of(const ConstTensorView& q, const ConstTensorView& k,
-                                      const AttentionOptions& options, ScoreStage stage,
-                                      DType dtype = DType::kF64) {
+inline std::vector<double> weights_of(const Context& context, const ConstTensorView& q,
+                                      const ConstTensorView& k, const AttentionOptions& options,
+                                      ScoreStage stage, DType dtype = DType::kF64) {
   Tensor weights(dtype, {q.size(0), q.size(2), q.size(1), k.size(1)});
   fill_normal(host_context(), weights, 0, 1, 99);  // everything must be overwritten
-  attention_weights(Context(), q, k, options, weights, stage);
+  host_attention_weights(context, q, k, options, weights, stage);
   return values_of(weights);
 }
+
+/// All instruction sets share the reference's code, so the fastest one stands for them.
+#define LADON_IN_FASTEST_PLACES(Suite)                                         \
+  INSTANTIATE_TEST_SUITE_P(FastestPlaces, Suite,                               \
+                           testing::ValuesIn(::ladon::test::fastest_places()), \
+                           ::ladon::test::place_name)
 
 }  // namespace ladon::test

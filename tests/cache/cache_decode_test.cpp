@@ -42,7 +42,8 @@ class CacheDecode : public ContextTest {
 };
 
 TEST_P(CacheDecode, OneTokenAllocatesNothing) {
-  if (GetParam().isa == Isa::kReference) GTEST_SKIP() << "the reference is not for decoding";
+  if (GetParam().is_reference()) GTEST_SKIP() << "the reference is not for decoding";
+  if (GetParam().is_cuda()) GTEST_SKIP() << "only the CPU promises it";
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const MultiHeadAttention layer = make_layer(dtype);
     for (const CacheKind& kind : all_kinds()) {
@@ -90,7 +91,9 @@ TEST_P(CacheDecode, AppendingTouchesOnlyItsOwnSlots) {
     }
     const std::int64_t before = allocations;
     for (int i = 0; i < 500; ++i) cache.append(context_, one, one);
-    EXPECT_EQ(allocations - before, 0) << kind.name;
+    if (!GetParam().is_cuda()) {
+      EXPECT_EQ(allocations - before, 0) << kind.name;
+    }
     EXPECT_EQ(cache.view().k, memory) << kind.name;
     for (std::int64_t j = 0; j < past; ++j) {
       ASSERT_EQ(slot_in(cache.view(), cache.view().sequences[0], j),

@@ -309,12 +309,12 @@ std::vector<Setting> settings() {
   return all;
 }
 
-/// On the fastest kernels and on the pretended device.
+/// On the fastest kernels and on the devices.
 std::vector<Setting> settings_in_places() {
   std::vector<Setting> all;
   for (const Place& place : fastest_places()) {
     for (Setting setting : settings()) {
-      if (place.pretended) setting.name += "_pretended";
+      if (!place.is_cpu()) setting.name += "_" + place.name();
       setting.place = place;
       all.push_back(setting);
     }

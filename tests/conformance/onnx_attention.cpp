@@ -8,6 +8,7 @@
 
 #include "ladon/attention.h"
 #include "ladon/rope.h"
+#include "support/host_calls.h"
 #include "support/host_context.h"
 
 namespace ladon::conformance {
@@ -145,14 +146,14 @@ OnnxOutputs run_attention(const Context& context, const OnnxCase& onnx_case) {
   Dims y_shape = onnx_q.shape();
   y_shape[onnx_q.rank() - 1] = onnx_q.rank() == 4 ? v.size(3) : num_heads * v.size(3);
   Tensor y = filled(q.dtype(), y_shape, kNan);
-  attention(context, q, k, v, options, as_heads(y.view(), num_heads));
+  test::host_attention(context, q, k, v, options, as_heads(y.view(), num_heads));
   outputs.emplace("Y", std::move(y));
 
   if (onnx_case.wants("qk_matmul_output")) {
     const double mode = onnx_case.attribute("qk_matmul_output_mode").value_or(0);
     Tensor weights = filled(q.dtype(), {q.size(0), num_heads, query_len, kv_len}, kNan);
-    attention_weights(context, q, k, options, weights,
-                      stage_of_mode(static_cast<std::int64_t>(mode)));
+    test::host_attention_weights(context, q, k, options, weights,
+                                 stage_of_mode(static_cast<std::int64_t>(mode)));
     outputs.emplace("qk_matmul_output", std::move(weights));
   }
   return outputs;
@@ -177,8 +178,8 @@ OnnxOutputs run_rotary_embedding(const Context& context, const OnnxCase& onnx_ca
   const RopeTable table{.cos = onnx_case.input("cos_cache"), .sin = onnx_case.input("sin_cache")};
 
   Tensor output = filled(input.dtype(), input.shape(), kNan);
-  rope(context, as_heads(input, num_heads), options, table, positions,
-       as_heads(output.view(), num_heads));
+  test::host_rope(context, as_heads(input, num_heads), options, table, positions,
+                  as_heads(output.view(), num_heads));
   OnnxOutputs outputs;
   outputs.emplace("output", std::move(output));
   return outputs;

@@ -1,4 +1,4 @@
-// The ONNX operator suite (76 Attention and 8 RotaryEmbedding nodes) on every runnable ISA.
+// The ONNX operator suite (76 Attention and 8 RotaryEmbedding nodes) in every place.
 //
 // Two bounds hold for every output element with expected value b:
 //   all dtypes   |a - b| <= 1e-7 + 1e-3 * |b|        ONNX's own. For f16 it is just above one unit
@@ -27,15 +27,15 @@
 #include "conformance/safetensors_fixture.h"
 #include "ladon/context.h"
 #include "ladon/dtype.h"
-#include "ladon/isa.h"
 #include "ladon/tensor.h"
+#include "support/contexts.h"
 #include "support/host_context.h"
-#include "support/runnable_isas.h"
 
 namespace ladon::conformance {
 namespace {
 
-using test::runnable_isas;
+using test::Place;
+using test::places;
 
 constexpr std::size_t kNumCases = 84;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -121,36 +121,36 @@ std::string check_case(const Context& context, const OnnxCase& onnx_case) {
   return {};
 }
 
-struct CaseOnIsa {
+struct CaseInPlace {
   std::size_t case_index;
-  Isa isa;
+  Place place;
 };
 
-const OnnxCase& case_of(const CaseOnIsa& param) { return the_suite().cases[param.case_index]; }
+const OnnxCase& case_of(const CaseInPlace& param) { return the_suite().cases[param.case_index]; }
 
 // GoogleTest would print the bytes of the struct otherwise.
-void PrintTo(const CaseOnIsa& param, std::ostream* out) {
-  *out << case_of(param).name << " on " << name_of(param.isa);
+void PrintTo(const CaseInPlace& param, std::ostream* out) {
+  *out << case_of(param).name << " on " << param.place.name();
 }
 
-std::vector<CaseOnIsa> all_cases() {
-  std::vector<CaseOnIsa> params;
-  for (const Isa isa : runnable_isas()) {
-    for (std::size_t i = 0; i < the_suite().cases.size(); ++i) params.push_back({i, isa});
+std::vector<CaseInPlace> all_cases() {
+  std::vector<CaseInPlace> params;
+  for (const Place& place : places()) {
+    for (std::size_t i = 0; i < the_suite().cases.size(); ++i) params.push_back({i, place});
   }
   return params;
 }
 
-std::string name_of_param(const testing::TestParamInfo<CaseOnIsa>& param_info) {
-  return std::string(name_of(param_info.param.isa)) + "_" + case_of(param_info.param).name;
+std::string name_of_param(const testing::TestParamInfo<CaseInPlace>& param_info) {
+  return param_info.param.place.name() + "_" + case_of(param_info.param).name;
 }
 
-class OnnxConformance : public testing::TestWithParam<CaseOnIsa> {};
+class OnnxConformance : public testing::TestWithParam<CaseInPlace> {};
 // There are no parameters where the vectors are absent; OnnxSuite below then says so.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OnnxConformance);
 
 TEST_P(OnnxConformance, OutputsMatch) {
-  const Context context(ContextOptions{.isa = GetParam().isa});
+  const Context context = GetParam().place.context();
   EXPECT_EQ(check_case(context, case_of(GetParam())), "");
 }
 
@@ -177,24 +177,23 @@ TEST(OnnxComparison, SeesWrongValues) {
 
 // Runs all cases once more instead of counting the tests above, so that the figures stand whatever
 // filter or order these run in.
-TEST(OnnxSuite, EveryCaseRunsOnEveryIsa) {
+TEST(OnnxSuite, EveryCaseRunsInEveryPlace) {
   const Suite& suite = the_suite();
   ASSERT_EQ(suite.broken, "");
   if (!suite.missing.empty()) GTEST_SKIP() << suite.missing;
   ASSERT_EQ(suite.cases.size(), kNumCases);
-  const std::vector<Isa> isas = runnable_isas();
-  ASSERT_FALSE(isas.empty());
-  for (const Isa isa : isas) {
-    const Context context(ContextOptions{.isa = isa});
+  ASSERT_FALSE(places().empty());
+  for (const Place& place : places()) {
+    const Context context = place.context();
     std::size_t num_right = 0;
     for (const OnnxCase& onnx_case : suite.cases) {
       const std::string problem = check_case(context, onnx_case);
       if (problem.empty()) ++num_right;
-      EXPECT_EQ(problem, "") << onnx_case.name << " on " << name_of(isa);
+      EXPECT_EQ(problem, "") << onnx_case.name << " on " << place.name();
     }
-    std::cout << "ONNX suite on " << name_of(isa) << ": " << num_right << " of "
+    std::cout << "ONNX suite on " << place.name() << ": " << num_right << " of "
               << suite.cases.size() << '\n';
-    EXPECT_EQ(num_right, kNumCases) << name_of(isa);
+    EXPECT_EQ(num_right, kNumCases) << place.name();
   }
 }
 

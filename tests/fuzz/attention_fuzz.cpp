@@ -1,10 +1,10 @@
-// Random cases over every option, on every instruction set, against the reference.
+// Random cases over every option, in every place, against the reference.
 //
-//   attention_fuzz [--cases N] [--seed S] [--isa NAME]
+//   attention_fuzz [--cases N] [--seed S] [--isa NAME | --device cuda]
 //
-// Without --isa, on LADON_ISA if that is set, else on all kernels that this machine can run. Prints
-// the worst error of each output as a multiple of its bound; exits with 1 on a failure, after
-// printing how to repeat it.
+// Without --isa or --device, in all places that tests/support/places.h finds. Prints the worst
+// error of each output as a multiple of its bound; exits with 1 on a failure, after printing how to
+// repeat it.
 
 #include <charconv>
 #include <cstdint>
@@ -17,15 +17,17 @@
 #include <system_error>
 #include <vector>
 
+#include "support/places.h"
 #include "support/run_case.h"
-#include "support/runnable_isas.h"
 
 namespace {
+
+using ladon::test::Place;
 
 struct Arguments {
   std::int64_t cases = 2000;
   std::uint64_t seed = 20261115;
-  std::vector<ladon::Isa> isas;
+  std::vector<Place> places;
 };
 
 template <class Integer>
@@ -39,17 +41,22 @@ Integer parse_number(const std::string& flag, const std::string& value) {
   return number;
 }
 
-std::vector<ladon::Isa> parse_isa(const std::string& name) {
+Place parse_isa(const std::string& name) {
   const std::optional<ladon::Isa> isa = ladon::isa_from_name(name);
   if (!isa) throw std::invalid_argument("--isa: unknown instruction set '" + name + "'");
-  return {*isa};
+  return {.isa = *isa};
+}
+
+Place parse_device(const std::string& name) {
+  if (name != "cuda") throw std::invalid_argument("--device: '" + name + "' is not cuda");
+  return {.isa = ladon::test::runnable_isas().back(), .kind = Place::Kind::kCuda};
 }
 
 /// The reference is what the kernels are compared with: it runs only when it is asked for.
-std::vector<ladon::Isa> default_isas() {
-  std::vector<ladon::Isa> isas = ladon::test::runnable_isas();
-  if (isas.size() > 1) std::erase(isas, ladon::Isa::kReference);
-  return isas;
+std::vector<Place> default_places() {
+  std::vector<Place> places = ladon::test::places();
+  if (places.size() > 1) std::erase_if(places, [](const Place& one) { return one.is_reference(); });
+  return places;
 }
 
 Arguments parse(int count, char** values) {
@@ -63,13 +70,15 @@ Arguments parse(int count, char** values) {
     } else if (flag == "--seed") {
       arguments.seed = parse_number<std::uint64_t>(flag, value);
     } else if (flag == "--isa") {
-      arguments.isas = parse_isa(value);
+      arguments.places = {parse_isa(value)};
+    } else if (flag == "--device") {
+      arguments.places = {parse_device(value)};
     } else {
       throw std::invalid_argument("unknown flag " + flag);
     }
   }
   if (arguments.cases < 1) throw std::invalid_argument("--cases: wants at least 1");
-  if (arguments.isas.empty()) arguments.isas = default_isas();
+  if (arguments.places.empty()) arguments.places = default_places();
   return arguments;
 }
 
@@ -77,10 +86,8 @@ int fuzz(const Arguments& arguments) {
   using namespace ladon;
   // Thread counts differ from case to case; results may not.
   std::vector<Context> contexts;
-  for (const Isa isa : arguments.isas) {
-    for (const int threads : {1, 2, 3}) {
-      contexts.emplace_back(ContextOptions{.num_threads = threads, .isa = isa});
-    }
+  for (const Place& place : arguments.places) {
+    for (const int threads : {1, 2, 3}) contexts.push_back(place.context(threads));
   }
   std::map<std::string, test::Ratios> worst;
   int failures = 0;
@@ -97,8 +104,8 @@ int fuzz(const Arguments& arguments) {
       std::cout << "case " << i << " of seed " << arguments.seed << ": " << wrong << std::endl;
     }
   }
-  std::cout << arguments.cases << " cases on " << arguments.isas.size()
-            << " instruction sets; worst error as a multiple of its bound:\n";
+  std::cout << arguments.cases << " cases on " << arguments.places.size()
+            << " places; worst error as a multiple of its bound:\n";
   for (const auto& [dtype, ratios] : worst) {
     std::cout << "  " << dtype << ": " << ratios.describe() << '\n';
   }

@@ -82,7 +82,9 @@ TEST_P(LatentBits, ARowDoesNotDependOnItsNeighboursOrOnThreads) {
     one.set_form(form);
     const Tensor x = random_tensor(context_, DType::kF32, {64, 9, 20}, 1);
     const Tensor all = one.forward(context_, x);
+    context_.synchronize();
     const Tensor threads = one.forward(seven, x);
+    seven.synchronize();
     EXPECT_TRUE(same_bits(all.view(), threads.view()));
     const Tensor alone = one.forward(context_, x.view().slice(0, 17, 18));
     EXPECT_TRUE(same_bits(alone.view(), all.view().slice(0, 17, 18)));
@@ -93,8 +95,10 @@ TEST_P(LatentBits, ARowDoesNotDependOnItsNeighboursOrOnThreads) {
     // The same through a cache, token by token, among others and alone.
     KvCache many = KvCache::contiguous(context_, one.cache_options(64));
     KvCache single = KvCache::contiguous(context_, one.cache_options(1));
+    context_.synchronize();
     for (std::int64_t t = 0; t < 9; ++t) {
       const Tensor among = one.forward(seven, x.view().slice(1, t, t + 1), many);
+      seven.synchronize();
       const Tensor own =
           one.forward(context_, x.view().slice(0, 17, 18).slice(1, t, t + 1), single);
       EXPECT_TRUE(same_bits(own.view(), among.view().slice(0, 17, 18)));

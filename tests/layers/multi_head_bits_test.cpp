@@ -108,8 +108,10 @@ TEST_P(MultiHeadBits, AnyNumberOfThreads) {
       const Context context = GetParam().context(threads);
       MultiHeadAttention layer = there(MultiHeadAttention(rich_options(dtype), 4));
       const Tensor x = random_input(dtype, {3, 70, 24});
+      context_.synchronize();
       TrainingForward forward = layer.forward_training(context, {.query = x});
       InputGradients gradients = layer.backward(context, x, forward.saved);
+      context.synchronize();
       std::vector<Tensor> results;
       results.push_back(std::move(forward.out));
       results.push_back(std::move(gradients.query));

@@ -250,16 +250,20 @@ TEST_P(Norm, TheSameBitsForAnyNumberOfThreads) {
       Tensor expected_y(context_, dtype, {rows, dim});
       Tensor expected_dx(context_, dtype, {rows, dim});
       Tensor expected_dweight = normal(sum_dtype(dtype), {dim}, 4);
+      context_.synchronize();
       const Context one = GetParam().context(1);
       rms_norm(one, x, weight, kEpsilon, expected_y);
       rms_norm_backward(one, x, weight, kEpsilon, dy, expected_dx, expected_dweight);
+      one.synchronize();
       for (const int threads : {2, 3, 7}) {
         Tensor y(context_, dtype, {rows, dim});
         Tensor dx(context_, dtype, {rows, dim});
         Tensor dweight = normal(sum_dtype(dtype), {dim}, 4);
+        context_.synchronize();
         const Context many = GetParam().context(threads);
         rms_norm(many, x, weight, kEpsilon, y);
         rms_norm_backward(many, x, weight, kEpsilon, dy, dx, dweight);
+        many.synchronize();
         const std::string where = std::string(name_of(dtype)) + ", " + std::to_string(rows) +
                                   " rows, " + std::to_string(threads) + " threads";
         EXPECT_TRUE(same_bits(y, expected_y)) << where;

@@ -343,9 +343,11 @@ TEST_P(Projection, TheSameBitsForAnyNumberOfThreadsAndAnyStrides) {
         const DType sums = sum_dtype(dtype);
         Results results{rows_of(dtype, rows, out, 5, layout), rows_of(sums, rows, in, 6, layout),
                         rows_of(sums, out, in, 7, layout), rows_of(sums, 1, out, 8, layout)};
+        context_.synchronize();
         project(context, x.view(), w.view(), b.row(), results.y.view());
         add_input_gradient(context, dy.view(), w.view(), results.dx.view());
         add_weight_gradient(context, x.view(), dy.view(), results.dw.view(), results.db.row());
+        context.synchronize();
         return results;
       };
       const Results expected = run(1, Rows::Layout::kDense);

@@ -34,11 +34,15 @@ TEST_P(Families, AgreeWithPlainAttention) {
       EXPECT_EQ(layer->dtype(), dtype);
       EXPECT_FALSE(layer->is_training());
       const std::vector<double> expected = plain_output(setup_, index, x);
-      for (const WayToRun& run : runs(*layer)) {
-        SCOPED_TRACE(run.name + ", layer " + std::to_string(index) + ", " + name_of(dtype));
-        const Difference off = difference(run.call(*layer, converted), expected);
-        EXPECT_GT(off.scale, 0.1);
-        EXPECT_LE(off.largest, dtype == DType::kF64 ? 1e-10 : 1e-5 * off.scale);
+      for (const Context& context : test_contexts()) {
+        layer->to(context);
+        for (const WayToRun& run : runs(context, *layer)) {
+          SCOPED_TRACE(run.name + ", layer " + std::to_string(index) + ", " + name_of(dtype) +
+                       " on " + context.device().to_string());
+          const Difference off = difference(run.call(*layer, converted), expected);
+          EXPECT_GT(off.scale, 0.1);
+          EXPECT_LE(off.largest, dtype == DType::kF64 ? 1e-10 : 1e-5 * off.scale);
+        }
       }
     }
   }
@@ -53,10 +57,14 @@ TEST_P(Families, InShardsAndInOtherDTypes) {
     const auto layer = load_attention(temp_.path(), last, {.dtype = dtype});
     EXPECT_EQ(layer->dtype(), dtype);
     const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
-    const Tensor out = layer->forward(test_context(), converted.view());
-    const Difference off = difference(out, expected);
-    // Weights, inputs and results are rounded, and errors add up over a few dozen products.
-    EXPECT_LE(off.largest, 100 * epsilon_of(dtype) * off.scale) << name_of(dtype);
+    for (const Context& context : test_contexts()) {
+      layer->to(context);
+      const Tensor out = layer->forward(context, converted.to(context)).to_host();
+      const Difference off = difference(out, expected);
+      // Weights, inputs and results are rounded, and errors add up over a few dozen products.
+      EXPECT_LE(off.largest, 100 * epsilon_of(dtype) * off.scale)
+          << name_of(dtype) << " on " << context.device().to_string();
+    }
   }
 }
 

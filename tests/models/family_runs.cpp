@@ -11,6 +11,7 @@
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/paged_kv_cache.h"
+#include "support/contexts.h"
 #include "support/host_context.h"
 
 namespace ladon::test {
@@ -20,17 +21,18 @@ constexpr int kBatch = 2;
 constexpr int kLength = 11;
 
 /// In chunks of these sizes, again and again, over a cache.
-Tensor in_chunks(const AttentionLayer& layer, const Tensor& x, KvCache cache,
-                 const std::vector<std::int64_t>& sizes) {
-  Tensor out(x.dtype(), x.shape());
+Tensor in_chunks(const Context& context, const AttentionLayer& layer, const Tensor& x,
+                 KvCache cache, const std::vector<std::int64_t>& sizes) {
+  const Tensor there = x.to(context);
+  Tensor out(context, x.dtype(), x.shape());
   std::int64_t done = 0;
   for (std::size_t turn = 0; done < x.size(1); ++turn) {
     const std::int64_t end = std::min(x.size(1), done + sizes[turn % sizes.size()]);
-    layer.forward(test_context(), x.view().slice(1, done, end), cache, {},
+    layer.forward(context, there.view().slice(1, done, end), cache, {},
                   out.view().slice(1, done, end));
     done = end;
   }
-  return out;
+  return out.to_host();
 }
 
 }  // namespace
@@ -40,9 +42,18 @@ const Context& test_context() {
   return kContext;
 }
 
-std::vector<WayToRun> runs(const AttentionLayer& loaded) {
-  std::vector<WayToRun> ways = {{"whole", [](const AttentionLayer& layer, const Tensor& x) {
-                                   return layer.forward(test_context(), x.view());
+const std::vector<Context>& test_contexts() {
+  static const std::vector<Context> kContexts = [] {
+    std::vector<Context> all;
+    for (const Place& place : fastest_places()) all.push_back(place.context(1));
+    return all;
+  }();
+  return kContexts;
+}
+
+std::vector<WayToRun> runs(const Context& context, const AttentionLayer& loaded) {
+  std::vector<WayToRun> ways = {{"whole", [&context](const AttentionLayer& layer, const Tensor& x) {
+                                   return layer.forward(context, x.to(context)).to_host();
                                  }}};
   std::optional<std::int64_t> window;
   if (const auto* const latent = dynamic_cast<const LatentAttention*>(&loaded)) {
@@ -52,26 +63,25 @@ std::vector<WayToRun> runs(const AttentionLayer& loaded) {
     if (!options.causal) return ways;
     window = options.window_left;
   }
-  const auto contiguous = [](const std::vector<std::int64_t>& sizes) {
-    return [=](const AttentionLayer& layer, const Tensor& x) {
-      return in_chunks(layer, x, KvCache::contiguous(host_context(), layer.cache_options(kBatch)),
+  const auto contiguous = [&context](const std::vector<std::int64_t>& sizes) {
+    return [&context, sizes](const AttentionLayer& layer, const Tensor& x) {
+      return in_chunks(context, layer, x, KvCache::contiguous(context, layer.cache_options(kBatch)),
                        sizes);
     };
   };
   ways.push_back({"token by token", contiguous({1})});
   ways.push_back({"a prompt and tokens", contiguous({6, 1, 1, 1, 1, 1})});
   ways.push_back({"chunks", contiguous({3, 1, 4})});
-  ways.push_back({"pages", [](const AttentionLayer& layer, const Tensor& x) {
+  ways.push_back({"pages", [&context](const AttentionLayer& layer, const Tensor& x) {
                     const auto pool =
-                        std::make_shared<PagePool>(host_context(), layer.cache_options(), 4, 16);
-                    return in_chunks(layer, x, KvCache::paged(pool, kBatch), {5, 1});
+                        std::make_shared<PagePool>(context, layer.cache_options(), 4, 16);
+                    return in_chunks(context, layer, x, KvCache::paged(pool, kBatch), {5, 1});
                   }});
   if (window) {
-    ways.push_back({"a ring", [left = *window](const auto& layer, const Tensor& x) {
-                      return in_chunks(
-                          layer, x,
-                          KvCache::window(host_context(), layer.cache_options(kBatch), left),
-                          {2, 1});
+    ways.push_back({"a ring", [&context, left = *window](const auto& layer, const Tensor& x) {
+                      return in_chunks(context, layer, x,
+                                       KvCache::window(context, layer.cache_options(kBatch), left),
+                                       {2, 1});
                     }});
   }
   return ways;

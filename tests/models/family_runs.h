@@ -10,16 +10,19 @@
 
 namespace ladon::test {
 
-/// One thread.
+/// The CPU, one thread.
 const Context& test_context();
+/// On the fastest kernels and on the devices, one thread each.
+const std::vector<Context>& test_contexts();
 
-/// Ways to run a layer over a whole input; all must give the same.
+/// Ways to run a layer over a whole input of the host's; all must give the same, on the host.
 struct WayToRun {
   std::string name;
   std::function<Tensor(const AttentionLayer& layer, const Tensor& x)> call;
 };
-/// Those that the layer allows: only a causal one can be run in chunks.
-std::vector<WayToRun> runs(const AttentionLayer& loaded);
+/// Those that the layer, which is on the Context's device, allows: only a causal one can be run in
+/// chunks. The Context must outlive them.
+std::vector<WayToRun> runs(const Context& context, const AttentionLayer& loaded);
 
 /// Two sequences, [batch, length, embed_dim], f64.
 Tensor input_of(const FamilyCase& setup);

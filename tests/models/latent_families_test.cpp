@@ -44,11 +44,15 @@ TEST_P(LatentFamilies, BothFormsAgreeWithPlainAttention) {
       const std::vector<double> expected = plain_output(setup_, index, x);
       for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
         layer.set_form(form);
-        for (const WayToRun& run : runs(layer)) {
-          SCOPED_TRACE(run.name + ", layer " + std::to_string(index) + ", " + name_of(dtype));
-          const Difference off = difference(run.call(layer, converted), expected);
-          EXPECT_LE(off.largest, dtype == DType::kF64 ? 1e-10 : 1e-5 * off.scale);
-          worst = std::max(worst, off.largest / off.scale);
+        for (const Context& context : test_contexts()) {
+          layer.to(context);
+          for (const WayToRun& run : runs(context, layer)) {
+            SCOPED_TRACE(run.name + ", layer " + std::to_string(index) + ", " + name_of(dtype) +
+                         " on " + context.device().to_string());
+            const Difference off = difference(run.call(layer, converted), expected);
+            EXPECT_LE(off.largest, dtype == DType::kF64 ? 1e-10 : 1e-5 * off.scale);
+            worst = std::max(worst, off.largest / off.scale);
+          }
         }
       }
     }

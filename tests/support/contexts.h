@@ -1,51 +1,20 @@
-// Tests that run once in each place that this machine has: on every instruction set of the CPU, and
-// on a pretended device, which shows that nothing but operations touches a device's memory.
+// Tests that run once in each place that this machine has.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/element.h"
 #include "ladon/context.h"
-#include "ladon/isa.h"
 #include "ladon/random.h"
 #include "ladon/tensor.h"
-#include "support/pretended_device.h"
-#include "support/runnable_isas.h"
+#include "support/places.h"
 
 namespace ladon::test {
-
-struct Place {
-  Isa isa = Isa::kReference;
-  bool pretended = false;
-
-  std::string name() const { return pretended ? "pretended" : name_of(isa); }
-  /// Two threads, so that sharing out the work is tested too.
-  Context context(int threads = 2) const {
-    const ContextOptions options{.num_threads = threads, .isa = isa};
-    return pretended ? pretended_context(options) : Context(options);
-  }
-};
-
-/// With LADON_ISA set, that instruction set alone.
-inline std::vector<Place> places() {
-  std::vector<Place> all;
-  const std::vector<Isa> isas = runnable_isas();
-  for (const Isa isa : isas) all.push_back({.isa = isa});
-  if (isas.size() > 1) all.push_back({.isa = isas.back(), .pretended = true});
-  return all;
-}
-
-/// The fastest kernels and the pretended device, for tests that take long.
-inline std::vector<Place> fastest_places() {
-  std::vector<Place> two{{.isa = runnable_isas().back()}};
-  if (places().back().pretended) two.push_back(places().back());
-  return two;
-}
 
 inline std::string place_name(const testing::TestParamInfo<Place>& info) {
   return info.param.name();

@@ -1,9 +1,12 @@
 #include "support/run_case.h"
-#include "support/host_context.h"
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <sstream>
+
+#include "support/host_calls.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 
@@ -19,7 +22,7 @@ CaseResults run(const Context& context, const CaseData& data) {
     tensor->guard();
   }
   results.lse = Tensor(data.lse_dtype(), data.lse_shape());
-  attention(context, data.q(), data.k(), data.v(), options, results.out.view(), results.lse);
+  host_attention(context, data.q(), data.k(), data.v(), options, results.out.view(), results.lse);
   AttentionGradients gradients{
       .dq = results.dq.view(), .dk = results.dk.view(), .dv = results.dv.view()};
   if (problem.bias.present) {
@@ -32,7 +35,7 @@ CaseResults run(const Context& context, const CaseData& data) {
   }
   const AttentionSaved saved{
       .out = results.out.view(), .lse = results.lse, .dout = data.dout(), .dlse = data.dlse()};
-  attention_backward(context, data.q(), data.k(), data.v(), options, saved, gradients);
+  host_attention_backward(context, data.q(), data.k(), data.v(), options, saved, gradients);
   return results;
 }
 
@@ -78,7 +81,15 @@ Ratios compare(const CaseResults& results, const CaseData& data, const Truth& tr
 
 std::string check_case(const Context& context, const CaseData& data, const Truth& truth,
                        Ratios* ratios) {
-  const CaseResults results = run(context, data);
+  const std::string where =
+      (context.device().is_cpu() ? name_of(context.isa()) : context.device().to_string()) + ", " +
+      std::to_string(context.num_threads()) + " threads: " + data.problem().describe() + ": ";
+  CaseResults results;
+  try {
+    results = run(context, data);
+  } catch (const std::exception& error) {
+    return where + error.what();
+  }
   const Ratios found = compare(results, data, truth);
   if (ratios != nullptr) ratios->keep_worst(found);
   std::ostringstream text;
@@ -87,9 +98,7 @@ std::string check_case(const Context& context, const CaseData& data, const Truth
   if (!results.dq.guards_intact()) text << " written outside dq";
   if (!results.dk.guards_intact()) text << " written outside dk";
   if (!results.dv.guards_intact()) text << " written outside dv";
-  if (text.str().empty()) return {};
-  return std::string(name_of(context.isa())) + ", " + std::to_string(context.num_threads()) +
-         " threads: " + data.problem().describe() + ": " + text.str();
+  return text.str().empty() ? std::string() : where + text.str();
 }
 
 bool same_bits(const ConstTensorView& a, const ConstTensorView& b) {

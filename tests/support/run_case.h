@@ -1,4 +1,4 @@
-// Runs a Case on one Context and compares everything with the truth.
+// Runs a Case on one Context, wherever that is, and compares everything with the truth.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace ladon::test {
 
-/// Results of one run, with their guards.
+/// Results of one run on the host, with their guards.
 struct CaseResults {
   PoisonedTensor out, dq, dk, dv;
   Tensor lse, dbias, dsinks;

@@ -24,8 +24,8 @@ namespace {
 using test::elements_of;
 using test::host_context;
 
-class RopeTest : public test::ContextTest {};
-LADON_FOR_EACH_CONTEXT(RopeTest);
+class RopeReferenceTest : public test::ContextTest {};
+LADON_FOR_EACH_CONTEXT(RopeReferenceTest);
 
 /// A tensor inside a larger one, on a Context's device: gaps along every dimension, and for half of
 /// the seeds in [batch, heads, seq, head_dim] order.
@@ -200,7 +200,7 @@ void run_random_case(const Context& context, std::uint64_t seed) {
   ASSERT_TRUE(same_bits(x.whole.to_host(), x_before)) << test.describe();
 }
 
-TEST_P(RopeTest, RandomCasesAgreeWithTheReference) {
+TEST_P(RopeReferenceTest, RandomCasesAgreeWithTheReference) {
   for (std::uint64_t seed = 0; seed < 1500; ++seed) {
     ASSERT_NO_FATAL_FAILURE(run_random_case(context_, seed)) << "seed " << seed;
   }

@@ -231,11 +231,15 @@ TEST_P(RopeTest, BitsDependOnNeitherThreadsNorBatchMates) {
   for (const DType dtype : kFloatTypes) {
     const Tensor x = normal(dtype, {3, 67, 16, 64}, 9);
     Tensor expected(context_, dtype, x.shape());
-    rope(GetParam().context(1), x, {}, {.first = 5}, expected);
+    context_.synchronize();
+    const Context one = GetParam().context(1);
+    rope(one, x, {}, {.first = 5}, expected);
+    one.synchronize();
     for (const int threads : {2, 3, 7}) {
       const Context context = GetParam().context(threads);
-      Tensor out(context_, dtype, x.shape());
+      Tensor out(context, dtype, x.shape());
       rope(context, x, {}, {.first = 5}, out);
+      context.synchronize();
       EXPECT_TRUE(same_bits(out, expected)) << name_of(dtype) << ", " << threads << " threads";
     }
     // One token alone.

@@ -1,22 +1,20 @@
-// expect_right(): one Case on every instruction set.
+// expect_right_everywhere(): one Case in every place.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "support/isas.h"
+#include "support/contexts.h"
 #include "support/run_case.h"
 
 namespace ladon::test {
 
-/// On every instruction set: the truth takes longer than all of them.
-inline void expect_right(const Case& problem) {
+/// All places at once, because the truth takes longer than all of them.
+inline void expect_right_everywhere(const Case& problem) {
   static const std::vector<Context> contexts = [] {
     std::vector<Context> all;
-    for (const Isa isa : runnable_isas()) {
-      all.emplace_back(ContextOptions{.num_threads = 2, .isa = isa});
-    }
+    for (const Place& place : places()) all.push_back(place.context());
     return all;
   }();
   const CaseData data(problem);
