@@ -1,17 +1,17 @@
 // Projections and their gradients: each as a product of matrices, and the kernel that computes it.
 //
-//   operands                            kernel
-//   both f16, or both bf16              tensor cores
-//   dy f32, w or x bf16 (gradients)     tensor cores, three times: f32 dy in three bf16 parts,
-//   exactly all others                          FMA in f32, or in f64 where an operand is
+//   operands                       kernel
+//   both f16, or both bf16         tensor cores
+//   dy f32, w and x bf16           tensor cores, once for each of three bf16 parts of dy
+//   all others                     FMA in f32, or in f64 where an operand is
 //
-// f32 dy come with bf16 weights where a layer sums gradients before its next projection. f16 has no
-// such form: f32 gradients exceed its range.
+// dy is f32 next to bf16 weights where a layer sums gradients before it projects them back. Three
+// bf16 parts hold an f32 element exactly. A part of 0 times an infinite weight is NaN, where the
+// whole would be infinite. f16 has no such form: f32 gradients exceed its range.
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 
-#include "core/compute_dtype.h"
 #include "cuda/kernels/projection_product.cuh"
 #include "cuda/operations.h"
 
@@ -126,17 +126,17 @@ void project(Queue& queue, const ProjectionParams& params) {
                         .bias = params.b,
                         .split_depth = params.in_features,
                         .longest_sum = params.in_features};
-  // Decode kernels also take more rows where tiles would leave most SMs without work.
+  // Decode kernels also take more rows where tiles would leave most SMs without work. The choice
+  // changes no bit.
   constexpr std::int64_t kDecodeRows = 16;
   constexpr std::int64_t kFewTiles = 64;
-  const bool few_rows = params.rows <= kDecodeRows;
-  if (!takes_tensor_cores(product)) {
-    return few_rows ? launch_fma_decode(queue, product) : launch_fma(queue, product);
+  const bool decode =
+      params.rows <= kDecodeRows || num_tiles(product, 64, 64) * product.heads < kFewTiles;
+  if (takes_tensor_cores(product)) {
+    return decode ? launch_tensor_core_decode(queue, product)
+                  : launch_tensor_core_forward(queue, product);
   }
-  if (few_rows || num_tiles(product, 64, 64) * product.heads < kFewTiles) {
-    return launch_tensor_core_decode(queue, product);
-  }
-  return launch_tensor_core_forward(queue, product);
+  return decode ? launch_fma_decode(queue, product) : launch_fma(queue, product);
 }
 
 void project_input_gradient(Queue& queue, const ProjectionParams& params) {
