@@ -10,7 +10,7 @@
 //
 // At head_dim 128 a block of keys is 128 products of m16n8k16 a warp, and 32 KiB of shared-memory
 // reads: both take about 256 cycles of a multiprocessor, so half of mma.sync's peak is the limit.
-// Decoding is limited by memory: 64 KiB in flight for each of three blocks a multiprocessor.
+// Decoding is limited by memory: 32 KiB in flight for each of four blocks a multiprocessor.
 //
 // A masked key has weight 0, but 0 * NaN is NaN. Sums that come out infinite or NaN are computed
 // once more with care: infinite and NaN values are taken out of V and added for those rows alone
@@ -218,13 +218,22 @@ class ForwardTile {
     return __syncthreads_and(is_finite);
   }
 
+  /// Tiles of up to 64 columns have half as many steps. Not more exactly than that: a branch after
+  /// each step would keep the loads of the next from running ahead.
   __device__ __forceinline__ void multiply_keys(float (&scores)[kKeyGroups][4], int part,
-                                const unsigned char* tile) {
+                                                const unsigned char* tile) {
+    if (stream_.key_columns(part) > kTileColumns / 2) {
+      multiply_keys<kQuerySteps>(scores, part, tile);
+    } else {
+      multiply_keys<kQuerySteps / 2>(scores, part, tile);
+    }
+  }
+  template <int kSteps>
+  __device__ __forceinline__ void multiply_keys(float (&scores)[kKeyGroups][4], int part,
+                                                const unsigned char* tile) {
     const unsigned keys = shared_address(tile);
-    const int steps = (stream_.key_columns(part) + 15) / 16;
 #pragma unroll
-    for (int step = 0; step < kQuerySteps; ++step) {
-      if (step >= steps) break;
+    for (int step = 0; step < kSteps; ++step) {
       unsigned query[4];
       if constexpr (kStreamed) {
         load_query(query, part, step);
@@ -402,6 +411,15 @@ class ForwardTile {
   template <class Element, class Multiply>
   __device__ __forceinline__ void for_each_product(const float (&weights)[kKeyGroups][4],
                                                    unsigned values, const Multiply& multiply) {
+    if (stream_.value_columns() > kTileColumns / 2) {
+      for_each_product<Element, kValueGroups>(weights, values, multiply);
+    } else {
+      for_each_product<Element, kValueGroups / 2>(weights, values, multiply);
+    }
+  }
+  template <class Element, int kGroups, class Multiply>
+  __device__ __forceinline__ void for_each_product(const float (&weights)[kKeyGroups][4],
+                                                   unsigned values, const Multiply& multiply) {
 #pragma unroll
     for (int step = 0; step < kBlockKeys / 16; ++step) {
       unsigned rounded[4];
@@ -411,8 +429,7 @@ class ForwardTile {
                                    weights[step * 2 + i / 2][i % 2 * 2 + 1]);
       }
 #pragma unroll
-      for (int pair = 0; pair < kValueGroups / 2; ++pair) {
-        if (pair * 16 >= stream_.value_columns()) break;
+      for (int pair = 0; pair < kGroups / 2; ++pair) {
         unsigned value[4];
         const int row = step * 16 + lane_ % 16;
         load_matrices_transposed(value, values + chunk_offset(row, pair * 2 + lane_ / 16));

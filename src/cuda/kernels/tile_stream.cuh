@@ -1,5 +1,5 @@
-// TileStream: keys and values of one KV head as a stream of 64 x 128 tiles in shared memory, three
-// tiles ahead of their use.
+// TileStream: keys and values of one KV head as a stream of 64 x 128 tiles in shared memory, a
+// few tiles ahead of their use.
 //
 // For each block of keys come the tiles of K, 128 columns each, then the tile of V with the columns
 // that this block of threads computes. Rows that do not exist and columns past the end are zeros:
@@ -15,8 +15,8 @@
 namespace ladon::cuda {
 
 inline constexpr int kTileBytes = kBlockKeys * kTileRowBytes;
-inline constexpr int kTileBuffers = 4;
-inline constexpr int kTilesAhead = kTileBuffers - 1;
+/// Buffers of a stream. One warp has fewer, so that more blocks fit a multiprocessor.
+constexpr int tile_buffers(int warps) { return warps == 1 ? 3 : 4; }
 
 template <int kWarps>
 __device__ __forceinline__ void synchronize_warps() {
@@ -68,6 +68,9 @@ __device__ __forceinline__ uint2 load_integers(const signed char* from, int coun
 
 template <class Half, int kWarps>
 class TileStream {
+  static constexpr int kTileBuffers = tile_buffers(kWarps);
+  static constexpr int kTilesAhead = kTileBuffers - 1;
+
  public:
   struct Memory {
     alignas(128) unsigned char tiles[kTileBuffers][kTileBytes];
@@ -136,6 +139,13 @@ class TileStream {
   __device__ __forceinline__ void find_slots() {
     const std::int64_t first =
         static_cast<std::int64_t>(block_) * kBlockKeys - sequence_.key_origin;
+    const KvLayout& layout = params_.call.kv_layout;
+    is_consecutive_ = layout.page_size == 0 && layout.ring_slots == 0 && first >= 0 &&
+                      first + kBlockKeys <= sequence_.kv_len;
+    first_slot_ = sequence_.first_slot + first;
+    if (is_consecutive_ && layout.k_scales == nullptr && params_.aligned_k && params_.aligned_v) {
+      return;  // nothing will be looked up
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int64_t key = first + half * 32 + lane_;
@@ -170,8 +180,8 @@ class TileStream {
     const int buffer = issued_ % kTileBuffers;
     const unsigned tile = shared_address(memory_.tiles[buffer]);
     const int present = max(0, min(kChunkElements, columns - chunk * kChunkElements));
-    // Products read columns 16 at a time.
-    const bool is_read = chunk * kChunkElements < (columns + 15) / 16 * 16;
+    // Products read half a tile or all of it.
+    const bool is_read = chunk < kTileChunks / 2 || columns > kTileColumns / 2;
     if (scales != nullptr) {
       const auto* data = static_cast<const signed char*>(operand.data) + start;
       const KvLayout& layout = call.kv_layout;
@@ -202,6 +212,16 @@ class TileStream {
       });
       return;
     }
+    if (is_consecutive_) {
+      const Half* from = data + (first_slot_ + threadIdx.x / kTileChunks) * operand.token_stride;
+      const std::int64_t step = kRowsAtOnce * operand.token_stride;
+#pragma unroll
+      for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += step) {
+        const int row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
+        if (is_read) copy_async_16(tile + chunk_offset(row, chunk), present == 0 ? data : from, present * 2);
+      }
+      return;
+    }
     for_each_row([&](int row, std::int64_t slot) {
       const int count = slot < 0 ? 0 : present;
       const Half* from = count == 0 ? static_cast<const Half*>(operand.data)
@@ -213,8 +233,7 @@ class TileStream {
   /// Calls visit(row, slot) for those rows of a block of which this thread copies a chunk.
   template <class Visit>
   __device__ __forceinline__ void for_each_row(const Visit& visit) const {
-    constexpr int kRowsAtOnce = kWarps * 32 / kTileChunks;
-#pragma unroll 2
+#pragma unroll 4
     for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass) {
       const int row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
       // Rows of one pass are all below 32, or none is.
@@ -229,6 +248,8 @@ class TileStream {
                  : "memory");
   }
 
+  static constexpr int kRowsAtOnce = kWarps * 32 / kTileChunks;
+
   const ForwardParams<float>& params_;
   const Sequence& sequence_;
   Memory& memory_;
@@ -237,6 +258,8 @@ class TileStream {
   const int key_tiles_;
   const int lane_;
   std::int64_t slots_[2] = {-1, -1};
+  bool is_consecutive_ = false;  // the block's keys are in consecutive slots from first_slot_ on
+  std::int64_t first_slot_ = 0;
   // The next tile to copy.
   int block_ = 0;
   int end_ = 0;
