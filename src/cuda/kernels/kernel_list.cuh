@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "cuda/queue.h"
 
@@ -29,13 +30,29 @@ class ListForKernel {
     if (list.size() <= kMost) {
       std::copy(list.begin(), list.end(), list_.values);
     } else {
-      list_.uploaded = memory_.emplace(queue, list).data();
+      upload(queue, list);
+    }
+  }
+
+  /// A list of so many elements that fill(elements) writes.
+  template <class Fill>
+  ListForKernel(Queue& queue, std::int64_t count, const Fill& fill) {
+    if (count <= kMost) {
+      fill(list_.values);
+    } else {
+      std::vector<Element> list(static_cast<std::size_t>(count));
+      fill(list.data());
+      upload(queue, list);
     }
   }
 
   const KernelList<Element, kMost>& list() const noexcept { return list_; }
 
  private:
+  void upload(Queue& queue, std::span<const Element> list) {
+    list_.uploaded = memory_.emplace(queue, list).data();
+  }
+
   KernelList<Element, kMost> list_{};
   std::optional<HostList<Element>> memory_;
 };

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <vector>
 
 #include "cuda/kernels/chunk.cuh"
 #include "cuda/kernels/grid.cuh"
@@ -205,34 +204,42 @@ KvPart merge_heads(KvPart part) {
   return part;
 }
 
-std::vector<KvPart> parts_of(const KvRowsParams& params) {
-  std::vector<KvPart> parts;
-  if (params.k.data != nullptr) {
-    parts.push_back(merge_heads({.slots = params.k_slots,
-                                 .rows = params.k,
-                                 .is_values = false,
-                                 .heads = params.num_kv_heads,
-                                 .dim = params.head_dim}));
+/// Keys, values or both.
+struct KvParts {
+  KvPart parts[2];
+  std::size_t count = 0;
+
+  explicit KvParts(const KvRowsParams& params) {
+    if (params.k.data != nullptr) {
+      parts[count++] = merge_heads({.slots = params.k_slots,
+                                    .rows = params.k,
+                                    .is_values = false,
+                                    .heads = params.num_kv_heads,
+                                    .dim = params.head_dim});
+    }
+    if (params.v.data != nullptr) {
+      parts[count++] = merge_heads({.slots = params.v_slots,
+                                    .rows = params.v,
+                                    .is_values = true,
+                                    .heads = params.num_kv_heads,
+                                    .dim = params.value_dim});
+    }
   }
-  if (params.v.data != nullptr) {
-    parts.push_back(merge_heads({.slots = params.v_slots,
-                                 .rows = params.v,
-                                 .is_values = true,
-                                 .heads = params.num_kv_heads,
-                                 .dim = params.value_dim}));
+};
+
+/// Empty runs do no harm: the run after one starts with the same token, and is found.
+void number_runs(const KvRowsParams& params, NumberedRun* numbered) {
+  std::int64_t first = 0;
+  for (std::int64_t n = 0; n < params.num_runs; ++n) {
+    numbered[n] = {first, params.runs[n]};
+    first += params.runs[n].count;
   }
-  return parts;
 }
 
-std::vector<NumberedRun> number_runs(const KvRowsParams& params) {
-  std::vector<NumberedRun> runs;
-  std::int64_t first = 0;
-  for (const KvRun& run : std::span(params.runs, static_cast<std::size_t>(params.num_runs))) {
-    if (run.count == 0) continue;
-    runs.push_back({first, run});
-    first += run.count;
-  }
-  return runs;
+std::int64_t count_tokens(const KvRowsParams& params) {
+  std::int64_t tokens = 0;
+  for (std::int64_t n = 0; n < params.num_runs; ++n) tokens += params.runs[n].count;
+  return tokens;
 }
 
 struct KvLaunch {
@@ -271,17 +278,16 @@ void launch_parts(Queue& queue, KvKernelParams params, std::span<const KvPart> p
 }
 
 void run_rows(Queue& queue, const KvRowsParams& params, bool writes) {
-  const std::vector<KvPart> parts = parts_of(params);
-  const std::vector<NumberedRun> runs = number_runs(params);
-  if (parts.empty() || runs.empty()) return;
-  const ListForKernel<NumberedRun, kShortList> list(queue, runs);
+  const KvParts parts(params);
+  const ListForKernel<NumberedRun, kShortList> runs(
+      queue, params.num_runs, [&](NumberedRun* numbered) { number_runs(params, numbered); });
   const KvKernelParams kernel_params{.parts = {},
                                      .stored = params.format.dtype,
                                      .writes = writes,
-                                     .num_tokens = runs.back().first + runs.back().run.count,
-                                     .num_runs = static_cast<std::int64_t>(runs.size()),
-                                     .runs = list.list()};
-  std::span<const KvPart> left = parts;
+                                     .num_tokens = count_tokens(params),
+                                     .num_runs = params.num_runs,
+                                     .runs = runs.list()};
+  std::span<const KvPart> left(parts.parts, parts.count);
   while (!left.empty()) {
     const DType dtype = left[0].rows.dtype;
     const std::size_t together = left.back().rows.dtype == dtype ? left.size() : 1;

@@ -62,8 +62,8 @@ class RowFactor<float> {
     const float unit = in_range * high_;
     const float unit_error = fmaf(in_range, low_, fmaf(in_range, high_, -unit));
     const float product = unit * weight;
-    if (!isfinite(product)) return product;
     const float product_error = fmaf(unit_error, weight, fmaf(unit, weight, -product));
+    if (product_error == 0 || !isfinite(product)) return product;  // also -0
     return to_odd ? sum_to_odd(product, product_error) : product + product_error;
   }
 

@@ -207,7 +207,7 @@ __device__ inline void rotate_token(const RotateParams& params, const Token& tok
 }
 
 template <class Compute>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)  // two blocks, or pairs of doubles would be spilled
     rotate_tokens(const __grid_constant__ RotateParams params) {
   const RopeParams& rope = params.rope;
   for (std::int64_t number = blockIdx.x; number < rope.batch * rope.seq; number += gridDim.x) {
