@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   params.live_rows[block] = live_rows;
   params.rows_not_finite[block] = all_finite ? 0 : 1;
+  if (!all_finite) atomicOr(params.any_not_finite, 1U);
 }
 
 template <class Storage>
@@ -118,7 +119,9 @@ __global__ void __launch_bounds__(kThreads)
         is_finite_row(row_of<Storage>(call.v, sequence.v, first + i, head), call.value_dim);
   }
   const bool all_finite = __syncthreads_and(is_finite) != 0;
-  if (threadIdx.x == 0) params.keys_not_finite[block] = all_finite ? 0 : 1;
+  if (threadIdx.x != 0) return;
+  params.keys_not_finite[block] = all_finite ? 0 : 1;
+  if (!all_finite) atomicOr(params.any_not_finite, 1U);
 }
 
 /// Zeros in one of dk and dv for the keys from kv_len to the end of a padded batch.
@@ -163,23 +166,41 @@ bool has_aligned_rows(const AttentionParams& call, const Operand& operand,
                      [&](const Sequence& sequence) { return sequence.*offset % 8 == 0; });
 }
 
-/// Counts of rows and tiles before each sequence; the last entry is the total.
-struct TileStarts {
-  explicit TileStarts(const AttentionParams& call) {
-    for (std::vector<std::int64_t>* list : {&rows, &row_tiles, &key_tiles}) {
-      list->reserve(static_cast<std::size_t>(call.num_sequences) + 1);
-      list->push_back(0);
-    }
+/// Counts of rows and tiles before each sequence; the last of each list is the total. One block of
+/// memory, because it is one copy to the device, with a 0 for any_not_finite at the end.
+class TileStarts {
+ public:
+  explicit TileStarts(const AttentionParams& call)
+      : size_(static_cast<std::size_t>(call.num_sequences) + 1), list_(3 * size_ + 1) {
     const auto tiles = [](std::int64_t n) { return (n + kTile - 1) / kTile; };
-    for (std::int64_t s = 0; s < call.num_sequences; ++s) {
+    for (std::size_t s = 0; s + 1 < size_; ++s) {
       const Sequence& sequence = call.sequences[s];
-      rows.push_back(rows.back() + sequence.query_len);
-      row_tiles.push_back(row_tiles.back() + tiles(sequence.query_len));
-      key_tiles.push_back(key_tiles.back() + tiles(sequence.kv_len));
+      list_[s + 1] = list_[s] + sequence.query_len;
+      list_[size_ + s + 1] = list_[size_ + s] + tiles(sequence.query_len);
+      list_[2 * size_ + s + 1] = list_[2 * size_ + s] + tiles(sequence.kv_len);
     }
   }
 
-  std::vector<std::int64_t> rows, row_tiles, key_tiles;
+  std::int64_t num_rows() const { return list_[size_ - 1]; }
+  std::int64_t num_row_tiles() const { return list_[2 * size_ - 1]; }
+  std::int64_t num_key_tiles() const { return list_[3 * size_ - 1]; }
+  std::size_t bytes() const { return list_.size() * sizeof(std::int64_t); }
+
+  void upload(Queue& queue, std::byte* to, BackwardParams& params) const {
+    queue.upload(to, list_.data(), bytes());
+    auto* const list = reinterpret_cast<std::int64_t*>(to);
+    params.row_starts = list;
+    params.row_tile_starts = list + size_;
+    params.key_tile_starts = list + 2 * size_;
+    params.num_rows = num_rows();
+    params.num_row_tiles = num_row_tiles();
+    params.num_key_tiles = num_key_tiles();
+    params.any_not_finite = reinterpret_cast<unsigned*>(list + 3 * size_);
+  }
+
+ private:
+  std::size_t size_;
+  std::vector<std::int64_t> list_;
 };
 
 /// All memory of a call, taken before its first kernel.
@@ -193,9 +214,7 @@ class BackwardMemory {
  private:
   BackwardMemory(Queue& queue, const AttentionParams& call, const TileStarts& starts)
       : sequences_(queue, call),
-        row_starts_(queue, starts.rows),
-        row_tile_starts_(queue, starts.row_tiles),
-        key_tile_starts_(queue, starts.key_tiles),
+        starts_(queue.scratch(), starts.bytes()),
         stats_(queue.scratch(), stats_bytes(call, starts)),
         live_rows_(queue.scratch(),
                    saturating_product(sizeof(std::uint64_t), row_flags(call, starts))),
@@ -206,16 +225,12 @@ class BackwardMemory {
                        has_aligned_rows(call, call.k, &Sequence::k),
                        has_aligned_rows(call, call.v, &Sequence::v),
                        has_aligned_rows(call, call.dout, &Sequence::dout)};
-    params_.row_starts = row_starts_.data();
-    params_.row_tile_starts = row_tile_starts_.data();
-    params_.key_tile_starts = key_tile_starts_.data();
-    params_.num_rows = starts.rows.back();
-    params_.num_row_tiles = starts.row_tiles.back();
-    params_.num_key_tiles = starts.key_tiles.back();
+    starts.upload(queue, starts_.data(), params_);
     params_.stats = stats_.data();
     params_.live_rows = reinterpret_cast<std::uint64_t*>(live_rows_.data());
     params_.rows_not_finite = reinterpret_cast<std::uint8_t*>(rows_not_finite_.data());
     params_.keys_not_finite = reinterpret_cast<std::uint8_t*>(keys_not_finite_.data());
+    if (!use_tensor_cores(call)) params_.any_not_finite = nullptr;
   }
 
   static std::size_t heads_times(std::int64_t heads, std::int64_t count) {
@@ -224,21 +239,19 @@ class BackwardMemory {
   static std::size_t stats_bytes(const AttentionParams& call, const TileStarts& starts) {
     const std::size_t bytes =
         call.q.dtype == DType::kF64 ? sizeof(RowStats<double>) : sizeof(RowStats<float>);
-    return saturating_product(bytes, heads_times(call.num_heads, starts.rows.back()));
+    return saturating_product(bytes, heads_times(call.num_heads, starts.num_rows()));
   }
   static std::size_t row_flags(const AttentionParams& call, const TileStarts& starts) {
     if (!use_tensor_cores(call)) return 0;
-    return heads_times(call.num_heads, starts.row_tiles.back());
+    return heads_times(call.num_heads, starts.num_row_tiles());
   }
   static std::size_t key_flags(const AttentionParams& call, const TileStarts& starts) {
     if (!use_tensor_cores(call)) return 0;
-    return heads_times(call.num_kv_heads, starts.key_tiles.back());
+    return heads_times(call.num_kv_heads, starts.num_key_tiles());
   }
 
   DeviceSequences sequences_;
-  DeviceList<std::int64_t> row_starts_;
-  DeviceList<std::int64_t> row_tile_starts_;
-  DeviceList<std::int64_t> key_tile_starts_;
+  Workspace starts_;
   Workspace stats_;
   Workspace live_rows_;
   Workspace rows_not_finite_;

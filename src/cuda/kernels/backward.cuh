@@ -55,6 +55,7 @@ struct BackwardParams {
   std::uint64_t* live_rows = nullptr;       // [head][row tile] one bit for each row that sees a key
   std::uint8_t* rows_not_finite = nullptr;  // [head][row tile] 1 where q or dout have such a row
   std::uint8_t* keys_not_finite = nullptr;  // [KV head][key tile]
+  unsigned* any_not_finite = nullptr;       // 1 where any of them is
 };
 
 /// An element in the compute type.

@@ -8,30 +8,29 @@ namespace {
 
 template <class Compute>
 __global__ void __launch_bounds__(SimtShape<Compute>::kThreads, SimtShape<Compute>::kBlocks)
-    dkdv_tile(const __grid_constant__ BackwardParams params) {
+    dkdv_tiles(const __grid_constant__ BackwardParams params) {
   extern __shared__ __align__(16) unsigned char simt_memory[];
   auto& shared = *reinterpret_cast<SimtShared<Compute>*>(simt_memory);
   const AttentionParams& call = params.call;
-  const std::int64_t block = params.first_block + blockIdx.x;
   const std::int64_t num_tiles = params.num_key_tiles * call.num_kv_heads;
-  auto& walk = *reinterpret_cast<TileWalk<true>*>(shared.walk);
-  static_assert(sizeof walk <= sizeof shared.walk);
-  walk.start(params, block % num_tiles);
-  if (params.keys_not_finite != nullptr && !meets_non_finite(params, walk)) return;
-  const auto part = static_cast<std::int32_t>(block / num_tiles);
   const std::int32_t dk_parts = column_parts<Compute>(call.dk, call.head_dim);
-  const bool of_keys = part < dk_parts;
-  write_result_tile(params, walk, of_keys ? GradientOf::kScaledScores : GradientOf::kWeights,
-                    (of_keys ? part : part - dk_parts) * SimtShape<Compute>::kColumns, shared);
+  const std::int32_t dv_parts = column_parts<Compute>(call.dv, call.value_dim);
+  for_each_result_tile<true>(
+      params, num_tiles * (dk_parts + dv_parts), num_tiles, shared,
+      [&](const TileWalk<true>& walk, std::int32_t part) {
+        const bool of_keys = part < dk_parts;
+        write_result_tile(params, walk, of_keys ? GradientOf::kScaledScores : GradientOf::kWeights,
+                          of_keys ? part : part - dk_parts, shared);
+      });
 }
 
 template <class Compute>
 void launch(Queue& queue, const BackwardParams& params) {
   const AttentionParams& call = params.call;
-  const std::int64_t parts = column_parts<Compute>(call.dk, call.head_dim) +
-                             column_parts<Compute>(call.dv, call.value_dim);
-  launch_blocks(queue, dkdv_tile<Compute>, params.num_key_tiles * call.num_kv_heads * parts,
-                SimtShape<Compute>::kThreads, sizeof(SimtShared<Compute>), params);
+  launch_result_tiles<Compute>(queue, dkdv_tiles<Compute>, params.num_key_tiles * call.num_kv_heads,
+                               column_parts<Compute>(call.dk, call.head_dim) +
+                                   column_parts<Compute>(call.dv, call.value_dim),
+                               params);
 }
 
 }  // namespace
