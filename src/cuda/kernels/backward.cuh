@@ -6,9 +6,9 @@
 //   dv = P^T dout,   dk = scale * dS^T q,   dq = scale * dS k
 //
 // Every block owns a tile of one result, 64 keys of dk and dv or 64 rows of dq, and walks over the
-// tiles that its tile meets in ascending order. Nothing is added by two blocks, so there are no
-// atomics and the order of every sum is fixed by the sequence alone. Scores are computed twice, by
-// the owners of keys and by the owners of rows: 7 products in place of 5.
+// tiles that its tile meets in ascending order. Nothing is added by two blocks, so no sum
+// needs atomics, and the order of each is fixed by the sequence alone. Scores are computed twice,
+// by the owners of keys and by the owners of rows: 7 products in place of 5.
 #pragma once
 
 #include <algorithm>
@@ -248,6 +248,8 @@ inline void launch_blocks(Queue& queue, void (*kernel)(BackwardParams), std::int
 }
 
 // The launches, each in the file of its kernel. They write the results that are present.
+void zero_padding(Queue& queue, const BackwardParams& params, std::int64_t most_padding);
+void prepare(Queue& queue, const BackwardParams& params);
 void simt_dkdv(Queue& queue, const BackwardParams& params);
 void simt_dq(Queue& queue, const BackwardParams& params);
 void mma_dkdv(Queue& queue, const BackwardParams& params);

@@ -19,7 +19,7 @@
 // and 2^20 in bf16.
 //
 // Flops for each score: 4 * head_dim + 4 * value_dim of dk and dv, 4 * head_dim + 2 * value_dim of
-// dq. Limit: shared memory, 9/16 of an ldmatrix of 512 bytes for each mma at 128 bytes a clock.
+// dq. Limit: shared memory, 5/8 of an ldmatrix of 512 bytes for each mma, at 128 bytes a clock.
 #pragma once
 
 #include <cstdint>
