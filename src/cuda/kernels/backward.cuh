@@ -6,9 +6,9 @@
 //   dv = P^T dout,   dk = scale * dS^T q,   dq = scale * dS k
 //
 // Every block owns a tile of one result, 64 keys of dk and dv or 64 rows of dq, and walks over the
-// tiles that its tile meets in ascending order. Nothing is added by two blocks, so there are no
-// atomics and the order of every sum is fixed by the sequence alone. Scores are computed twice, by
-// the owners of keys and by the owners of rows: 7 products in place of 5.
+// tiles that its tile meets in ascending order. Nothing is added by two blocks, so no sum
+// needs atomics, and the order of each is fixed by the sequence alone. Scores are computed twice,
+// by the owners of keys and by the owners of rows: 7 products in place of 5.
 #pragma once
 
 #include <algorithm>
@@ -55,6 +55,7 @@ struct BackwardParams {
   std::uint64_t* live_rows = nullptr;       // [head][row tile] one bit for each row that sees a key
   std::uint8_t* rows_not_finite = nullptr;  // [head][row tile] 1 where q or dout have such a row
   std::uint8_t* keys_not_finite = nullptr;  // [KV head][key tile]
+  unsigned* any_not_finite = nullptr;       // 1 where any of them is
 };
 
 /// An element in the compute type.
@@ -124,44 +125,30 @@ struct OtherTile {
 };
 
 /// The tile that a block owns and the tiles that it meets. Keys meet the rows of all heads of their
-/// group, head by head.
+/// group, head by head. Counts of tiles fit 32 bits: their rows' statistics would fill the memory.
+/// Lives in shared memory, because the products need the registers.
 template <bool kOwnKeys>
 struct TileWalk {
+  std::int32_t index;  // of the sequence
   Sequence sequence;
   std::int64_t row_start;       // of the sequence, among all rows
-  std::int64_t row_tile_start;  // of the sequence, among all tiles
-  std::int64_t key_tile_start;
-  std::int64_t own_tile;
-  std::int64_t kv_head;
+  std::int32_t row_tile_start;  // of the sequence, among all tiles
+  std::int32_t key_tile_start;
+  std::int32_t own_tile;
+  std::int32_t kv_head;
   std::int32_t first_head;
   std::int32_t num_heads;  // that own keys meet
   TileRange others;
 
   /// Blocks of one head follow each other, so that they share what they read in the L2 cache. Tiles
-  /// of rows come last first: under a causal mask those have the most to do.
-  __device__ TileWalk(const BackwardParams& params, std::int64_t block) {
-    const AttentionParams& call = params.call;
-    const std::int64_t num_tiles = kOwnKeys ? params.num_key_tiles : params.num_row_tiles;
-    const std::int64_t owner = block / num_tiles;
-    const std::int64_t in_head = block % num_tiles;
-    const std::int64_t tile = kOwnKeys ? in_head : num_tiles - 1 - in_head;
-    const std::int64_t* starts = kOwnKeys ? params.key_tile_starts : params.row_tile_starts;
-    const std::int64_t index = sequence_of(starts, call.num_sequences, tile);
-    sequence = call.sequences[index];
-    row_start = params.row_starts[index];
-    row_tile_start = params.row_tile_starts[index];
-    key_tile_start = params.key_tile_starts[index];
-    own_tile = tile - starts[index];
-    kv_head = kOwnKeys ? owner : owner / call.group;
-    first_head = static_cast<std::int32_t>(kOwnKeys ? owner * call.group : owner);
-    num_heads = kOwnKeys ? static_cast<std::int32_t>(call.group) : 1;
-    others = kOwnKeys ? row_tiles_seeing(call.rules, sequence, own_tile)
-                      : key_tiles_seen(call.rules, sequence, own_tile);
+  /// of rows come last first: under a causal mask those have the most to do. For all threads of the
+  /// block.
+  __device__ void start(const BackwardParams& params, std::int64_t block) {
+    if (threadIdx.x == 0) set(params, block);
+    __syncthreads();
   }
 
-  __device__ std::int64_t num_steps() const {
-    return static_cast<std::int64_t>(others.end - others.begin) * num_heads;
-  }
+  __device__ std::int32_t num_steps() const { return (others.end - others.begin) * num_heads; }
   __device__ OtherTile first() const { return {first_head, others.begin}; }
   __device__ OtherTile after(OtherTile other) const {
     if (++other.tile == others.end) {
@@ -170,11 +157,34 @@ struct TileWalk {
     }
     return other;
   }
+  /// The first token or key of the own tile.
+  __device__ std::int64_t own_begin() const { return std::int64_t{own_tile} * kTile; }
   __device__ std::int64_t token_begin(const OtherTile& other) const {
-    return (kOwnKeys ? other.tile : own_tile) * kTile;
+    return std::int64_t{kOwnKeys ? other.tile : own_tile} * kTile;
   }
   __device__ std::int64_t key_begin(const OtherTile& other) const {
-    return (kOwnKeys ? own_tile : other.tile) * kTile;
+    return std::int64_t{kOwnKeys ? own_tile : other.tile} * kTile;
+  }
+
+ private:
+  __device__ void set(const BackwardParams& params, std::int64_t block) {
+    const AttentionParams& call = params.call;
+    const std::int64_t num_tiles = kOwnKeys ? params.num_key_tiles : params.num_row_tiles;
+    const std::int64_t owner = block / num_tiles;
+    const std::int64_t in_head = block % num_tiles;
+    const std::int64_t tile = kOwnKeys ? in_head : num_tiles - 1 - in_head;
+    const std::int64_t* starts = kOwnKeys ? params.key_tile_starts : params.row_tile_starts;
+    index = static_cast<std::int32_t>(sequence_of(starts, call.num_sequences, tile));
+    sequence = call.sequences[index];
+    row_start = params.row_starts[index];
+    row_tile_start = static_cast<std::int32_t>(params.row_tile_starts[index]);
+    key_tile_start = static_cast<std::int32_t>(params.key_tile_starts[index]);
+    own_tile = static_cast<std::int32_t>(tile - starts[index]);
+    kv_head = static_cast<std::int32_t>(kOwnKeys ? owner : owner / call.group);
+    first_head = static_cast<std::int32_t>(kOwnKeys ? owner * call.group : owner);
+    num_heads = kOwnKeys ? static_cast<std::int32_t>(call.group) : 1;
+    others = kOwnKeys ? row_tiles_seeing(call.rules, sequence, own_tile)
+                      : key_tiles_seen(call.rules, sequence, own_tile);
   }
 };
 
@@ -238,6 +248,8 @@ inline void launch_blocks(Queue& queue, void (*kernel)(BackwardParams), std::int
 }
 
 // The launches, each in the file of its kernel. They write the results that are present.
+void zero_padding(Queue& queue, const BackwardParams& params, std::int64_t most_padding);
+void prepare(Queue& queue, const BackwardParams& params);
 void simt_dkdv(Queue& queue, const BackwardParams& params);
 void simt_dq(Queue& queue, const BackwardParams& params);
 void mma_dkdv(Queue& queue, const BackwardParams& params);

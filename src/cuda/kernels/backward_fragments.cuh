@@ -1,10 +1,11 @@
 // Scores and sums of the backward pass in the registers of a warp: S and dP become P and dS, and
 // those are multiplied into the sums of a result.
 //
-// A warp has 16 own rows, which are M of every product; the 64 other rows are 8 accumulators n of 8
-// columns. backward_tiles.cuh says which elements a thread has.
+// A warp has 16 own rows, which are M of every product, and takes 32 other rows at a time, as 4
+// accumulators n of 8 columns. backward_tiles.cuh says which elements a thread has.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -13,24 +14,24 @@
 
 namespace ladon::cuda::backward {
 
-/// The window of a pair of tiles: key i is visible to row j where low <= i - j <= high and i <
-/// keys.
+/// The window of some rows and keys: key i is visible to row j where low <= i - j <= high and
+/// i < keys.
 struct Band {
   int low;
   int high;
   int keys;
   bool sees_all;
 
-  __device__ Band(const ScoreRules& rules, const Sequence& sequence, std::int64_t token_begin,
-                  std::int64_t key_begin) {
+  __device__ Band(const ScoreRules& rules, const Sequence& sequence, std::int64_t first_token,
+                  int num_tokens, std::int64_t first_key, int num_keys) {
     const auto clamped = [](std::int64_t x) {
       return static_cast<int>(x < -kTile ? -kTile : x > kTile ? kTile : x);
     };
-    const std::int64_t distance = key_begin - token_begin - sequence.position_offset;
+    const std::int64_t distance = first_key - first_token - sequence.position_offset;
     low = clamped(-rules.window_left - distance);
     high = clamped(rules.window_right - distance);
-    keys = clamped(sequence.kv_len - key_begin);
-    sees_all = low <= 1 - kTile && high >= kTile - 1 && keys >= kTile;
+    keys = clamped(sequence.kv_len - first_key);
+    sees_all = low <= 1 - num_tokens && high >= num_keys - 1 && keys >= num_keys;
   }
   __device__ bool sees(int key, int row) const {
     return key - row >= low && key - row <= high && key < keys;
@@ -45,67 +46,94 @@ struct FragmentPlace {
   __device__ int other(int n, int i) const { return first_other + n * 8 + i % 2; }
 };
 
-/// S to P and dP to dS, in place, where there are no rules but the scale and the window.
-template <bool kOwnKeys, bool kWindowed>
-__device__ inline void plain_gradients(float scale, const Band& band, const RowStats<float>* stats,
-                                       float (&scores)[8][4], float (&dscores)[8][4]) {
+/// S to P and dP to dS, in place, where there are no rules but the scale.
+template <bool kOwnKeys>
+__device__ inline void plain_gradients(float scale, const RowStats<float>* stats,
+                                       ScoreFragment& scores, ScoreFragment& dscores) {
   constexpr float kLog2e = 1.44269504F;
   const FragmentPlace place;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
+  for (int n = 0; n < kScoreRows / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int key = kOwnKeys ? place.own(i) : place.other(n, i);
-      const int row = kOwnKeys ? place.other(n, i) : place.own(i);
-      const RowStats<float> of_row = stats[row];
+      const RowStats<float> row = stats[kOwnKeys ? place.other(n, i) : place.own(i)];
       // lse comes off before the factor log2(e), so that large scores do not overflow.
-      const float exponent = fmaf(scores[n][i], scale, -of_row.lse) * kLog2e;
-      const float weight = exp2_approximate(exponent);
-      const float gradient = weight * (dscores[n][i] - of_row.delta);
-      const bool visible = !kWindowed || band.sees(key, row);
-      scores[n][i] = visible ? weight : 0.0F;
-      dscores[n][i] = visible ? gradient : 0.0F;
+      scores[n][i] = exp2_approximate(fmaf(scores[n][i], scale, -row.lse) * kLog2e);
+      dscores[n][i] = scores[n][i] * (dscores[n][i] - row.delta);
     }
   }
 }
 
-/// The same with all rules. Scores go through shared memory, each thread's own, so that the rules
-/// are a loop over elements and not 32 copies of it.
+/// Sets P and dS to 0 outside of the window.
 template <bool kOwnKeys>
-__device__ inline void ruled_gradients(const ScoreRules& rules, const Sequence& sequence,
-                                       std::int64_t head, std::int64_t token_begin,
-                                       std::int64_t key_begin, const RowStats<float>* stats,
-                                       float* memory, float (&scores)[8][4],
-                                       float (&dscores)[8][4]) {
+__device__ inline void apply_window(const Band& band, ScoreFragment& weights,
+                                    ScoreFragment& gradients) {
   const FragmentPlace place;
-  float* const own_scores = memory + threadIdx.x;
-  float* const own_dscores = own_scores + 32 * kMmaThreads;
 #pragma unroll
-  for (int e = 0; e < 32; ++e) {
-    own_scores[e * kMmaThreads] = scores[e / 4][e % 4];
-    own_dscores[e * kMmaThreads] = dscores[e / 4][e % 4];
-  }
-#pragma unroll 1
-  for (int e = 0; e < 32; ++e) {
-    const int own = place.own(e % 4);
-    const int other = place.other(e / 4, e % 4);
-    const int row = kOwnKeys ? other : own;
-    const std::int64_t key = key_begin + (kOwnKeys ? own : other);
-    ScoreGradient<float> gradient;
-    if (token_begin + row < sequence.query_len) {
-      gradient =
-          score_gradient(rules, sequence, QueryRow{token_begin + row, head}, key,
-                         own_scores[e * kMmaThreads], own_dscores[e * kMmaThreads], stats[row]);
+  for (int n = 0; n < kScoreRows / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int own = place.own(i);
+      const int other = place.other(n, i);
+      if (band.sees(kOwnKeys ? own : other, kOwnKeys ? other : own)) continue;
+      weights[n][i] = 0;
+      gradients[n][i] = 0;
     }
-    own_scores[e * kMmaThreads] = gradient.weight;
-    own_dscores[e * kMmaThreads] = gradient.scaled;
-  }
-#pragma unroll
-  for (int e = 0; e < 32; ++e) {
-    scores[e / 4][e % 4] = own_scores[e * kMmaThreads];
-    dscores[e / 4][e % 4] = own_dscores[e * kMmaThreads];
   }
 }
+
+/// S and dP of a thread in shared memory, where all rules turn them into P and dS: there the rules
+/// are a loop over elements and not 16 copies of it, and registers are free for them.
+class ParkedScores {
+ public:
+  static constexpr int kElements = kScoreRows / 2;  // of a thread
+  static constexpr std::size_t kBytes = 2 * kElements * kMmaThreads * sizeof(float);
+
+  __device__ explicit ParkedScores(unsigned char* memory)
+      : scores_(reinterpret_cast<float*>(memory) + threadIdx.x),
+        dscores_(scores_ + kElements * kMmaThreads) {}
+
+  __device__ void park_scores(const ScoreFragment& values) const { park(values, scores_); }
+  __device__ void park_dscores(const ScoreFragment& values) const { park(values, dscores_); }
+  __device__ void load_weights(ScoreFragment& values) const { load(scores_, values); }
+  __device__ void load_gradients(ScoreFragment& values) const { load(dscores_, values); }
+
+  template <bool kOwnKeys>
+  __device__ void apply_rules(const ScoreRules& rules, const Sequence& sequence, std::int64_t head,
+                              std::int64_t first_token, std::int64_t first_key,
+                              const RowStats<float>* stats) const {
+    const FragmentPlace place;
+#pragma unroll 1
+    for (int e = 0; e < kElements; ++e) {
+      const int own = place.own(e % 4);
+      const int other = place.other(e / 4, e % 4);
+      const int row = kOwnKeys ? other : own;
+      const std::int64_t key = first_key + (kOwnKeys ? own : other);
+      float& score = scores_[e * kMmaThreads];
+      float& dscore = dscores_[e * kMmaThreads];
+      ScoreGradient<float> gradient;
+      if (first_token + row < sequence.query_len) {
+        gradient = score_gradient(rules, sequence, QueryRow{first_token + row, head}, key, score,
+                                  dscore, stats[row]);
+      }
+      score = gradient.weight;
+      dscore = gradient.scaled;
+    }
+  }
+
+ private:
+  __device__ static void park(const ScoreFragment& values, float* to) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) to[e * kMmaThreads] = values[e / 4][e % 4];
+  }
+  __device__ static void load(const float* from, ScoreFragment& values) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) values[e / 4][e % 4] = from[e * kMmaThreads];
+  }
+
+  float* const scores_;
+  float* const dscores_;
+};
 
 /// Sums of 16 own rows by kDim columns, in units of a power of two for each of a thread's two rows.
 /// bf16 has the exponents of f32 and needs no units: they stay 1.
@@ -117,16 +145,16 @@ struct FragmentSums {
   float sums[kDim / 8][4] = {};
   float units[2] = {kFirstUnit, kFirstUnit};
 
-  /// sums += values other, where values[16 x 64] are P or dS.
-  __device__ void add(const float (&values)[8][4], std::uint32_t other_tile,
+  /// sums += values other, where values[16 x kScoreRows] are P or dS.
+  __device__ void add(const ScoreFragment& values, std::uint32_t other_rows,
                       const LaneOffsets<kDim>& lane) {
     if constexpr (kUnits) {
       fit_unit(values, 0);
       fit_unit(values, 1);
     }
-    std::uint32_t a[4][4];
+    std::uint32_t a[kScoreRows / 16][4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k < kScoreRows / 16; ++k) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float(&from)[4] = values[2 * k + half];
@@ -134,7 +162,7 @@ struct FragmentSums {
         a[k][2 * half + 1] = pack_in_units(from[2], from[3], units[1]);
       }
     }
-    add_product_tile<T, kDim>(a, other_tile, lane, sums);
+    add_product_tile<T, kDim>(a, other_rows, lane, sums);
   }
 
   /// What a row's sums are multiplied with at the end; exact.
@@ -146,10 +174,10 @@ struct FragmentSums {
   }
 
   /// Lowers a row's unit where its values would pass 2^14. The four lanes of a row agree.
-  __device__ void fit_unit(const float (&values)[8][4], int half) {
+  __device__ void fit_unit(const ScoreFragment& values, int half) {
     float largest = 0;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < kScoreRows / 8; ++n) {
       largest = fmaxf(largest, fmaxf(fabsf(values[n][2 * half]), fabsf(values[n][2 * half + 1])));
     }
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));

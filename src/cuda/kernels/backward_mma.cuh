@@ -19,7 +19,7 @@
 // and 2^20 in bf16.
 //
 // Flops for each score: 4 * head_dim + 4 * value_dim of dk and dv, 4 * head_dim + 2 * value_dim of
-// dq. Limit: shared memory, 9/16 of an ldmatrix of 512 bytes for each mma at 128 bytes a clock.
+// dq. Limit: shared memory, 5/8 of an ldmatrix of 512 bytes for each mma, at 128 bytes a clock.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +40,9 @@ struct MmaShared {
   static constexpr int kStages = kFull ? 1 : 2;
   static constexpr std::uint32_t kOther = 2 * TileShape<kDim>::kBytes;
   static constexpr std::uint32_t kStats = kOther + kStages * 2 * TileShape<kDim>::kBytes;
-  static constexpr std::uint32_t kScores = kStats + kStages * kTile * sizeof(RowStats<float>);
-  static constexpr std::uint32_t kBytes =
-      kScores + (kFull ? 2 * 32 * kMmaThreads * sizeof(float) : 0);
+  static constexpr std::uint32_t kWalk = kStats + kStages * kTile * sizeof(RowStats<float>);
+  static constexpr std::uint32_t kScores = kWalk + 256;
+  static constexpr std::uint32_t kBytes = kScores + (kFull ? ParkedScores::kBytes : 0);
 };
 
 /// One bit for each of the first `count` rows of a tile.
@@ -64,7 +64,7 @@ struct TileLoader {
   }
 
   __device__ void load_own() const {
-    const std::int64_t begin = walk.own_tile * kTile;
+    const std::int64_t begin = walk.own_begin();
     if constexpr (kOwnKeys) {
       load_keys(begin, first_rows(walk.sequence.kv_len - begin), memory);
     } else {
@@ -125,12 +125,12 @@ struct TileLoader {
 template <int kStages, bool kOwnKeys, class Loader, class Step>
 __device__ inline void for_each_tile(const TileWalk<kOwnKeys>& walk, const Loader& loader,
                                      const Step& step) {
-  const std::int64_t num_steps = walk.num_steps();
+  const std::int32_t num_steps = walk.num_steps();
   OtherTile current = walk.first();
   // The bits of live rows are read a step before the loads that need them.
   std::uint64_t live = loader.live_rows(current);
   if constexpr (kStages == 1) {
-    for (std::int64_t i = 0; i < num_steps; ++i) {
+    for (std::int32_t i = 0; i < num_steps; ++i) {
       if (i > 0) __syncthreads();  // the tile before is read
       loader.load(current, live, 0);
       const OtherTile next = walk.after(current);
@@ -144,8 +144,8 @@ __device__ inline void for_each_tile(const TileWalk<kOwnKeys>& walk, const Loade
     loader.load(current, live, 0);
     OtherTile next = walk.after(current);
     if (num_steps > 1) live = loader.live_rows(next);
-    for (std::int64_t i = 0; i < num_steps; ++i) {
-      const int stage = static_cast<int>(i % 2);
+    for (std::int32_t i = 0; i < num_steps; ++i) {
+      const int stage = i % 2;
       wait_for_copies();
       __syncthreads();  // tile i is there, tile i - 1 is read
       const OtherTile later = walk.after(next);
@@ -161,13 +161,15 @@ __device__ inline void for_each_tile(const TileWalk<kOwnKeys>& walk, const Loade
 }
 
 template <class T, int kDim, bool kFull, bool kOwnKeys>
-__global__ void __launch_bounds__(kMmaThreads, 2)
+__global__ void __launch_bounds__(kMmaThreads, kDim == 64 && !kOwnKeys ? 3 : 2)
     mma_tile(const __grid_constant__ BackwardParams params) {
   extern __shared__ __align__(128) unsigned char mma_memory[];
   using Shared = MmaShared<kDim, kFull>;
   constexpr std::uint32_t kBytes = TileShape<kDim>::kBytes;
   const AttentionParams& call = params.call;
-  const TileWalk<kOwnKeys> walk(params, params.first_block + blockIdx.x);
+  auto& walk = *reinterpret_cast<TileWalk<kOwnKeys>*>(mma_memory + Shared::kWalk);
+  static_assert(sizeof walk <= Shared::kScores - Shared::kWalk);
+  walk.start(params, params.first_block + blockIdx.x);
   if (meets_non_finite(params, walk)) return;
   const LaneOffsets<kDim> lane(static_cast<int>(threadIdx.x) % 32);
   const std::uint32_t memory = shared_address(mma_memory);
@@ -177,50 +179,61 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   FragmentSums<T, kDim> sums;        // dk or dq
   FragmentSums<T, kDim> value_sums;  // dv, of own keys alone
 
-  const auto add_tile = [&](const OtherTile& other, int stage) {
-    const std::uint32_t tiles = memory + Shared::kOther + stage * 2 * kBytes;
+  // Adds what the other rows from `first_other` on bring.
+  const auto add_rows = [&](const OtherTile& other, int stage, int first_other) {
+    constexpr int kTokens = kOwnKeys ? kScoreRows : kTile;
+    constexpr int kKeys = kOwnKeys ? kTile : kScoreRows;
+    const std::int64_t first_token = walk.token_begin(other) + (kOwnKeys ? first_other : 0);
+    const std::int64_t first_key = walk.key_begin(other) + (kOwnKeys ? 0 : first_other);
+    const std::uint32_t rows =
+        memory + Shared::kOther + stage * 2 * kBytes + first_other * TileShape<kDim>::kPitch;
     const auto* stats = reinterpret_cast<const RowStats<float>*>(mma_memory + Shared::kStats) +
-                        (kOwnKeys ? stage * kTile : 0);
-    const std::int64_t token_begin = walk.token_begin(other);
-    const std::int64_t key_begin = walk.key_begin(other);
-    float scores[8][4];
-    float dscores[8][4];
-    dot_product_tile<T, kDim>(own, tiles, lane, scores);
-    dot_product_tile<T, kDim>(own + kBytes, tiles + kBytes, lane, dscores);
+                        (kOwnKeys ? stage * kTile + first_other : 0);
+    ScoreFragment scores;
+    ScoreFragment dscores;
     if constexpr (kFull) {
-      ruled_gradients<kOwnKeys>(call.rules, walk.sequence, other.head, token_begin, key_begin,
-                                stats, reinterpret_cast<float*>(mma_memory + Shared::kScores),
-                                scores, dscores);
+      const ParkedScores parked(mma_memory + Shared::kScores);
+      dot_product_tile<T, kDim>(own, rows, lane, scores);
+      parked.park_scores(scores);
+      dot_product_tile<T, kDim>(own + kBytes, rows + kBytes, lane, dscores);
+      parked.park_dscores(dscores);
+      parked.apply_rules<kOwnKeys>(call.rules, walk.sequence, other.head, first_token, first_key,
+                                   stats);
+      parked.load_weights(scores);
+      parked.load_gradients(dscores);
     } else {
-      const Band band(call.rules, walk.sequence, token_begin, key_begin);
-      if (band.sees_all) {
-        plain_gradients<kOwnKeys, false>(scale, band, stats, scores, dscores);
-      } else {
-        plain_gradients<kOwnKeys, true>(scale, band, stats, scores, dscores);
-      }
+      dot_product_tile<T, kDim>(own, rows, lane, scores);
+      dot_product_tile<T, kDim>(own + kBytes, rows + kBytes, lane, dscores);
+      plain_gradients<kOwnKeys>(scale, stats, scores, dscores);
+      const Band band(call.rules, walk.sequence, first_token, kTokens, first_key, kKeys);
+      if (!band.sees_all) apply_window<kOwnKeys>(band, scores, dscores);
     }
-    if constexpr (kOwnKeys) value_sums.add(scores, tiles + kBytes, lane);
-    sums.add(dscores, tiles, lane);
+    if constexpr (kOwnKeys) value_sums.add(scores, rows + kBytes, lane);
+    sums.add(dscores, rows, lane);
+  };
+  const auto add_tile = [&](const OtherTile& other, int stage) {
+#pragma unroll 1
+    for (int first = 0; first < kTile; first += kScoreRows) add_rows(other, stage, first);
   };
   if (walk.num_steps() > 0) {
     loader.load_own();
     for_each_tile<Shared::kStages>(walk, loader, add_tile);
   }
 
-  const std::int64_t begin = walk.own_tile * kTile;
+  const Sequence& sequence = walk.sequence;
+  const std::int64_t begin = walk.own_begin();
   const auto head_dim = static_cast<int>(call.head_dim);
   const auto start = [&](const Operand& operand, std::int64_t offset, std::int64_t head) {
     return offset + head * operand.head_stride + begin * operand.token_stride;
   };
   if constexpr (kOwnKeys) {
-    const std::int64_t count = walk.sequence.kv_len - begin;
-    store_sums(sums, scale, call.dk, start(call.dk, walk.sequence.dk, walk.kv_head), count,
-               head_dim);
-    store_sums(value_sums, 1.0F, call.dv, start(call.dv, walk.sequence.dv, walk.kv_head), count,
+    const std::int64_t count = sequence.kv_len - begin;
+    store_sums(sums, scale, call.dk, start(call.dk, sequence.dk, walk.kv_head), count, head_dim);
+    store_sums(value_sums, 1.0F, call.dv, start(call.dv, sequence.dv, walk.kv_head), count,
                static_cast<int>(call.value_dim));
   } else {
-    store_sums(sums, scale, call.dq, start(call.dq, walk.sequence.dq, walk.first_head),
-               walk.sequence.query_len - begin, head_dim);
+    store_sums(sums, scale, call.dq, start(call.dq, sequence.dq, walk.first_head),
+               sequence.query_len - begin, head_dim);
   }
 }
 

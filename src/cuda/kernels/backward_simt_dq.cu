@@ -1,5 +1,5 @@
 // dq with plain FMA: a block for each 64 rows of a head and each 128 columns. See
-// backward_simt.cuh.
+// backward_simt_scores.cuh.
 
 #include "cuda/kernels/backward_simt.cuh"
 
@@ -7,27 +7,24 @@ namespace ladon::cuda::backward {
 namespace {
 
 template <class Compute>
-__global__ void __launch_bounds__(kSimtThreads, sizeof(Compute) == 4 ? 2 : 1)
-    dq_tile(const __grid_constant__ BackwardParams params) {
+__global__ void __launch_bounds__(SimtShape<Compute>::kThreads, SimtShape<Compute>::kBlocks)
+    dq_tiles(const __grid_constant__ BackwardParams params) {
   extern __shared__ __align__(16) unsigned char simt_memory[];
   auto& shared = *reinterpret_cast<SimtShared<Compute>*>(simt_memory);
-  const AttentionParams& call = params.call;
-  const std::int64_t block = params.first_block + blockIdx.x;
-  const std::int64_t num_tiles = params.num_row_tiles * call.num_heads;
-  const TileWalk<false> walk(params, block % num_tiles);
-  if (params.rows_not_finite != nullptr && !meets_non_finite(params, walk)) return;
-  const std::int64_t first_column = block / num_tiles * SimtShape<Compute>::kColumns;
-  const ResultTile dq{call.dq,       walk.sequence.dq, walk.first_head,
-                      call.head_dim, first_column,     GradientOf::kScaledScores};
-  write_result_tile(params, walk, dq, shared, [](const PairSources& pair) { return pair.k; });
+  const std::int64_t num_tiles = params.num_row_tiles * params.call.num_heads;
+  const std::int32_t parts = column_parts<Compute>(params.call.dq, params.call.head_dim);
+  for_each_result_tile<false>(params, num_tiles * parts, num_tiles, shared,
+                              [&](const TileWalk<false>& walk, std::int32_t part) {
+                                write_result_tile(params, walk, GradientOf::kScaledScores, part,
+                                                  shared);
+                              });
 }
 
 template <class Compute>
 void launch(Queue& queue, const BackwardParams& params) {
   const AttentionParams& call = params.call;
-  const std::int64_t parts = column_parts<Compute>(call.dq, call.head_dim);
-  launch_blocks(queue, dq_tile<Compute>, params.num_row_tiles * call.num_heads * parts,
-                kSimtThreads, sizeof(SimtShared<Compute>), params);
+  launch_result_tiles<Compute>(queue, dq_tiles<Compute>, params.num_row_tiles * call.num_heads,
+                               column_parts<Compute>(call.dq, call.head_dim), params);
 }
 
 }  // namespace

@@ -90,6 +90,8 @@ __device__ inline std::uint32_t packed(float low, float high) {
 }
 
 inline constexpr int kTileRows = 64;
+// Other rows whose scores are in registers at once. All 64 would leave too few for the rest.
+inline constexpr int kScoreRows = 32;
 inline constexpr int kMmaThreads = 128;
 
 template <int kDim>
@@ -118,6 +120,14 @@ struct LaneOffsets {
   __device__ explicit LaneOffsets(int lane)
       : down(chunk_offset<kDim>(lane % 16, lane / 16)),
         right(chunk_offset<kDim>(lane % 8 + lane / 16 * 8, lane / 8 % 2)) {}
+
+  /// A copy that the compiler takes for new: it would otherwise keep the offsets of all chunks from
+  /// one product to the next, in registers that are needed elsewhere.
+  __device__ LaneOffsets fresh() const {
+    LaneOffsets copy = *this;
+    asm volatile("" : "+r"(copy.down), "+r"(copy.right));
+    return copy;
+  }
 };
 
 /// Starts to load 64 rows of up to kDim columns. Rows without their bit in `live`, and columns past
@@ -134,33 +144,43 @@ __device__ inline void load_tile(const T* rows, std::int64_t stride, int dim, bo
   const int elements = left < 0 ? 0 : left > 8 ? 8 : left;
   const T* from = rows + first_row * stride + 8 * chunk;
   const std::uint32_t to = tile + chunk_offset<kDim>(first_row, chunk);
+  const auto count_of = [&](int i) {
+    return (live >> (first_row + i * kRowsAtOnce) & 1) != 0 ? elements : 0;
+  };
+  if (aligned) {
 #pragma unroll
-  for (int i = 0; i < kTileRows / kRowsAtOnce; ++i, from += kRowsAtOnce * stride) {
-    const bool is_live = (live >> (first_row + i * kRowsAtOnce) & 1) != 0;
-    const int count = is_live ? elements : 0;
-    const std::uint32_t at = to + i * kRowsAtOnce * TileShape<kDim>::kPitch;
-    if (aligned) {
-      copy_16_async(at, count == 0 ? rows : from, count * 2);
-    } else {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        const auto* const bits = reinterpret_cast<const std::uint16_t*>(from) + 2 * word;
-        const std::uint32_t low = 2 * word < count ? bits[0] : 0;
-        const std::uint32_t high = 2 * word + 1 < count ? bits[1] : 0;
-        words[word] = low | high << 16;
-      }
-      store_16(at, words);
+    for (int i = 0; i < kTileRows / kRowsAtOnce; ++i, from += kRowsAtOnce * stride) {
+      const int count = count_of(i);
+      copy_16_async(to + i * kRowsAtOnce * TileShape<kDim>::kPitch, count == 0 ? rows : from,
+                    count * 2);
     }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kTileRows / kRowsAtOnce; ++i, from += kRowsAtOnce * stride) {
+    const int count = count_of(i);
+    const auto* const bits = reinterpret_cast<const std::uint16_t*>(from);
+    std::uint32_t words[4];
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      const std::uint32_t low = 2 * word < count ? bits[2 * word] : 0;
+      const std::uint32_t high = 2 * word + 1 < count ? bits[2 * word + 1] : 0;
+      words[word] = low | high << 16;
+    }
+    store_16(to + i * kRowsAtOnce * TileShape<kDim>::kPitch, words);
   }
 }
 
-/// c[16 x 64] = A[16 x kDim] B^T, both tiles by rows: the dot products of their rows.
+/// Scores of 16 own rows with kScoreRows other rows.
+using ScoreFragment = float[kScoreRows / 8][4];
+
+/// c[16 x kScoreRows] = A[16 x kDim] B^T, both by rows: the dot products of their rows.
 template <class T, int kDim>
-__device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_tile,
-                                        const LaneOffsets<kDim>& lane, float (&c)[8][4]) {
+__device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_first,
+                                        const LaneOffsets<kDim>& lane_of_block, ScoreFragment& c) {
+  const LaneOffsets<kDim> lane = lane_of_block.fresh();
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
+  for (int n = 0; n < kScoreRows / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[n][i] = 0;
   }
@@ -168,9 +188,9 @@ __device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_ti
   for (int k = 0; k < kDim / 16; ++k) {
     std::uint32_t a[4];
     load_matrices(a_rows + (lane.down ^ (k << 5)), a);
-    const std::uint32_t b_rows = b_tile + (lane.right ^ (k << 5));
+    const std::uint32_t b_rows = b_first + (lane.right ^ (k << 5));
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < kScoreRows / 16; ++n) {
       std::uint32_t b[4];
       load_matrices(b_rows + n * 16 * TileShape<kDim>::kPitch, b);
       multiply_add<T>(c[2 * n], a, b[0], b[1]);
@@ -179,16 +199,17 @@ __device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_ti
   }
 }
 
-/// c[16 x kDim] += A[16 x 64] B, with A in registers and the tile B by rows.
+/// c[16 x kDim] += A[16 x kScoreRows] B, with A in registers and B by rows.
 template <class T, int kDim>
-__device__ inline void add_product_tile(const std::uint32_t (&a)[4][4], std::uint32_t b_tile,
-                                        const LaneOffsets<kDim>& lane, float (&c)[kDim / 8][4]) {
+__device__ inline void add_product_tile(const std::uint32_t (&a)[kScoreRows / 16][4],
+                                        std::uint32_t b_rows, const LaneOffsets<kDim>& lane,
+                                        float (&c)[kDim / 8][4]) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
+  for (int k = 0; k < kScoreRows / 16; ++k) {
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
       std::uint32_t b[4];
-      load_matrices_transposed(b_tile + k * 16 * TileShape<kDim>::kPitch + (lane.down ^ (n << 5)),
+      load_matrices_transposed(b_rows + k * 16 * TileShape<kDim>::kPitch + (lane.down ^ (n << 5)),
                                b);
       multiply_add<T>(c[2 * n], a[k], b[0], b[1]);
       multiply_add<T>(c[2 * n + 1], a[k], b[2], b[3]);

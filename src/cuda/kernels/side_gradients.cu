@@ -9,7 +9,7 @@
 // dsinks: -sum of exp(sink - lse) * delta over all rows of a head, a block for each head. Reads 8
 // bytes for each row; the limit is latency.
 
-#include "cuda/kernels/backward_simt.cuh"
+#include "cuda/kernels/backward_simt_scores.cuh"
 
 namespace ladon::cuda::backward {
 namespace {
@@ -67,11 +67,12 @@ struct BiasTile {
 /// Adds dS of all that a block's elements of the bias share to this thread's 16 elements.
 template <class Compute>
 __device__ void add_score_gradients(const BackwardParams& params, const BiasTile& tile,
-                                    SimtShared<Compute>& shared, double (&sums)[16]) {
+                                    SimtShared<Compute>& shared,
+                                    double (&sums)[SimtShape<Compute>::kElements]) {
   const AttentionParams& call = params.call;
-  const ThreadPlace place;
+  const ThreadPlace<Compute> place;
   for (std::int64_t s = tile.sequences.begin; s < tile.sequences.end; ++s) {
-    const Sequence sequence = call.sequences[s];
+    const Sequence& sequence = call.sequences[s];
     const Range rows{0, BiasTile::tiles_of(sequence.query_len)};
     for (std::int64_t head = tile.heads.begin; head < tile.heads.end; ++head) {
       for (std::int64_t row = tile.row_tiles.begin; row < tile.row_tiles.end; ++row) {
@@ -81,13 +82,12 @@ __device__ void add_score_gradients(const BackwardParams& params, const BiasTile
         const std::int64_t first =
             tile.key_tiles.begin > seen.begin ? tile.key_tiles.begin : seen.begin;
         for (std::int64_t key = first; key < end; ++key) {
-          fill_matrix<Compute, false>(params, sequence, params.row_starts[s], head, row * kTile,
-                                      key * kTile, GradientOf::kBiasedScores, shared);
+          const auto narrow = [](std::int64_t n) { return static_cast<std::int32_t>(n); };
+          const TilePair pair{params, narrow(s), narrow(head), narrow(row), narrow(key)};
+          fill_matrix<Compute, false>(pair, GradientOf::kBiasedScores, shared);
 #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int at =
-                (place.x + 16 * (i % 4)) * SimtShape<Compute>::kPitch + place.y + 16 * (i / 4);
-            sums[i] += static_cast<double>(shared.matrix[at]);
+          for (int i = 0; i < SimtShape<Compute>::kElements; ++i) {
+            sums[i] += static_cast<double>(shared.matrix[place.at(i / 4, i % 4)]);
           }
         }
       }
@@ -96,20 +96,22 @@ __device__ void add_score_gradients(const BackwardParams& params, const BiasTile
 }
 
 /// Sums over tokens and keys that are shared, and writes.
+template <class Compute>
 __device__ void write_bias(const BiasGradient& dbias, const BiasTile& tile,
-                           const double (&sums)[16], double* elements) {
+                           const double (&sums)[SimtShape<Compute>::kElements], double* elements) {
   constexpr int kPitch = kTile + 1;
-  const ThreadPlace place;
+  constexpr int kThreads = SimtShape<Compute>::kThreads;
+  const ThreadPlace<Compute> place;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    elements[(place.y + 16 * (i / 4)) * kPitch + place.x + 16 * (i % 4)] = sums[i];
+  for (int i = 0; i < SimtShape<Compute>::kElements; ++i) {
+    elements[place.own(i / 4) * kPitch + place.other(i % 4)] = sums[i];
   }
   __syncthreads();
   const bool tokens_shared = dbias.sizes[2] == 1;
   const bool keys_shared = dbias.sizes[3] == 1;
   const int num_tokens = tokens_shared ? 1 : kTile;
   const int num_keys = keys_shared ? 1 : kTile;
-  for (int i = static_cast<int>(threadIdx.x); i < num_tokens * num_keys; i += kSimtThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < num_tokens * num_keys; i += kThreads) {
     const int token = i / num_keys;
     const int key = i % num_keys;
     if (tile.token_begin + token >= dbias.sizes[2] || tile.key_begin + key >= dbias.sizes[3]) {
@@ -125,16 +127,16 @@ __device__ void write_bias(const BiasGradient& dbias, const BiasTile& tile,
 }
 
 template <class Compute>
-__global__ void __launch_bounds__(kSimtThreads, sizeof(Compute) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(SimtShape<Compute>::kThreads, SimtShape<Compute>::kBlocks)
     bias_tile(const __grid_constant__ BackwardParams params) {
   extern __shared__ __align__(16) unsigned char simt_memory[];
   auto& shared = *reinterpret_cast<SimtShared<Compute>*>(simt_memory);
   static_assert(sizeof shared >= kTile * (kTile + 1) * sizeof(double));
   const BiasTile tile(params.call, params.first_block + blockIdx.x);
-  double sums[16] = {};
-  add_score_gradients(params, tile, shared, sums);
+  double sums[SimtShape<Compute>::kElements] = {};
+  add_score_gradients<Compute>(params, tile, shared, sums);
   __syncthreads();  // all threads have read the matrix
-  write_bias(params.call.dbias, tile, sums, reinterpret_cast<double*>(simt_memory));
+  write_bias<Compute>(params.call.dbias, tile, sums, reinterpret_cast<double*>(simt_memory));
 }
 
 constexpr int kSinkThreads = 1024;
@@ -167,13 +169,12 @@ __global__ void __launch_bounds__(kSinkThreads)
 }  // namespace
 
 void bias_gradient(Queue& queue, const BackwardParams& params) {
-  const std::int64_t blocks = BiasTile::count(params.call.dbias);
-  if (params.call.q.dtype == DType::kF64) {
-    launch_blocks(queue, bias_tile<double>, blocks, kSimtThreads, sizeof(SimtShared<double>),
-                  params);
-  } else {
-    launch_blocks(queue, bias_tile<float>, blocks, kSimtThreads, sizeof(SimtShared<float>), params);
-  }
+  const auto launch = [&](auto zero) {
+    using Compute = decltype(zero);
+    launch_blocks(queue, bias_tile<Compute>, BiasTile::count(params.call.dbias),
+                  SimtShape<Compute>::kThreads, sizeof(SimtShared<Compute>), params);
+  };
+  params.call.q.dtype == DType::kF64 ? launch(double{}) : launch(float{});
 }
 
 void sink_gradient(Queue& queue, const BackwardParams& params) {
