@@ -389,8 +389,13 @@ class ForwardTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) seen[i] = huge_where_seen(step * 8 + i * 2);
         multiply_add<Half>(sums, weight, low.finite, high.finite);
-        multiply_add<__nv_bfloat16>(sums, seen, low.first, high.first);
-        multiply_add<__nv_bfloat16>(sums, seen, low.second, high.second);
+        // Each in a sum of its own, which overflows: tensor cores add before they do.
+        float first[4] = {};
+        float second[4] = {};
+        multiply_add<__nv_bfloat16>(first, seen, low.first, high.first);
+        multiply_add<__nv_bfloat16>(second, seen, low.second, high.second);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] += first[i] + second[i];
       });
     } else {
       for_each_product<Half>(weights, values, [](float (&sums)[4], const auto& weight, int,

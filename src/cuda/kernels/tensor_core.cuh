@@ -85,7 +85,7 @@ __device__ inline unsigned pack(float low, float high) {
 }
 
 /// Two 16-bit elements without their infinities and NaN, which become bf16 of their own: products of
-/// `first` and `second` with kHuge overflow to infinities, of both signs for NaN, which makes a sum
+/// `first` and `second` with kHuge overflow to infinities, of both signs for NaN, so that their sum is
 /// NaN; all others are exact zeros.
 struct NonFinite {
   static constexpr unsigned kHuge = 0x7e80U;  // 2^126
