@@ -41,12 +41,11 @@ function(ladon_add_cuda target)
   target_sources(${target} PRIVATE ${ARGN})
   target_compile_definitions(${target} PRIVATE LADON_WITH_CUDA)
   target_link_libraries(${target} PRIVATE CUDA::cudart_static)
-  set_target_properties(${target} PROPERTIES
-    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_VISIBILITY_PRESET hidden)
+  set_target_properties(${target} PROPERTIES CUDA_VISIBILITY_PRESET hidden)
   # One front-end pass for all: PTX of Ampere, and machine code of Ampere and Hopper from it.
   target_compile_options(${target} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_80,code=[compute_80,sm_80,sm_90]>"
-    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:--expt-relaxed-constexpr --extended-lambda -Xcompiler=-Wall,-Wextra>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-std=c++20 --expt-relaxed-constexpr --extended-lambda -Xcompiler=-Wall,-Wextra>"
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas=--warn-on-spills>")
   if(LADON_WERROR)
     target_compile_options(${target} PRIVATE

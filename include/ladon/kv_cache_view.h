@@ -24,6 +24,9 @@ struct KvSequenceView {
   std::int64_t length = 0;  // keys that can be read
   std::int64_t first_slot = 0;
   std::int64_t ring_start = 0;
+  /// Tokens before the first key: 0 unless older ones were dropped. Kernels whose bits must not
+  /// depend on what was dropped count blocks of keys from there.
+  std::int64_t key_origin = 0;
   const std::int32_t* pages = nullptr;  // host memory
 };
 

@@ -118,6 +118,7 @@ AttentionCall::AttentionCall(const Context& context, const AttentionSizes& sizes
     sequence.pages = view.pages;
     sequence.first_slot = view.first_slot;
     sequence.ring_start = view.ring_start;
+    sequence.key_origin = view.key_origin;
   }
 }
 

@@ -139,6 +139,9 @@ void check_cache_sequence(const Operation& operation, const KvCacheView& cache, 
   if (length < 0 || length >= kMaxLength) {
     refuse("got a length of " + std::to_string(length) + ", expected 0 to 2^56");
   }
+  if (sequence.key_origin < 0 || sequence.key_origin >= kMaxLength) {
+    refuse("got a key_origin of " + std::to_string(sequence.key_origin) + ", expected 0 to 2^56");
+  }
   if (cache.page_size != 0) {
     const std::int64_t num_pages = cache.num_slots / cache.page_size;
     if (length > 0 && sequence.pages == nullptr) refuse("got no pages, expected a page table");

@@ -149,8 +149,15 @@ class Window final : public KvCache::Impl {
 
   KvSequenceView describe(std::int64_t sequence, std::int64_t length) const noexcept override {
     const std::int64_t first = first_[index(sequence)];
-    if (staged()) return {.length = length - first, .first_slot = sequence * staging_stride_};
-    return {.length = length - first, .first_slot = sequence * ring_, .ring_start = first % ring_};
+    if (staged()) {
+      return {.length = length - first,
+              .first_slot = sequence * staging_stride_,
+              .key_origin = first};
+    }
+    return {.length = length - first,
+            .first_slot = sequence * ring_,
+            .ring_start = first % ring_,
+            .key_origin = first};
   }
 
   void set_layout(KvCacheView& view) const noexcept override {

@@ -102,6 +102,7 @@ struct Sequence {
   const std::int32_t* pages = nullptr;
   std::int64_t first_slot = 0;
   std::int64_t ring_start = 0;
+  std::int64_t key_origin = 0;  // tokens before key 0, which a window has dropped
   // Offsets of this sequence's first element from the operands' data.
   std::int64_t q = 0;
   std::int64_t k = 0;

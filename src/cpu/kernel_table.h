@@ -135,6 +135,7 @@ struct KvRowsTask {
   std::int64_t run = 0;
   std::int64_t begin = 0;
   std::int64_t end = 0;
+  bool streams = false;  // the operation writes more than the caches hold
 };
 
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.

@@ -1,5 +1,7 @@
 #include "cuda/backend.h"
 
+#include "ladon/error.h"
+
 #include "cuda/error.h"
 #include "cuda/operations.h"
 

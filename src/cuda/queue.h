@@ -58,9 +58,9 @@ class Queue {
 
 /// A list of the host's, as kernels of one call see it.
 template <class Element>
-class DeviceList {
+class HostList {
  public:
-  DeviceList(Queue& queue, std::span<const Element> list)
+  HostList(Queue& queue, std::span<const Element> list)
       : memory_(queue.scratch(), bytes_of(list)) {
     if (!list.empty()) queue.upload(memory_.data(), list.data(), list.size_bytes());
   }

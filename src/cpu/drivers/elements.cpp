@@ -13,6 +13,9 @@ namespace {
 // Elements of one task: tens of microseconds at memory speed.
 constexpr std::int64_t kElementsPerTask = std::int64_t{1} << 14;
 
+// Bytes above which an operation's result is taken not to fit the caches.
+constexpr double kStreamedBytes = 32 << 20;
+
 /// Runs a kernel over ranges of [0, count).
 template <class Params>
 void run_ranges(const Workers& workers, const Params& params, std::int64_t count,
@@ -46,10 +49,11 @@ void run_kv_rows(Host& host, const KvRowsParams& params, KvRowsKernel kernel,
   }
   const InWorkspace<KvTasks> list(host.scratch, count);
   const WorkerScratch scratch(host, scratch_bytes);
+  const bool streams = 2 * static_cast<double>(tokens * token_elements) > kStreamedBytes;
   KvRowsTask* next = list->tasks;
   for (std::int64_t r = 0; r < params.num_runs; ++r) {
     for (std::int64_t begin = 0; begin < params.runs[r].count; begin += grain) {
-      *next++ = {r, begin, std::min(begin + grain, params.runs[r].count)};
+      *next++ = {r, begin, std::min(begin + grain, params.runs[r].count), streams};
     }
   }
   const int threads =

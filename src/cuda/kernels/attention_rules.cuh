@@ -61,8 +61,10 @@ template <class Compute>
 __device__ inline Softcapped<Compute> softcapped(const ScoreRules& rules, Compute scaled) {
   if (rules.softcap == 0) return {scaled, 1};
   const Compute cap = static_cast<Compute>(rules.softcap);
-  const Compute t = tanh(scaled / cap);
-  return {cap * t, 1 - t * t};
+  const Compute x = scaled / cap;
+  // 4 e / (1 + e)^2: 1 - tanh^2 would cancel where tanh is near 1.
+  const Compute e = exp(-2 * fabs(x));
+  return {cap * tanh(x), 4 * e / ((1 + e) * (1 + e))};
 }
 
 /// Adds ALiBi and bias to a softcapped score and masks it: -inf where the query may not see the

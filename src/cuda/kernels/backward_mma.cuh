@@ -1,0 +1,266 @@
+// The backward pass on tensor cores: q, k, v and dout all f16 or all bf16, head_dim and value_dim
+// up to 128 (padded with zeros to 64 or 128), every option.
+//
+// A block of 4 warps owns 64 keys of dk and dv, or 64 rows of dq. Its own tiles (k and v, or q and
+// dout) stay in shared memory; the tiles that it meets come in two stages by cp.async. A warp has
+// 16 own rows: S = own0 other0^T and dP = own1 other1^T have own rows as M, so that P and dS are in
+// the layout of an A operand when they are ready, and dk (or dq) += dS other0 and dv += P other1
+// never pass through shared memory. P and dS are rounded to 16 bits for those products; sums are
+// f32. With f16, P and dS of a result row are multiplied with a power of two that keeps its largest
+// below 2^14, so that neither overflow nor the subnormals of f16 lose them.
+//
+// NaN and infinity: rows that see no key, and what is past the ends of a sequence, are loaded as
+// zeros. A block that meets any other element that is not finite returns, and the SIMT kernel
+// computes its tile, because here a weight of 0 times NaN would be NaN.
+//
+// The sums of a result tile run over all tiles in one chain, four steps of 16 terms for each tile:
+// a second set of sums does not fit the registers. Where all terms are equal, n rows may move a
+// result by n / 16 * 2^-24 of itself: less than the rounding of the result up to 2^17 rows in f16
+// and 2^20 in bf16.
+//
+// Flops for each score: 4 * head_dim + 4 * value_dim of dk and dv, 4 * head_dim + 2 * value_dim of
+// dq. Limit: shared memory, 5/8 of an ldmatrix of 512 bytes for each mma, at 128 bytes a clock.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/backward.cuh"
+#include "cuda/kernels/backward_fragments.cuh"
+#include "cuda/kernels/backward_tiles.cuh"
+
+namespace ladon::cuda::backward {
+
+static_assert(kTileRows == kTile);
+
+/// Dynamic shared memory of a block, in bytes from its start.
+template <int kDim, bool kFull>
+struct MmaShared {
+  // The rules of a full kernel need memory of their own, so it has one stage: 99 KiB at most, which
+  // every GPU has.
+  static constexpr int kStages = kFull ? 1 : 2;
+  static constexpr std::uint32_t kOther = 2 * TileShape<kDim>::kBytes;
+  static constexpr std::uint32_t kStats = kOther + kStages * 2 * TileShape<kDim>::kBytes;
+  static constexpr std::uint32_t kWalk = kStats + kStages * kTile * sizeof(RowStats<float>);
+  static constexpr std::uint32_t kScores = kWalk + 256;
+  static constexpr std::uint32_t kBytes = kScores + (kFull ? ParkedScores::kBytes : 0);
+};
+
+/// One bit for each of the first `count` rows of a tile.
+__device__ inline std::uint64_t first_rows(std::int64_t count) {
+  return count >= kTile ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+}
+
+/// Loads the tiles that a block needs.
+template <class T, int kDim, class Shared, bool kOwnKeys>
+struct TileLoader {
+  const BackwardParams& params;
+  const TileWalk<kOwnKeys>& walk;
+  const std::uint32_t memory;  // the address of shared memory
+
+  /// The rows of another tile that are there, and see a key.
+  __device__ std::uint64_t live_rows(const OtherTile& other) const {
+    return kOwnKeys ? live_rows(other.head, other.tile)
+                    : first_rows(walk.sequence.kv_len - walk.key_begin(other));
+  }
+
+  __device__ void load_own() const {
+    const std::int64_t begin = walk.own_begin();
+    if constexpr (kOwnKeys) {
+      load_keys(begin, first_rows(walk.sequence.kv_len - begin), memory);
+    } else {
+      load_rows(walk.first_head, begin, live_rows(walk.first_head, walk.own_tile), memory, 0);
+    }
+  }
+  __device__ void load(const OtherTile& other, std::uint64_t live, int stage) const {
+    const std::uint32_t tiles = memory + Shared::kOther + stage * 2 * TileShape<kDim>::kBytes;
+    if constexpr (kOwnKeys) {
+      load_rows(other.head, walk.token_begin(other), live, tiles, stage);
+    } else {
+      load_keys(walk.key_begin(other), live, tiles);
+    }
+  }
+
+ private:
+  __device__ std::uint64_t live_rows(std::int64_t head, std::int64_t tile) const {
+    return params.live_rows[head * params.num_row_tiles + walk.row_tile_start + tile];
+  }
+
+  /// q and dout of 64 rows, and their statistics.
+  __device__ void load_rows(std::int64_t head, std::int64_t token_begin, std::uint64_t live,
+                            std::uint32_t tiles, int stage) const {
+    const AttentionParams& call = params.call;
+    load_one(call.q, walk.sequence.q, head, token_begin, call.head_dim, params.aligned.q, live,
+             tiles);
+    load_one(call.dout, walk.sequence.dout, head, token_begin, call.value_dim, params.aligned.dout,
+             live, tiles + TileShape<kDim>::kBytes);
+    if (threadIdx.x >= kTile) return;
+    const std::int64_t token = token_begin + threadIdx.x;
+    const bool exists = token < walk.sequence.query_len;
+    const RowStats<float>* from =
+        stats_of<float>(params, head, walk.row_start + (exists ? token : 0));
+    copy_8_async(memory + Shared::kStats + (stage * kTile + threadIdx.x) * sizeof(RowStats<float>),
+                 from, exists ? 8 : 0);
+  }
+
+  /// k and v of 64 keys.
+  __device__ void load_keys(std::int64_t key_begin, std::uint64_t live, std::uint32_t tiles) const {
+    const AttentionParams& call = params.call;
+    load_one(call.k, walk.sequence.k, walk.kv_head, key_begin, call.head_dim, params.aligned.k,
+             live, tiles);
+    load_one(call.v, walk.sequence.v, walk.kv_head, key_begin, call.value_dim, params.aligned.v,
+             live, tiles + TileShape<kDim>::kBytes);
+  }
+
+  __device__ static void load_one(const Operand& operand, std::int64_t offset, std::int64_t head,
+                                  std::int64_t token, std::int64_t dim, bool aligned,
+                                  std::uint64_t live, std::uint32_t tile) {
+    const T* rows = static_cast<const T*>(operand.data) + offset + head * operand.head_stride +
+                    token * operand.token_stride;
+    load_tile<T, kDim>(rows, operand.token_stride, static_cast<int>(dim), aligned, live, tile);
+  }
+};
+
+/// Calls step(other tile, stage) for all tiles that the block meets, when they are in shared
+/// memory.
+template <int kStages, bool kOwnKeys, class Loader, class Step>
+__device__ inline void for_each_tile(const TileWalk<kOwnKeys>& walk, const Loader& loader,
+                                     const Step& step) {
+  const std::int32_t num_steps = walk.num_steps();
+  OtherTile current = walk.first();
+  // The bits of live rows are read a step before the loads that need them.
+  std::uint64_t live = loader.live_rows(current);
+  if constexpr (kStages == 1) {
+    for (std::int32_t i = 0; i < num_steps; ++i) {
+      if (i > 0) __syncthreads();  // the tile before is read
+      loader.load(current, live, 0);
+      const OtherTile next = walk.after(current);
+      if (i + 1 < num_steps) live = loader.live_rows(next);
+      wait_for_copies();
+      __syncthreads();
+      step(current, 0);
+      current = next;
+    }
+  } else {
+    loader.load(current, live, 0);
+    OtherTile next = walk.after(current);
+    if (num_steps > 1) live = loader.live_rows(next);
+    for (std::int32_t i = 0; i < num_steps; ++i) {
+      const int stage = i % 2;
+      wait_for_copies();
+      __syncthreads();  // tile i is there, tile i - 1 is read
+      const OtherTile later = walk.after(next);
+      if (i + 1 < num_steps) {
+        loader.load(next, live, 1 - stage);
+        if (i + 2 < num_steps) live = loader.live_rows(later);
+      }
+      step(current, stage);
+      current = next;
+      next = later;
+    }
+  }
+}
+
+template <class T, int kDim, bool kFull, bool kOwnKeys>
+__global__ void __launch_bounds__(kMmaThreads, kDim == 64 && !kOwnKeys ? 3 : 2)
+    mma_tile(const __grid_constant__ BackwardParams params) {
+  extern __shared__ __align__(128) unsigned char mma_memory[];
+  using Shared = MmaShared<kDim, kFull>;
+  constexpr std::uint32_t kBytes = TileShape<kDim>::kBytes;
+  const AttentionParams& call = params.call;
+  auto& walk = *reinterpret_cast<TileWalk<kOwnKeys>*>(mma_memory + Shared::kWalk);
+  static_assert(sizeof walk <= Shared::kScores - Shared::kWalk);
+  walk.start(params, params.first_block + blockIdx.x);
+  if (meets_non_finite(params, walk)) return;
+  const LaneOffsets<kDim> lane(static_cast<int>(threadIdx.x) % 32);
+  const std::uint32_t memory = shared_address(mma_memory);
+  const std::uint32_t own = memory + threadIdx.x / 32 * 16 * TileShape<kDim>::kPitch;
+  const auto scale = static_cast<float>(call.rules.scale);
+  const TileLoader<T, kDim, Shared, kOwnKeys> loader{params, walk, memory};
+  FragmentSums<T, kDim> sums;        // dk or dq
+  FragmentSums<T, kDim> value_sums;  // dv, of own keys alone
+
+  // Adds what the other rows from `first_other` on bring.
+  const auto add_rows = [&](const OtherTile& other, int stage, int first_other) {
+    constexpr int kTokens = kOwnKeys ? kScoreRows : kTile;
+    constexpr int kKeys = kOwnKeys ? kTile : kScoreRows;
+    const std::int64_t first_token = walk.token_begin(other) + (kOwnKeys ? first_other : 0);
+    const std::int64_t first_key = walk.key_begin(other) + (kOwnKeys ? 0 : first_other);
+    const std::uint32_t rows =
+        memory + Shared::kOther + stage * 2 * kBytes + first_other * TileShape<kDim>::kPitch;
+    const auto* stats = reinterpret_cast<const RowStats<float>*>(mma_memory + Shared::kStats) +
+                        (kOwnKeys ? stage * kTile + first_other : 0);
+    ScoreFragment scores;
+    ScoreFragment dscores;
+    if constexpr (kFull) {
+      const ParkedScores parked(mma_memory + Shared::kScores);
+      dot_product_tile<T, kDim>(own, rows, lane, scores);
+      parked.park_scores(scores);
+      dot_product_tile<T, kDim>(own + kBytes, rows + kBytes, lane, dscores);
+      parked.park_dscores(dscores);
+      parked.apply_rules<kOwnKeys>(call.rules, walk.sequence, other.head, first_token, first_key,
+                                   stats);
+      parked.load_weights(scores);
+      parked.load_gradients(dscores);
+    } else {
+      dot_product_tile<T, kDim>(own, rows, lane, scores);
+      dot_product_tile<T, kDim>(own + kBytes, rows + kBytes, lane, dscores);
+      plain_gradients<kOwnKeys>(scale, stats, scores, dscores);
+      const Band band(call.rules, walk.sequence, first_token, kTokens, first_key, kKeys);
+      if (!band.sees_all) apply_window<kOwnKeys>(band, scores, dscores);
+    }
+    if constexpr (kOwnKeys) value_sums.add(scores, rows + kBytes, lane);
+    sums.add(dscores, rows, lane);
+  };
+  const auto add_tile = [&](const OtherTile& other, int stage) {
+#pragma unroll 1
+    for (int first = 0; first < kTile; first += kScoreRows) add_rows(other, stage, first);
+  };
+  if (walk.num_steps() > 0) {
+    loader.load_own();
+    for_each_tile<Shared::kStages>(walk, loader, add_tile);
+  }
+
+  const Sequence& sequence = walk.sequence;
+  const std::int64_t begin = walk.own_begin();
+  const auto head_dim = static_cast<int>(call.head_dim);
+  const auto start = [&](const Operand& operand, std::int64_t offset, std::int64_t head) {
+    return offset + head * operand.head_stride + begin * operand.token_stride;
+  };
+  if constexpr (kOwnKeys) {
+    const std::int64_t count = sequence.kv_len - begin;
+    store_sums(sums, scale, call.dk, start(call.dk, sequence.dk, walk.kv_head), count, head_dim);
+    store_sums(value_sums, 1.0F, call.dv, start(call.dv, sequence.dv, walk.kv_head), count,
+               static_cast<int>(call.value_dim));
+  } else {
+    store_sums(sums, scale, call.dq, start(call.dq, sequence.dq, walk.first_head),
+               sequence.query_len - begin, head_dim);
+  }
+}
+
+/// Launches a block for each tile of keys of a KV head, or of rows of a head.
+template <class T, bool kOwnKeys>
+inline void launch_mma(Queue& queue, const BackwardParams& params) {
+  const AttentionParams& call = params.call;
+  const ScoreRules& rules = call.rules;
+  const bool full = rules.softcap != 0 || rules.alibi_slopes.data != nullptr ||
+                    rules.bias.data != nullptr || rules.mask.data != nullptr || rules.dropout;
+  const std::int64_t blocks =
+      kOwnKeys ? params.num_key_tiles * call.num_kv_heads : params.num_row_tiles * call.num_heads;
+  const auto launch = [&](auto dim) {
+    constexpr int kDim = decltype(dim)::value;
+    if (full) {
+      launch_blocks(queue, mma_tile<T, kDim, true, kOwnKeys>, blocks, kMmaThreads,
+                    MmaShared<kDim, true>::kBytes, params);
+    } else {
+      launch_blocks(queue, mma_tile<T, kDim, false, kOwnKeys>, blocks, kMmaThreads,
+                    MmaShared<kDim, false>::kBytes, params);
+    }
+  };
+  if (std::max(call.head_dim, call.value_dim) <= 64) {
+    launch(std::integral_constant<int, 64>{});
+  } else {
+    launch(std::integral_constant<int, 128>{});
+  }
+}
+
+}  // namespace ladon::cuda::backward

@@ -1,0 +1,220 @@
+// Tensor-core instructions of the backward pass, and tiles of 16-bit rows in shared memory.
+//
+// A tile is [64][kDim] with rows of kDim / 8 chunks of 16 bytes. Chunk c of row r is stored at
+// place c ^ (r % 8): the 8 rows that one ldmatrix phase reads, and the chunks that a warp writes,
+// are then in different banks.
+//
+// Fragments, with g = lane / 4 and t = lane % 4 (PTX ISA, mma.m16n8k16 and ldmatrix):
+//   A 16 x 16: registers (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8)
+//   B 16 x 8:  registers (k 2t, column g), (k 2t + 8, column g)
+//   C 16 x 8:  floats (row g, column 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+// A register holds two neighbours along k, the lower in its lower half.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace ladon::cuda::backward {
+
+/// Copies 16 bytes to shared memory, asynchronously; those past `bytes` become 0 and are not read.
+__device__ inline void copy_16_async(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+/// The same for 8 bytes.
+__device__ inline void copy_8_async(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ inline void store_16(std::uint32_t to, const std::uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+/// Four 8 x 8 matrices; lane 8 m + r gives the address of row r of matrix m.
+__device__ inline void load_matrices(std::uint32_t from, std::uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from));
+}
+__device__ inline void load_matrices_transposed(std::uint32_t from, std::uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from));
+}
+
+/// c += A B.
+template <class T>
+__device__ inline void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                    std::uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+/// 2^x with an error of 2 units in the last place; results below 2^-126 are 0.
+__device__ inline float exp2_approximate(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
+__device__ inline std::uint32_t shared_address(const void* data) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(data));
+}
+
+/// Rounds two floats to nearest even, the first into the lower half.
+template <class T>
+__device__ inline std::uint32_t packed(float low, float high) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+}
+
+inline constexpr int kTileRows = 64;
+// Other rows whose scores are in registers at once. All 64 would leave too few for the rest.
+inline constexpr int kScoreRows = 32;
+inline constexpr int kMmaThreads = 128;
+
+template <int kDim>
+struct TileShape {
+  static constexpr int kChunks = kDim / 8;
+  static constexpr std::uint32_t kPitch = kDim * 2;  // bytes of a row
+  static constexpr std::uint32_t kBytes = kTileRows * kPitch;
+};
+
+/// The byte of a chunk within its tile.
+template <int kDim>
+__device__ inline std::uint32_t chunk_offset(int row, int chunk) {
+  return static_cast<std::uint32_t>(row) * TileShape<kDim>::kPitch +
+         (static_cast<std::uint32_t>(chunk ^ (row % 8)) << 4);
+}
+
+/// Where a lane's row of a fragment is, within 16 rows by 16 columns. Chunk 2 i further right is at
+/// `offset ^ (i << 5)`, rows further down at `offset + rows * pitch` where rows % 8 == 0.
+template <int kDim>
+struct LaneOffsets {
+  // A by rows, and B transposed: matrices (rows 0-7, chunk 0), (8-15, 0), (0-7, 1), (8-15, 1).
+  std::uint32_t down;
+  // B by rows: matrices (rows 0-7, chunk 0), (0-7, 1), (8-15, 0), (8-15, 1).
+  std::uint32_t right;
+
+  __device__ explicit LaneOffsets(int lane)
+      : down(chunk_offset<kDim>(lane % 16, lane / 16)),
+        right(chunk_offset<kDim>(lane % 8 + lane / 16 * 8, lane / 8 % 2)) {}
+
+  /// A copy that the compiler takes for new: it would otherwise keep the offsets of all chunks from
+  /// one product to the next, in registers that are needed elsewhere.
+  __device__ LaneOffsets fresh() const {
+    LaneOffsets copy = *this;
+    asm volatile("" : "+r"(copy.down), "+r"(copy.right));
+    return copy;
+  }
+};
+
+/// Starts to load 64 rows of up to kDim columns. Rows without their bit in `live`, and columns past
+/// `dim`, become 0 and are not read.
+template <class T, int kDim>
+__device__ inline void load_tile(const T* rows, std::int64_t stride, int dim, bool aligned,
+                                 std::uint64_t live, std::uint32_t tile) {
+  constexpr int kChunks = TileShape<kDim>::kChunks;
+  constexpr int kRowsAtOnce = kMmaThreads / kChunks;
+  static_assert(kRowsAtOnce % 8 == 0);
+  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  const int first_row = static_cast<int>(threadIdx.x) / kChunks;
+  const int left = dim - 8 * chunk;
+  const int elements = left < 0 ? 0 : left > 8 ? 8 : left;
+  const T* from = rows + first_row * stride + 8 * chunk;
+  const std::uint32_t to = tile + chunk_offset<kDim>(first_row, chunk);
+  const auto count_of = [&](int i) {
+    return (live >> (first_row + i * kRowsAtOnce) & 1) != 0 ? elements : 0;
+  };
+  if (aligned) {
+#pragma unroll
+    for (int i = 0; i < kTileRows / kRowsAtOnce; ++i, from += kRowsAtOnce * stride) {
+      const int count = count_of(i);
+      copy_16_async(to + i * kRowsAtOnce * TileShape<kDim>::kPitch, count == 0 ? rows : from,
+                    count * 2);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kTileRows / kRowsAtOnce; ++i, from += kRowsAtOnce * stride) {
+    const int count = count_of(i);
+    const auto* const bits = reinterpret_cast<const std::uint16_t*>(from);
+    std::uint32_t words[4];
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      const std::uint32_t low = 2 * word < count ? bits[2 * word] : 0;
+      const std::uint32_t high = 2 * word + 1 < count ? bits[2 * word + 1] : 0;
+      words[word] = low | high << 16;
+    }
+    store_16(to + i * kRowsAtOnce * TileShape<kDim>::kPitch, words);
+  }
+}
+
+/// Scores of 16 own rows with kScoreRows other rows.
+using ScoreFragment = float[kScoreRows / 8][4];
+
+/// c[16 x kScoreRows] = A[16 x kDim] B^T, both by rows: the dot products of their rows.
+template <class T, int kDim>
+__device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_first,
+                                        const LaneOffsets<kDim>& lane_of_block, ScoreFragment& c) {
+  const LaneOffsets<kDim> lane = lane_of_block.fresh();
+#pragma unroll
+  for (int n = 0; n < kScoreRows / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[n][i] = 0;
+  }
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    std::uint32_t a[4];
+    load_matrices(a_rows + (lane.down ^ (k << 5)), a);
+    const std::uint32_t b_rows = b_first + (lane.right ^ (k << 5));
+#pragma unroll
+    for (int n = 0; n < kScoreRows / 16; ++n) {
+      std::uint32_t b[4];
+      load_matrices(b_rows + n * 16 * TileShape<kDim>::kPitch, b);
+      multiply_add<T>(c[2 * n], a, b[0], b[1]);
+      multiply_add<T>(c[2 * n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+/// c[16 x kDim] += A[16 x kScoreRows] B, with A in registers and B by rows.
+template <class T, int kDim>
+__device__ inline void add_product_tile(const std::uint32_t (&a)[kScoreRows / 16][4],
+                                        std::uint32_t b_rows, const LaneOffsets<kDim>& lane,
+                                        float (&c)[kDim / 8][4]) {
+#pragma unroll
+  for (int k = 0; k < kScoreRows / 16; ++k) {
+#pragma unroll
+    for (int n = 0; n < kDim / 16; ++n) {
+      std::uint32_t b[4];
+      load_matrices_transposed(b_rows + k * 16 * TileShape<kDim>::kPitch + (lane.down ^ (n << 5)),
+                               b);
+      multiply_add<T>(c[2 * n], a[k], b[0], b[1]);
+      multiply_add<T>(c[2 * n + 1], a[k], b[2], b[3]);
+    }
+  }
+}
+
+}  // namespace ladon::cuda::backward

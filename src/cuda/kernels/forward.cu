@@ -1,0 +1,215 @@
+// attend(): chooses the forward kernel, and folds segments that were computed apart.
+//
+// Which kernel computes a call depends on its dtypes, head_dim and rules; how many rows it has
+// changes the shape of the kernel but not the arithmetic. Few rows over many keys (decoding) are
+// computed segment by segment, each by a block of threads, and folded by a second kernel.
+
+#include <algorithm>
+#include <numbers>
+
+#include "core/fail.h"
+#include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_launch.h"
+#include "cuda/kernels/tensor_core.cuh"
+#include "cuda/operations.h"
+#include "cuda/sequences.h"
+
+namespace ladon::cuda {
+namespace {
+
+// Rows a KV head up to which segments are computed apart. Their results take rows * segments of
+// memory, which is linear in the number of keys because this is a constant.
+constexpr std::int64_t kMostSplitRows = 256;
+// Longer heads would not leave room for the queries in shared memory.
+constexpr std::int64_t kLongestMmaHead = 640;
+
+/// Folds one row's segments. One block of threads a row; threads have columns.
+template <class Compute, class Exp>
+struct FoldParams {
+  ForwardParams<Compute> forward;
+  Exp exp_of;
+  Compute unit;  // what a weight of 1 is in the sums
+};
+
+template <class Compute, class Exp>
+__global__ void fold_segments(const __grid_constant__ FoldParams<Compute, Exp> params) {
+  const AttentionParams& call = params.forward.call;
+  const Partials<Compute>& partials = params.forward.partials;
+  const std::int64_t row = blockIdx.x % partials.rows;
+  const std::int64_t place = blockIdx.x / partials.rows;
+  const Sequence& sequence = call.sequences[place / call.num_kv_heads];
+  if (row >= sequence.query_len * call.group) return;
+  const std::int64_t token = row / call.group;
+  const std::int64_t head = place % call.num_kv_heads * call.group + row % call.group;
+
+  const BlockRange blocks = visible_blocks(call, sequence, row, row);
+  const std::int64_t first_segment = sequence.key_origin / kSegmentKeys;
+  const std::int64_t begin = blocks.begin / kSegmentBlocks - first_segment;
+  const std::int64_t end =
+      blocks.begin == blocks.end
+          ? begin
+          : (blocks.end + kSegmentBlocks - 1) / kSegmentBlocks - first_segment;
+  for (std::int64_t column = threadIdx.x; column < call.value_dim; column += blockDim.x) {
+    RowState<Compute> total;
+    Compute sum = 0;
+    for (std::int64_t segment = begin; segment < end; ++segment) {
+      const std::int64_t index = partials.index(place, segment, row);
+      const RowState<Compute> added{partials.maximum[index], partials.sum[index]};
+      const Fold<Compute> fold(total, added, params.exp_of);
+      total = fold.state;
+      sum = fold(sum, partials.out[index * call.value_dim + column]);
+    }
+    const RowResult<Compute> result = finish_row(
+        call.rules, head, total.maximum * static_cast<Compute>(params.forward.natural), total.sum,
+        params.unit);
+    const Compute out = total.sum == 0 ? Compute{0} : sum * result.weight;
+    store_element(call.out.data, call.out.dtype,
+                  sequence.out + token * call.out.token_stride + head * call.out.head_stride +
+                      column,
+                  out + Compute{0});
+    if (column == 0 && call.lse.data != nullptr) {
+      store_lse(call.lse,
+                sequence.lse + token * call.lse.token_stride + head * call.lse.head_stride,
+                result.lse);
+    }
+  }
+}
+
+/// Whether every row of an operand starts at a multiple of `bytes` and has whole multiples.
+bool is_aligned(const AttentionParams& call, const Operand& operand, std::int64_t Sequence::*start,
+                std::int64_t dim, std::int64_t bytes) {
+  const std::int64_t elements = bytes / static_cast<std::int64_t>(size_of(operand.dtype));
+  const auto fits = [elements](std::int64_t count) { return count % elements == 0; };
+  if (reinterpret_cast<std::uintptr_t>(operand.data) % static_cast<std::uintptr_t>(bytes) != 0 ||
+      !fits(operand.token_stride) || !fits(operand.head_stride) || !fits(dim)) {
+    return false;
+  }
+  return std::all_of(call.sequences, call.sequences + call.num_sequences,
+                     [&](const Sequence& sequence) { return fits(sequence.*start); });
+}
+
+/// Segments of the longest sequence.
+std::int64_t segments_of(const AttentionParams& call) {
+  std::int64_t most = 0;
+  for (std::int64_t s = 0; s < call.num_sequences; ++s) {
+    const Sequence& sequence = call.sequences[s];
+    if (sequence.kv_len == 0) continue;
+    const std::int64_t last = (sequence.key_origin + sequence.kv_len - 1) / kSegmentKeys;
+    most = std::max(most, last - sequence.key_origin / kSegmentKeys + 1);
+  }
+  return most;
+}
+
+bool uses_tensor_cores(const AttentionParams& call) {
+  const bool is_half = call.q.dtype == DType::kF16 || call.q.dtype == DType::kBF16;
+  const bool is_scaled = call.kv_layout.k_scales != nullptr;
+  const bool same = call.k.dtype == call.q.dtype && call.v.dtype == call.q.dtype;
+  constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;
+  return is_half && (same || is_scaled) && call.head_dim <= kLongestMmaHead &&
+         call.max_query_len * call.group < kMostKeys && call.max_kv_len < kMostKeys && call.kv_layout.page_size < kMostKeys;
+}
+
+/// Nothing but a positive scale and a window: scores keep the units of q.k.
+bool is_plain(const AttentionParams& call) {
+  const ScoreRules& rules = call.rules;
+  return rules.scale > 0 && rules.softcap == 0 && rules.alibi_slopes.data == nullptr &&
+         rules.bias.data == nullptr && rules.mask.data == nullptr && !rules.dropout &&
+         call.kv_layout.k_scales == nullptr;
+}
+
+/// Memory for segments that are computed apart.
+template <class Compute>
+class PartialMemory {
+ public:
+  PartialMemory(Queue& queue, const AttentionParams& call, std::int64_t segments)
+      : partials_{nullptr, nullptr, nullptr, segments, call.max_query_len * call.group} {
+    const std::int64_t states =
+        call.num_sequences * call.num_kv_heads * segments * partials_.rows;
+    if (segments <= 1 || partials_.rows > kMostSplitRows || states == 0) return;
+    const std::int64_t elements = states * (2 + call.value_dim);
+    memory_.emplace(queue.scratch(), static_cast<std::size_t>(elements) * sizeof(Compute));
+    partials_.maximum = reinterpret_cast<Compute*>(memory_->data());
+    partials_.sum = partials_.maximum + states;
+    partials_.out = partials_.sum + states;
+  }
+
+  const Partials<Compute>& partials() const { return partials_; }
+
+ private:
+  std::optional<Workspace> memory_;
+  Partials<Compute> partials_;
+};
+
+/// Launches the kernel for all tasks, then folds.
+template <class Compute, class Launch, class Exp>
+void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_tile,
+         std::int64_t columns, const Launch& launch, Exp exp_of, Compute unit) {
+  const AttentionParams& call = params.call;
+  params.row_tiles = (call.max_query_len * call.group + rows_per_tile - 1) / rows_per_tile;
+  params.value_chunks = (call.value_dim + columns - 1) / columns;
+  const bool is_split = params.partials.maximum != nullptr;
+  const std::int64_t tasks = call.num_sequences * call.num_kv_heads * params.value_chunks *
+                             params.row_tiles * (is_split ? params.partials.segments : 1);
+  constexpr std::int64_t kMostTasks = (std::int64_t{1} << 31) - 1;
+  if (tasks > kMostTasks) {
+    fail(ErrorCode::kUnsupported, "attention", "q",
+         "got " + std::to_string(tasks) + " tiles of work, expected at most 2^31 - 1");
+  }
+  if (tasks == 0) return;
+  launch(tasks, params);
+  if (!is_split) return;
+  const std::int64_t rows = call.num_sequences * call.num_kv_heads * params.partials.rows;
+  queue.launch(fold_segments<Compute, Exp>,
+               {dim3(static_cast<unsigned>(rows)), dim3(128)},
+               FoldParams<Compute, Exp>{params, exp_of, unit});
+}
+
+}  // namespace
+
+void attend(Queue& queue, const AttentionParams& call) {
+  if (call.num_sequences == 0 || call.max_query_len == 0 || call.num_heads == 0) return;
+  const std::int64_t rows = call.max_query_len * call.group;
+  const std::int64_t segments = segments_of(call);
+  const DeviceSequences sequences(queue, call);
+  if (uses_tensor_cores(call)) {
+    const PartialMemory<float> memory(queue, call, segments);
+    const bool is_bf16 = call.q.dtype == DType::kBF16;
+    const ForwardKind kind{rows <= mma_rows(true), call.head_dim > kTileColumns, !is_plain(call)};
+    ForwardParams<float> params;
+    params.call = sequences.params();
+    params.partials = memory.partials();
+    const double log2e = std::numbers::log2e;
+    params.factor = static_cast<float>(kind.full ? log2e : call.rules.scale * log2e);
+    params.natural = kind.full ? 1.0F : static_cast<float>(call.rules.scale);
+    params.aligned_q = is_aligned(call, call.q, &Sequence::q, call.head_dim, 16);
+    params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
+    params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
+    params.aligned_out = call.out.dtype == call.q.dtype &&
+                         is_aligned(call, call.out, &Sequence::out, 2, 4);
+    run(
+        queue, params, mma_rows(kind.few_rows), kTileColumns,
+        [&](std::int64_t tasks, const ForwardParams<float>& ready) {
+          is_bf16 ? launch_forward_bf16(queue, kind, tasks, ready)
+                  : launch_forward_f16(queue, kind, tasks, ready);
+        },
+        Base2Exp{params.factor}, is_bf16 ? 1.0F : 4096.0F);
+    return;
+  }
+  const bool is_f64 = call.q.dtype == DType::kF64;
+  const ForwardKind kind{rows <= simt_rows(true, is_f64), false, true};
+  const auto run_simt = [&]<class Compute>(Compute one, const auto& launch) {
+    const PartialMemory<Compute> memory(queue, call, segments);
+    ForwardParams<Compute> params;
+    params.call = sequences.params();
+    params.partials = memory.partials();
+    run(
+        queue, params, simt_rows(kind.few_rows, is_f64), std::int64_t{128},
+        [&](std::int64_t tasks, const ForwardParams<Compute>& ready) {
+          launch(queue, kind, tasks, ready);
+        },
+        NaturalExp<Compute>{}, one);
+  };
+  is_f64 ? run_simt(1.0, launch_forward_f64) : run_simt(1.0F, launch_forward_f32);
+}
+
+}  // namespace ladon::cuda

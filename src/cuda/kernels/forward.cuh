@@ -1,0 +1,78 @@
+// What the forward kernels share: their params, and which keys a tile of query rows needs.
+#pragma once
+
+#include <cstdint>
+
+#include "core/attention_params.h"
+#include "cuda/kernels/softmax_state.cuh"
+
+namespace ladon::cuda {
+
+template <class Compute>
+struct ForwardParams {
+  AttentionParams call;  // on the device
+  Partials<Compute> partials;
+  std::int64_t row_tiles = 0;     // of the longest sequence
+  std::int64_t value_chunks = 0;  // columns of V are shared out among blocks of threads
+  // Tensor-core kernels only. exp2(factor * difference) is exp() of a difference of scores;
+  // `natural` brings a score to natural units.
+  float factor = 1;
+  float natural = 1;
+  bool aligned_q = false;  // rows can be read 16 bytes at a time
+  bool aligned_k = false;
+  bool aligned_v = false;
+  bool aligned_out = false;  // pairs can be written at once
+};
+
+/// Which part of a call a block of threads computes.
+struct ForwardTask {
+  std::int64_t sequence = 0;
+  std::int64_t kv_head = 0;
+  std::int64_t value_chunk = 0;
+  std::int64_t row_tile = 0;
+  std::int64_t segment = 0;  // counted from the segment of key 0; with Partials only
+
+  /// Long tiles of causal calls come first: the last blocks of a launch are then short.
+  template <class Compute>
+  __device__ ForwardTask(const ForwardParams<Compute>& params, std::int64_t block) {
+    const std::int64_t segments = params.partials.maximum == nullptr ? 1 : params.partials.segments;
+    segment = block % segments;
+    block /= segments;
+    row_tile = params.row_tiles - 1 - block % params.row_tiles;
+    block /= params.row_tiles;
+    value_chunk = block % params.value_chunks;
+    block /= params.value_chunks;
+    kv_head = block % params.call.num_kv_heads;
+    sequence = block / params.call.num_kv_heads;
+  }
+};
+
+/// Blocks of keys, counted from the sequence's first token, so that they are cut at the same places
+/// whether or not a window has dropped tokens.
+struct BlockRange {
+  int begin = 0;
+  int end = 0;
+};
+
+/// The blocks that rows [first_row, last_row] of a KV head see. Windows move with the token, so the
+/// first row's begins first and the last row's ends last.
+__device__ inline BlockRange visible_blocks(const AttentionParams& call, const Sequence& sequence,
+                                            std::int64_t first_row, std::int64_t last_row) {
+  const std::int64_t begin = window_of(call.rules, sequence, first_row / call.group).begin;
+  const std::int64_t end = window_of(call.rules, sequence, last_row / call.group).end;
+  if (begin >= end) return {};
+  return {static_cast<int>((begin + sequence.key_origin) / kBlockKeys),
+          static_cast<int>((end - 1 + sequence.key_origin) / kBlockKeys) + 1};
+}
+
+/// Those of them that are in one segment.
+__device__ inline BlockRange blocks_in_segment(const Sequence& sequence, const BlockRange& blocks,
+                                               std::int64_t segment) {
+  const int begin =
+      static_cast<int>(sequence.key_origin / kSegmentKeys + segment) * kSegmentBlocks;
+  const BlockRange both{blocks.begin > begin ? blocks.begin : begin,
+                        blocks.end < begin + kSegmentBlocks ? blocks.end : begin + kSegmentBlocks};
+  return both.begin < both.end ? both : BlockRange{};
+}
+
+}  // namespace ladon::cuda

@@ -1,0 +1,33 @@
+// Launches of the forward kernels; each is defined in the file that instantiates it.
+#pragma once
+
+#include "cuda/queue.h"
+
+namespace ladon::cuda {
+
+template <class Compute>
+struct ForwardParams;
+
+/// Which kernel a call needs.
+struct ForwardKind {
+  bool few_rows = false;  // at most 16 (tensor cores) or 8 rows a KV head
+  bool streamed = false;  // head_dim above 128; tensor cores only
+  bool full = false;      // more rules than a scale and a window; tensor cores only
+};
+
+void launch_forward_bf16(Queue& queue, const ForwardKind& kind, std::int64_t tasks,
+                         const ForwardParams<float>& params);
+void launch_forward_f16(Queue& queue, const ForwardKind& kind, std::int64_t tasks,
+                        const ForwardParams<float>& params);
+void launch_forward_f32(Queue& queue, const ForwardKind& kind, std::int64_t tasks,
+                        const ForwardParams<float>& params);
+void launch_forward_f64(Queue& queue, const ForwardKind& kind, std::int64_t tasks,
+                        const ForwardParams<double>& params);
+
+/// Query rows of one block of threads.
+constexpr std::int64_t mma_rows(bool few_rows) { return few_rows ? 16 : 64; }
+constexpr std::int64_t simt_rows(bool few_rows, bool is_f64) {
+  return few_rows ? 8 : is_f64 ? 16 : 32;
+}
+
+}  // namespace ladon::cuda

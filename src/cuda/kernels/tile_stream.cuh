@@ -1,0 +1,271 @@
+// TileStream: keys and values of one KV head as a stream of 64 x 128 tiles in shared memory, a
+// few tiles ahead of their use.
+//
+// For each block of keys come the tiles of K, 128 columns each, then the tile of V with the columns
+// that this block of threads computes. Rows that do not exist and columns past the end are zeros:
+// what is in memory there is not read. 16-byte rows are copied asynchronously; unaligned and int8
+// rows go through registers.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+
+namespace ladon::cuda {
+
+inline constexpr int kTileBytes = kBlockKeys * kTileRowBytes;
+/// Buffers of a stream. One warp has fewer, so that more blocks fit a multiprocessor.
+constexpr int tile_buffers(int warps) { return warps == 1 ? 3 : 4; }
+
+template <int kWarps>
+__device__ __forceinline__ void synchronize_warps() {
+  if constexpr (kWarps == 1) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+/// 16 bytes: eight elements from memory, of which `count` exist. Half is what the tile holds.
+template <class Half>
+__device__ __forceinline__ uint4 load_eight(const Half* from, int count) {
+  union {
+    uint4 vector;
+    Half elements[kChunkElements];
+  } chunk;
+  chunk.vector = make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < kChunkElements; ++i) {
+    if (i < count) chunk.elements[i] = from[i];
+  }
+  return chunk.vector;
+}
+/// Eight integers as 16-bit floats, in which they are exact.
+template <class Half>
+__device__ __forceinline__ uint4 to_halves(uint2 integers) {
+  const auto pair = [](unsigned word, int first) {
+    const auto element = [word](int i) { return static_cast<signed char>(word >> (i * 8)); };
+    return pack<Half>(static_cast<float>(element(first)), static_cast<float>(element(first + 1)));
+  };
+  return make_uint4(pair(integers.x, 0), pair(integers.x, 2), pair(integers.y, 0),
+                    pair(integers.y, 2));
+}
+/// Eight int8, of which `count` exist.
+__device__ __forceinline__ uint2 load_integers(const signed char* from, int count, bool aligned) {
+  if (aligned && count == kChunkElements) return *reinterpret_cast<const uint2*>(from);
+  union {
+    uint2 vector;
+    signed char elements[kChunkElements];
+  } chunk;
+  chunk.vector = make_uint2(0, 0);
+#pragma unroll
+  for (int i = 0; i < kChunkElements; ++i) {
+    if (i < count) chunk.elements[i] = from[i];
+  }
+  return chunk.vector;
+}
+
+template <class Half, int kWarps>
+class TileStream {
+  static constexpr int kTileBuffers = tile_buffers(kWarps);
+  static constexpr int kTilesAhead = kTileBuffers - 1;
+
+ public:
+  struct Memory {
+    alignas(128) unsigned char tiles[kTileBuffers][kTileBytes];
+    float scales[kTileBuffers][kBlockKeys];  // of int8 rows
+  };
+
+  __device__ __forceinline__ TileStream(const ForwardParams<float>& params, const Sequence& sequence,
+                        const ForwardTask& task, Memory& memory)
+      : params_(params),
+        sequence_(sequence),
+        memory_(memory),
+        kv_head_(task.kv_head),
+        first_value_(static_cast<int>(task.value_chunk) * kTileColumns),
+        key_tiles_(static_cast<int>((params.call.head_dim + kTileColumns - 1) / kTileColumns)),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// Columns of a tile of K, and of the tile of V.
+  __device__ __forceinline__ int key_columns(int part) const {
+    return min(kTileColumns, static_cast<int>(params_.call.head_dim) - part * kTileColumns);
+  }
+  __device__ __forceinline__ int value_columns() const {
+    return min(kTileColumns, static_cast<int>(params_.call.value_dim) - first_value_);
+  }
+  __device__ __forceinline__ int first_value() const { return first_value_; }
+  __device__ __forceinline__ int key_tiles() const { return key_tiles_; }
+  __device__ __forceinline__ bool scaled() const { return params_.call.kv_layout.k_scales != nullptr; }
+
+  /// Starts, or starts again, at the first tile of a block.
+  __device__ __forceinline__ void start(const BlockRange& blocks) {
+    wait_copies<0>();
+    synchronize_warps<kWarps>();
+    block_ = blocks.begin;
+    end_ = blocks.end;
+    part_ = 0;
+    issued_ = 0;
+    used_ = -kTilesAhead;
+  }
+
+  /// Starts the copy of one tile and returns the buffer of the tile that has arrived; negative in
+  /// the first calls, when none has.
+  __device__ __forceinline__ int next() {
+    if (used_ >= 0) {
+      wait_copies<kTilesAhead - 1>();
+      synchronize_warps<kWarps>();
+    }
+    issue();
+    const int used = used_++;
+    return used < 0 ? used : used % kTileBuffers;
+  }
+
+ private:
+  __device__ __forceinline__ void issue() {
+    if (block_ < end_) {
+      if (part_ == 0) find_slots();
+      copy_tile(part_ < key_tiles_);
+      ++issued_;
+      if (++part_ > key_tiles_) {
+        part_ = 0;
+        ++block_;
+      }
+    }
+    commit_copies();
+  }
+
+  /// Each lane looks up two of the block's 64 keys; -1 where there is none.
+  __device__ __forceinline__ void find_slots() {
+    const std::int64_t first =
+        static_cast<std::int64_t>(block_) * kBlockKeys - sequence_.key_origin;
+    const KvLayout& layout = params_.call.kv_layout;
+    is_consecutive_ = layout.page_size == 0 && layout.ring_slots == 0 && first >= 0 &&
+                      first + kBlockKeys <= sequence_.kv_len;
+    first_slot_ = sequence_.first_slot + first;
+    if (is_consecutive_ && layout.k_scales == nullptr && params_.aligned_k && params_.aligned_v) {
+      return;  // nothing will be looked up
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t key = first + half * 32 + lane_;
+      slots_[half] = key >= 0 && key < sequence_.kv_len ? slot_of(static_cast<int>(key)) : -1;
+    }
+  }
+
+  /// kv_slot() with divisions of 32 bits.
+  __device__ __forceinline__ std::int64_t slot_of(int key) const {
+    const KvLayout& layout = params_.call.kv_layout;
+    if (layout.page_size != 0) {
+      const int size = static_cast<int>(layout.page_size);
+      return static_cast<std::int64_t>(sequence_.pages[key / size]) * size + key % size;
+    }
+    if (layout.ring_slots == 0) return sequence_.first_slot + key;
+    std::int64_t place = sequence_.ring_start + key;
+    if (place >= layout.ring_slots) place -= layout.ring_slots;
+    return sequence_.first_slot + place;
+  }
+
+  __device__ __forceinline__ void copy_tile(bool keys) {
+    const AttentionParams& call = params_.call;
+    const Operand& operand = keys ? call.k : call.v;
+    const float* scales = keys ? call.kv_layout.k_scales : call.kv_layout.v_scales;
+    const bool aligned = keys ? params_.aligned_k : params_.aligned_v;
+    const int columns = keys ? key_columns(part_) : value_columns();
+    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
+    const std::int64_t start = (keys ? sequence_.k : sequence_.v) +
+                               kv_head_ * operand.head_stride +
+                               (keys ? part_ * kTileColumns : first_value_) +
+                               chunk * kChunkElements;
+    const int buffer = issued_ % kTileBuffers;
+    const unsigned tile = shared_address(memory_.tiles[buffer]);
+    const int present = max(0, min(kChunkElements, columns - chunk * kChunkElements));
+    // Products read half a tile or all of it.
+    const bool is_read = chunk < kTileChunks / 2 || columns > kTileColumns / 2;
+    if (scales != nullptr) {
+      const auto* data = static_cast<const signed char*>(operand.data) + start;
+      const KvLayout& layout = call.kv_layout;
+      for_each_row([&](int row, std::int64_t slot) {
+        const int count = slot < 0 ? 0 : present;
+        const uint2 integers =
+            load_integers(data + (count == 0 ? 0 : slot * operand.token_stride), count, aligned);
+        // Values are bf16 whatever the queries are: products with their scales need its range.
+        if (is_read) {
+          store_chunk(tile + chunk_offset(row, chunk),
+                      keys ? to_halves<Half>(integers) : to_halves<__nv_bfloat16>(integers));
+        }
+        if (chunk == 0) {
+          memory_.scales[buffer][row] =
+              slot < 0 ? 0.0F
+                       : scales[slot * layout.scale_slot_stride +
+                                kv_head_ * layout.scale_head_stride];
+        }
+      });
+      return;
+    }
+    const Half* data = static_cast<const Half*>(operand.data) + start;
+    if (!aligned) {
+      for_each_row([&](int row, std::int64_t slot) {
+        const int count = slot < 0 ? 0 : present;
+        const Half* from = data + (count == 0 ? 0 : slot * operand.token_stride);
+        if (is_read) store_chunk(tile + chunk_offset(row, chunk), load_eight<Half>(from, count));
+      });
+      return;
+    }
+    if (is_consecutive_) {
+      const Half* from = data + (first_slot_ + threadIdx.x / kTileChunks) * operand.token_stride;
+      const std::int64_t step = kRowsAtOnce * operand.token_stride;
+#pragma unroll
+      for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += step) {
+        const int row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
+        if (is_read) copy_async_16(tile + chunk_offset(row, chunk), present == 0 ? data : from, present * 2);
+      }
+      return;
+    }
+    for_each_row([&](int row, std::int64_t slot) {
+      const int count = slot < 0 ? 0 : present;
+      const Half* from = count == 0 ? static_cast<const Half*>(operand.data)
+                                    : data + slot * operand.token_stride;
+      if (is_read) copy_async_16(tile + chunk_offset(row, chunk), from, count * 2);
+    });
+  }
+
+  /// Calls visit(row, slot) for those rows of a block of which this thread copies a chunk.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_row(const Visit& visit) const {
+#pragma unroll 4
+    for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass) {
+      const int row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
+      // Rows of one pass are all below 32, or none is.
+      const bool is_low = pass * kRowsAtOnce < 32;
+      visit(row, __shfl_sync(0xffffffffU, is_low ? slots_[0] : slots_[1], row % 32));
+    }
+  }
+
+  __device__ __forceinline__ static void store_chunk(unsigned to, const uint4& chunk) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(chunk.x),
+                 "r"(chunk.y), "r"(chunk.z), "r"(chunk.w)
+                 : "memory");
+  }
+
+  static constexpr int kRowsAtOnce = kWarps * 32 / kTileChunks;
+
+  const ForwardParams<float>& params_;
+  const Sequence& sequence_;
+  Memory& memory_;
+  const std::int64_t kv_head_;
+  const int first_value_;
+  const int key_tiles_;
+  const int lane_;
+  std::int64_t slots_[2] = {-1, -1};
+  bool is_consecutive_ = false;  // the block's keys are in consecutive slots from first_slot_ on
+  std::int64_t first_slot_ = 0;
+  // The next tile to copy.
+  int block_ = 0;
+  int end_ = 0;
+  int part_ = 0;
+  int issued_ = 0;
+  int used_ = 0;  // negative: tiles to start before the first is waited for
+};
+
+}  // namespace ladon::cuda
