@@ -8,6 +8,7 @@
 
 #include "compare_tensors.h"
 #include "core/host_copy.h"
+#include "host_cache.h"
 #include "ladon/paged_kv_cache.h"
 #include "ladon/random.h"
 
@@ -18,7 +19,7 @@ namespace {
 constexpr std::int64_t kCheckedRows = 2;
 
 Tensor random_tensor(const Context& context, DType dtype, const Dims& shape, std::uint64_t stream) {
-  Tensor tensor = Tensor::uninitialized(dtype, shape);
+  Tensor tensor = Tensor::uninitialized(context, dtype, shape);
   fill_normal(context, tensor, 0, 1, 42, stream);
   return tensor;
 }
@@ -74,10 +75,11 @@ KvCache make_cache(const Context& context, const Shape& shape) {
 }
 
 Tensor slice_f64(const Tensor& tensor, int dim, std::int64_t begin, std::int64_t end) {
+  if (!tensor.device().is_cpu()) return slice_f64(tensor.to_host(), dim, begin, end);
   return host_copy_of(tensor.view().slice(dim, begin, end), DType::kF64);
 }
 
-Tensor whole_f64(const Tensor& tensor) { return host_copy_of(tensor.view(), DType::kF64); }
+Tensor whole_f64(const Tensor& tensor) { return slice_f64(tensor, 0, 0, tensor.size(0)); }
 
 /// An error may be `tolerance` of the largest expected magnitude.
 std::string compare(const char* what, const Tensor& got, const Tensor& expected, double tolerance) {
@@ -104,13 +106,13 @@ AttentionWorkload::AttentionWorkload(const Context& context, const Shape& shape)
   } else {
     cache_ = make_cache(context, shape);
   }
-  out_ = Tensor(shape.dtype, out_shape);
-  lse_ = Tensor(lse_dtype, {shape.batch, shape.num_heads, shape.query_len});
+  out_ = Tensor(context, shape.dtype, out_shape);
+  lse_ = Tensor(context, lse_dtype, {shape.batch, shape.num_heads, shape.query_len});
   if (shape.pass == Pass::kBackward) {
     dout_ = random_tensor(context, shape.dtype, q_shape, 4);
-    dq_ = Tensor(shape.dtype, q_shape);
-    dk_ = Tensor(shape.dtype, kv_shape);
-    dv_ = Tensor(shape.dtype, kv_shape);
+    dq_ = Tensor(context, shape.dtype, q_shape);
+    dk_ = Tensor(context, shape.dtype, kv_shape);
+    dv_ = Tensor(context, shape.dtype, kv_shape);
   }
 }
 
@@ -144,10 +146,11 @@ std::string AttentionWorkload::check_forward(const Context& reference, std::int6
   return compare("out", slice_f64(out_, 1, row, end), expected, tolerance());
 }
 
-std::string AttentionWorkload::check_cached(const Context& reference) const {
+std::string AttentionWorkload::check_cached(const Context& context,
+                                            const Context& reference) const {
   const Tensor q = whole_f64(q_);
   Tensor expected(DType::kF64, out_.shape());
-  attention(reference, q, cache_->view(), options_, expected);
+  attention(reference, q, HostCache(context, *cache_).view(), options_, expected);
   return compare("out", whole_f64(out_), expected, tolerance());
 }
 
@@ -188,7 +191,7 @@ std::string AttentionWorkload::check(const Context& context) {
   const Context reference = reference_beside(context);
   if (shape_.pass == Pass::kBackward) attention(context, q_, k_, v_, options_, out_, lse_);
   run(context);
-  if (cache_.has_value()) return check_cached(reference);
+  if (cache_.has_value()) return check_cached(context, reference);
   for (const std::int64_t row : {std::int64_t{0}, shape_.query_len / 2,
                                  std::max<std::int64_t>(shape_.query_len - kCheckedRows, 0)}) {
     std::string fault =

@@ -24,7 +24,7 @@ class AttentionWorkload final : public Workload {
 
  private:
   std::string check_forward(const Context& reference, std::int64_t row) const;
-  std::string check_cached(const Context& reference) const;
+  std::string check_cached(const Context& context, const Context& reference) const;
   std::string check_dq(const Context& reference, std::int64_t row) const;
   std::string check_dkv(const Context& reference, bool last_keys) const;
   double tolerance() const;

@@ -31,7 +31,14 @@ struct Plan {
   }
 };
 
-Plan plan_of(const BenchmarkOptions& options) {
+/// Everything that the CPU, or a GPU, is measured by.
+Plan whole_plan(const BenchmarkOptions& options) {
+  Plan plan;
+  if (!options.device.is_cpu()) {
+    plan.cases = list_gpu_cases(options.device);
+    plan.fastest = plan.cases.back().isa;
+    return plan;
+  }
   std::vector<Isa> isas;  // slowest first
   Isa fastest_here = Isa::kBaseline;
   for (const IsaInfo& info : list_isas()) {
@@ -39,13 +46,17 @@ Plan plan_of(const BenchmarkOptions& options) {
     fastest_here = info.isa;
     if (!options.isa || *options.isa == info.isa) isas.push_back(info.isa);
   }
-  Plan plan;
   if (isas.empty()) return plan;
   plan.cases = list_cases(isas, fastest_here);
   plan.fastest = isas.back();
   plan.scaled = scaled_cases(plan.cases);
   plan.series = list_series(plan.fastest, options.quick);
   plan.neighbourhoods = list_neighbourhoods(plan.fastest);
+  return plan;
+}
+
+Plan plan_of(const BenchmarkOptions& options) {
+  Plan plan = whole_plan(options);
   if (!options.peers.interpreter.empty()) plan.gradients = gradient_shapes();
   const auto keep = [&](auto& list, const auto& name_in_filter) {
     std::erase_if(list, [&](const auto& one) {
@@ -82,10 +93,8 @@ void run_case(Session& session, const Case& one) {
   const std::unique_ptr<Workload> workload = make_workload(*context, one);
   if (!session.passes(one, *workload, *context)) return;
   const Limit limit = limit_here(*context, one.limit);
-  Row row{.name = one.name(),
-          .isa = ladon::name_of(one.isa),
-          .limit = limit,
-          .threads = context->num_threads()};
+  Row row{
+      .name = one.name(), .isa = one.kernels(), .limit = limit, .threads = context->num_threads()};
   set_target(row, one);
   std::vector<Peer*> peers;
   if (one.fastest && one.peer_shape() != nullptr) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "ladon/device.h"
 #include "ladon/isa.h"
 #include "peers/peer.h"
 #include "results.h"
@@ -16,7 +17,8 @@ namespace ladon::bench {
 
 struct BenchmarkOptions {
   bool quick = false;
-  std::optional<Isa> isa{};  // empty: all that can run. Not the reference.
+  DeviceId device{};
+  std::optional<Isa> isa{};  // of the CPU; empty: all that can run. Not the reference.
   std::string filter{};      // only cases whose "ISA case" holds this
   int threads = 0;           // 0: as a Context chooses
   PeerOptions peers{};

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compare_tensors.h"
+#include "host_cache.h"
 #include "ladon/latent_attention.h"
 #include "ladon/random.h"
 #include "workload.h"
@@ -47,10 +48,11 @@ CachedLayer::CachedLayer(const Context& context, std::unique_ptr<AttentionLayer>
       lengths_(lengths),
       cache_(KvCache::contiguous(context, layer_->cache_options(lengths.batch),
                                  std::max(lengths.prompt, lengths.context) + 1)),
-      prompt_(layer_->dtype(), {lengths.batch, lengths.prompt, layer_->embed_dim()}),
-      token_(layer_->dtype(), {lengths.batch, 1, layer_->embed_dim()}),
-      prompt_out_(layer_->dtype(), prompt_.shape()),
-      token_out_(layer_->dtype(), token_.shape()) {
+      prompt_(context, layer_->dtype(), {lengths.batch, lengths.prompt, layer_->embed_dim()}),
+      token_(context, layer_->dtype(), {lengths.batch, 1, layer_->embed_dim()}),
+      prompt_out_(context, layer_->dtype(), prompt_.shape()),
+      token_out_(context, layer_->dtype(), token_.shape()) {
+  if (!context.device().is_cpu()) layer_->to(context);
   fill_normal(context, prompt_, 0, 1, /*seed=*/2);
   fill_normal(context, token_, 0, 1, /*seed=*/3);
 }
@@ -69,11 +71,11 @@ void CachedLayer::fill_cache(const Context& context) {
   cache_.reset();
   const KvCacheOptions& holds = cache_.options();
   const std::int64_t block = std::min(kFilledAtOnce, lengths_.context);
-  Tensor k(DType::kF32, {lengths_.batch, block, holds.num_kv_heads, holds.head_dim});
+  Tensor k(context, DType::kF32, {lengths_.batch, block, holds.num_kv_heads, holds.head_dim});
   Tensor v;
   fill_normal(context, k, 0, 1, /*seed=*/4);
   if (!holds.values_in_keys) {
-    v = Tensor(DType::kF32, {lengths_.batch, block, holds.num_kv_heads, holds.value_dim});
+    v = Tensor(context, DType::kF32, {lengths_.batch, block, holds.num_kv_heads, holds.value_dim});
     fill_normal(context, v, 0, 1, /*seed=*/5);
   }
   for (std::int64_t begin = 0; begin < lengths_.context; begin += block) {
@@ -83,28 +85,59 @@ void CachedLayer::fill_cache(const Context& context) {
   }
 }
 
+/// The layer on the host for a scope, for the reference to run it.
+class CachedLayer::OnHost {
+ public:
+  OnHost(AttentionLayer& layer, const Context& context, const Context& host)
+      : layer_(layer), context_(context), moved_(!context.device().is_cpu()) {
+    if (moved_) layer_.to(host);
+  }
+  ~OnHost() {
+    if (moved_) layer_.to(context_);
+  }
+  OnHost(const OnHost&) = delete;
+  OnHost& operator=(const OnHost&) = delete;
+
+ private:
+  AttentionLayer& layer_;
+  const Context& context_;
+  bool moved_;
+};
+
+Tensor CachedLayer::expected_token(const Context& context, const Context& reference,
+                                   const Tensor& x) {
+  const OnHost moved(*layer_, context, reference);
+  HostCache host(context, cache_);
+  return layer_->forward(reference, x, host.copy() == nullptr ? cache_ : *host.copy());
+}
+
 double CachedLayer::prompt_error(const Context& context) {
   const Context reference = reference_beside(context);
   run_prompt(context);
   const std::int64_t first = std::min(kCheckedTokens, lengths_.prompt);
   const std::int64_t before = lengths_.prompt - 1;
-  const Tensor beginning = Tensor::copy_of(context, prompt_.view().slice(1, 0, first));
-  const Tensor truth = layer_->forward(reference, beginning);
-  const double first_error = largest_error(prompt_out_.view().slice(1, 0, first), truth);
+  const auto tokens = [&](const Tensor& tensor, std::int64_t begin, std::int64_t end) {
+    return Tensor::copy_of(context, tensor.view().slice(1, begin, end)).to_host();
+  };
+  Tensor truth;
+  {
+    const OnHost moved(*layer_, context, reference);
+    truth = layer_->forward(reference, tokens(prompt_, 0, first));
+  }
+  const double first_error = largest_error(tokens(prompt_out_, 0, first), truth);
   truncate(before);
-  const Tensor last = Tensor::copy_of(context, prompt_.view().slice(1, before, lengths_.prompt));
-  const Tensor last_truth = layer_->forward(reference, last, cache_);
-  const double last_error =
-      largest_error(prompt_out_.view().slice(1, before, lengths_.prompt), last_truth);
-  return std::max(first_error, last_error);
+  const Tensor last_truth =
+      expected_token(context, reference, tokens(prompt_, before, lengths_.prompt));
+  return std::max(first_error,
+                  largest_error(tokens(prompt_out_, before, lengths_.prompt), last_truth));
 }
 
 double CachedLayer::token_error(const Context& context) {
   const Context reference = reference_beside(context);
   run_token(context);
-  const Tensor truth = layer_->forward(reference, token_, cache_);
+  const Tensor truth = expected_token(context, reference, token_.to_host());
   truncate(lengths_.context);
-  return largest_error(token_out_, truth);
+  return largest_error(token_out_.to_host(), truth);
 }
 
 double CachedLayer::prompt_flops() const {

@@ -55,7 +55,11 @@ class CachedLayer {
   double cache_reduction() const { return cache_.reduction(); }
 
  private:
+  class OnHost;
+
   void truncate(std::int64_t length);
+  /// One more token by the reference, on the host; it stays in the cache where that is there too.
+  Tensor expected_token(const Context& context, const Context& reference, const Tensor& x);
 
   std::unique_ptr<AttentionLayer> layer_;
   LayerLengths lengths_;

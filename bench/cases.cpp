@@ -167,6 +167,74 @@ void add_memory(CaseList& list) {
   list.add(MemoryShape{.kind = Kind::kAdamW});
 }
 
+void add_gpu_compute(CaseList& list) {
+  const Shape large{.dtype = DType::kBF16,
+                    .batch = 4,
+                    .query_len = 4096,
+                    .kv_len = 4096,
+                    .num_heads = 16,
+                    .num_kv_heads = 16};
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    for (const std::int64_t head_dim : {128, 64}) {
+      for (const bool causal : {true, false}) {
+        Shape shape = large;
+        shape.pass = pass;
+        shape.head_dim = head_dim;
+        shape.causal = causal;
+        list.add(shape);
+      }
+    }
+    Shape half = large;
+    half.pass = pass;
+    half.dtype = DType::kF16;
+    half.causal = true;
+    list.add(half);
+    Shape grouped = large;
+    grouped.pass = pass;
+    grouped.num_heads = 32;
+    grouped.num_kv_heads = 8;
+    grouped.batch = 1;
+    grouped.query_len = grouped.kv_len = 8192;
+    grouped.causal = true;
+    list.add(grouped);
+    list.add(Shape{.pass = pass, .batch = 2, .num_heads = 16, .num_kv_heads = 16, .causal = true});
+  }
+  list.add(Shape{.dtype = DType::kF64, .causal = true});
+}
+
+void add_gpu_decode(CaseList& list) {
+  Shape shape{.dtype = DType::kBF16, .query_len = 1, .num_heads = 64, .num_kv_heads = 8};
+  const auto add = [&](std::int64_t batch, std::int64_t kv_len, Source source, DType storage) {
+    shape.batch = batch;
+    shape.kv_len = kv_len;
+    shape.source = source;
+    shape.storage = storage;
+    list.add(shape);
+  };
+  add(64, 8192, Source::kTensors, DType::kBF16);
+  add(64, 8192, Source::kContiguous, DType::kBF16);
+  add(64, 8192, Source::kPaged, DType::kBF16);
+  add(64, 8192, Source::kPaged, DType::kI8);
+  add(64, 8192, Source::kSharedPrefix, DType::kBF16);
+  add(1, 32768, Source::kTensors, DType::kBF16);
+  shape.num_heads = shape.num_kv_heads = 32;
+  add(8, 8192, Source::kTensors, DType::kBF16);
+  shape.num_kv_heads = 1;
+  add(32, 8192, Source::kTensors, DType::kBF16);
+  for (const std::int64_t batch : {32, 1}) {
+    list.add(Shape{.dtype = DType::kBF16,
+                   .source = Source::kLatent,
+                   .storage = DType::kBF16,
+                   .batch = batch,
+                   .query_len = 1,
+                   .kv_len = 8192,
+                   .num_heads = 128,
+                   .num_kv_heads = 1,
+                   .head_dim = 576,
+                   .value_dim = 512});
+  }
+}
+
 class LayerWorkload final : public Workload {
  public:
   LayerWorkload(const Context& context, const LayerShape& shape)
@@ -265,6 +333,21 @@ std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here) {
   add_layers(list);
   add_memory(list);
   for (Case& one : cases) one.fastest = one.isa == isas.back();
+  return cases;
+}
+
+std::vector<Case> list_gpu_cases(DeviceId device) {
+  std::vector<Case> cases;
+  CaseList list(cases, Isa::kReference, Isa::kBaseline);
+  add_gpu_compute(list);
+  add_gpu_decode(list);
+  list.add(LayerShape{.prefill = true, .tokens = 4096});
+  list.add(LayerShape{.prefill = false, .tokens = 8192});
+  add_memory(list);
+  for (Case& one : cases) {
+    one.device = device;
+    one.fastest = true;
+  }
   return cases;
 }
 

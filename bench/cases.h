@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ceiling.h"
+#include "ladon/device.h"
 #include "ladon/isa.h"
 #include "memory_workload.h"
 #include "shape.h"
@@ -40,13 +41,16 @@ std::span<const Target> best_targets();
 
 struct Case {
   Isa isa = Isa::kBaseline;
+  DeviceId device{};  // where isa is not the CPU's to choose
   std::variant<Shape, LayerShape, MemoryShape> work{};
   Limit limit = Limit::kFma;  // that bounds it on a machine that has everything
   std::optional<Target> target{};
   bool fastest = false;  // of the kernels that are measured: peers are measured alongside these
 
   std::string name() const;
-  std::string full_name() const { return std::string(ladon::name_of(isa)) + " " + name(); }
+  /// "avx2", or "cuda:0".
+  std::string kernels() const { return device.is_cpu() ? ladon::name_of(isa) : device.to_string(); }
+  std::string full_name() const { return kernels() + " " + name(); }
   /// That is computed in.
   DType dtype() const;
   /// A shape that other libraries know too; null where there is none.
@@ -59,6 +63,9 @@ Case case_of(Isa isa, const Shape& shape);
 /// All cases of these instruction sets (slowest first, not empty): what each computes, and on the
 /// last of them caches, latents and layers. Targets are for the fastest set of the machine.
 std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here);
+
+/// The cases of a GPU, which wants larger ones. No targets.
+std::vector<Case> list_gpu_cases(DeviceId device);
 
 std::unique_ptr<Workload> make_workload(const Context& context, const Case& one);
 

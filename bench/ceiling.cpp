@@ -6,12 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 
 #include "ceilings/ceilings.h"
 #include "core/context_impl.h"
 #include "core/parallel.h"
+#include "device_work.h"
 #include "ladon/random.h"
+#include "layers/projection.h"
 
 namespace ladon::bench {
 namespace {
@@ -26,6 +29,7 @@ constexpr double kFlopsPerTask = 2e7;
 
 constexpr std::int64_t kReadBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kReadTaskBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kCopyBytes = std::int64_t{512} << 20;  // many times a GPU's cache
 
 // What is computed must be used.
 std::atomic<double> sink{0};
@@ -85,6 +89,22 @@ Work fma_ceiling(const Context& context, DType dtype) {
   });
 }
 
+/// y = x w^T of large square matrices: of 16-bit numbers in some ms on today's GPUs.
+Work product_ceiling(const Context& context, DType dtype) {
+  const std::int64_t size = size_of(dtype) == 2 ? 8192 : 4096;
+  const auto make = [&](std::uint64_t seed) {
+    auto matrix = std::make_shared<Tensor>(context, dtype, Dims{size, size});
+    fill_normal(context, *matrix, 0, 1, seed);
+    return matrix;
+  };
+  const auto x = make(1);
+  const auto w = make(2);
+  const auto y = make(3);
+  const auto edge = static_cast<double>(size);
+  return work_on(
+      context, [&context, x, w, y] { project(context, *x, *w, {}, *y); }, 2 * edge * edge * edge);
+}
+
 }  // namespace
 
 const char* name_of(Limit limit) {
@@ -92,12 +112,14 @@ const char* name_of(Limit limit) {
     case Limit::kFma: return "FMA";
     case Limit::kBf16: return "BF16";
     case Limit::kAmx: return "AMX";
+    case Limit::kProduct: return "product";
     case Limit::kMemory: return "memory";
   }
   return "";
 }
 
 Limit limit_here(const Context& context, Limit wanted) {
+  if (!context.device().is_cpu() && wanted != Limit::kMemory) return Limit::kProduct;
   if (wanted != Limit::kAmx || context.isa() == Isa::kAmx) return wanted;
   return context.isa() == Isa::kAvx512Bf16 ? Limit::kBf16 : Limit::kFma;
 }
@@ -113,12 +135,19 @@ Work compute_ceiling(const Context& context, Limit limit, DType dtype) {
       while (std::chrono::steady_clock::now() - begin < std::chrono::seconds(1)) work.run();
       return work;
     }
+    case Limit::kProduct: return product_ceiling(context, dtype);
     case Limit::kMemory: break;
   }
   throw std::logic_error("memory is not a limit of arithmetic");
 }
 
-ReadBuffer::ReadBuffer() : memory_(Tensor::uninitialized(DType::kF32, {kReadBytes / 4})) {
+ReadBuffer::ReadBuffer(const Context& context) {
+  if (!context.device().is_cpu()) {
+    memory_ = Tensor(context, DType::kU8, {kCopyBytes});
+    copy_ = Tensor(context, DType::kU8, {kCopyBytes});
+    return;
+  }
+  memory_ = Tensor::uninitialized(DType::kF32, {kReadBytes / 4});
   // Written, because untouched pages are all the same page of zeros.
   std::uint32_t* words = static_cast<std::uint32_t*>(memory_.data());
   for (std::int64_t i = 0; i < kReadBytes / 4; ++i) {
@@ -127,6 +156,12 @@ ReadBuffer::ReadBuffer() : memory_(Tensor::uninitialized(DType::kF32, {kReadByte
 }
 
 Work ReadBuffer::read_ceiling(const Context& context) const {
+  if (!context.device().is_cpu()) {
+    const auto copy_all = [this, &context] {
+      backend_of(context).memory()->copy(copy_.data(), memory_.data(), kCopyBytes);
+    };
+    return work_on(context, copy_all, 2.0 * static_cast<double>(kCopyBytes));
+  }
   const std::uint64_t* words = static_cast<const std::uint64_t*>(memory_.data());
   Work work;
   work.amount = static_cast<double>(kReadBytes);

@@ -80,21 +80,32 @@ Inputs random_inputs(const Context& context, const Shape& shape) {
   return inputs;
 }
 
-Gradients empty_gradients(const Inputs& inputs, DType dtype) {
-  return {Tensor(dtype, inputs.q.shape()), Tensor(dtype, inputs.k.shape()),
-          Tensor(dtype, inputs.v.shape())};
+Gradients empty_gradients(const Context& context, const Inputs& inputs, DType dtype) {
+  return {Tensor(context, dtype, inputs.q.shape()), Tensor(context, dtype, inputs.k.shape()),
+          Tensor(context, dtype, inputs.v.shape())};
 }
 
 /// Forward, and back.
+Gradients run_attention(const Context& context, const Inputs& inputs, bool causal);
+
+/// The same of the host's tensors on a GPU.
+Gradients run_elsewhere(const Context& context, const Inputs& inputs, bool causal) {
+  const auto move = [&](const Tensor& tensor) { return tensor.to(context); };
+  const Inputs there{move(inputs.q), move(inputs.k), move(inputs.v), move(inputs.dout)};
+  const Gradients result = run_attention(context, there, causal);
+  return {result.dq.to_host(), result.dk.to_host(), result.dv.to_host()};
+}
+
 Gradients run_attention(const Context& context, const Inputs& inputs, bool causal) {
+  if (inputs.q.device() != context.device()) return run_elsewhere(context, inputs, causal);
   AttentionOptions options;
   options.causal = causal;
   const DType dtype = inputs.q.dtype();
-  Tensor out(dtype, inputs.q.shape());
-  Tensor lse(dtype == DType::kF64 ? DType::kF64 : DType::kF32,
+  Tensor out(context, dtype, inputs.q.shape());
+  Tensor lse(context, dtype == DType::kF64 ? DType::kF64 : DType::kF32,
              {inputs.q.size(0), inputs.q.size(2), inputs.q.size(1)});
   attention(context, inputs.q, inputs.k, inputs.v, options, out, lse);
-  Gradients result = empty_gradients(inputs, dtype);
+  Gradients result = empty_gradients(context, inputs, dtype);
   attention_backward(context, inputs.q, inputs.k, inputs.v, options, {out, lse, inputs.dout, {}},
                      {result.dq, result.dk, result.dv, {}, {}});
   return result;
@@ -140,14 +151,15 @@ void compare_gradients(Session& session, Isa isa, const Shape& shape) {
   Peer* const pytorch = session.peer("pytorch");
   if (pytorch == nullptr) return;
   const std::unique_ptr<Context> context = session.make_context(isa);
-  const Inputs inputs = random_inputs(*context, shape);
-  Gradients theirs = empty_gradients(inputs, DType::kBF16);
+  const Context reference = reference_beside(*context);
+  const Inputs inputs = random_inputs(reference, shape);
+  Gradients theirs = empty_gradients(reference, inputs, DType::kBF16);
   if (!ask_peer(*pytorch, shape, inputs, theirs)) {
     session.note_peers();
     return;
   }
   const Gradients ours = run_attention(*context, inputs, shape.causal);
-  const Gradients truth = truth_of(reference_beside(*context), inputs, shape.causal);
+  const Gradients truth = truth_of(reference, inputs, shape.causal);
   const auto add = [&](const char* gradient, Tensor Gradients::*one) {
     session.results().gradients.push_back({.name = shape.name(),
                                            .gradient = gradient,

@@ -34,7 +34,7 @@ void run_scaling(Session& session, const Case& one) {
   const std::unique_ptr<Context> all = session.make_context(one.isa);
   if (all->num_threads() == 1) return;
   session.listener().begin("scaling " + one.full_name());
-  const std::unique_ptr<Context> single = Session::make_context(one.isa, 1);
+  const std::unique_ptr<Context> single = session.make_context(one.isa, 1);
   const std::unique_ptr<Workload> workload = make_workload(*all, one);
   if (!session.passes(one, *workload, *all)) return;
   const PinnedThreads pinned(*all);

@@ -1,5 +1,6 @@
 #include "session.h"
 
+#include "device_work.h"
 #include "pinning.h"
 
 namespace ladon::bench {
@@ -9,22 +10,25 @@ Session::Session(const BenchmarkOptions& options, const BenchmarkListener& liste
   if (options.quick) limits_ = {.min_seconds = 0.2, .min_rounds = 3, .max_seconds = 5};
 }
 
-std::unique_ptr<Context> Session::make_context(Isa isa, int threads) {
+std::unique_ptr<Context> Session::make_context(Isa isa, int threads) const {
   ContextOptions options;
-  options.isa = isa;
+  options.device = options_.device.device;
+  options.device_index = options_.device.index;
+  if (options_.device.is_cpu()) options.isa = isa;
   options.num_threads = threads;
   return std::make_unique<Context>(options);
 }
 
 Work Session::ceiling(const Context& context, Limit limit, DType dtype) {
   if (limit != Limit::kMemory) return compute_ceiling(context, limit, dtype);
-  if (!buffer_) buffer_ = std::make_unique<ReadBuffer>();
+  if (!buffer_) buffer_ = std::make_unique<ReadBuffer>(context);
   return buffer_->read_ceiling(context);
 }
 
 Work Session::work_of(const Case& one, Workload& workload, const Context& context) {
-  return {.run = [&workload, &context] { workload.run(context); },
-          .amount = one.limit == Limit::kMemory ? workload.bytes() : workload.flops()};
+  return work_on(
+      context, [&workload, &context] { workload.run(context); },
+      one.limit == Limit::kMemory ? workload.bytes() : workload.flops());
 }
 
 void Session::start_peers() {
@@ -32,7 +36,8 @@ void Session::start_peers() {
   ContextOptions plain;
   plain.num_threads = options_.threads;
   const Context context(plain);
-  peers_ = bench::start_peers(options_.peers, context.num_threads(), cpus_to_pin(context));
+  peers_ = bench::start_peers(options_.peers, context.num_threads(), cpus_to_pin(context),
+                              options_.device);
   for (const auto& peer : peers_) {
     results_.peers.push_back({peer->name(), peer->version(), peer->problem()});
     listener_.peer(results_.peers.back());
@@ -78,7 +83,7 @@ void Session::note_peers() {
 bool Session::passes(const Case& one, Workload& workload, const Context& context) {
   const std::string fault = workload.check(context);
   if (fault.empty()) return true;
-  results_.faults.push_back({one.name(), ladon::name_of(one.isa), fault});
+  results_.faults.push_back({one.name(), one.kernels(), fault});
   listener_.fault(results_.faults.back());
   return false;
 }

@@ -27,7 +27,7 @@ class Session {
   std::unique_ptr<Context> make_context(Isa isa) const {
     return make_context(isa, options_.threads);
   }
-  static std::unique_ptr<Context> make_context(Isa isa, int threads);
+  std::unique_ptr<Context> make_context(Isa isa, int threads) const;
 
   /// What bounds the case here. The context must outlive the work.
   Work ceiling(const Context& context, Limit limit, DType dtype);

@@ -45,7 +45,7 @@ std::optional<double> run_once(const Work& piece) {
   if (piece.run_elsewhere) return piece.run_elsewhere();
   const Clock::time_point begin = Clock::now();
   piece.run();
-  return seconds_since(begin);
+  return seconds_since(begin) / piece.times;
 }
 
 /// `failed` marks the pieces that are not run any more.
@@ -59,7 +59,8 @@ Round run_round(const std::vector<Work>& pieces, std::vector<bool>& failed) {
     round.seconds.back() = seconds;
     if (!seconds) {
       failed[i] = true;
-    } else if (seconds_waited(pieces[i].process) - waited > kMostWaiting * *seconds) {
+    } else if (seconds_waited(pieces[i].process) - waited >
+               kMostWaiting * *seconds * pieces[i].times) {
       round.disturbed = true;
     }
   }

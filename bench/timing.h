@@ -19,6 +19,7 @@ struct Work {
   /// and gives the seconds, or nothing where it failed and is not to be tried again.
   std::function<std::optional<double>()> run_elsewhere{};
   int process = 0;  // that does run_elsewhere; 0: this one
+  int times = 1;    // that run() does it in a row: the time of one is counted
 };
 
 /// Rounds go on until both minima are met by undisturbed ones, or until the time is up; there are 3

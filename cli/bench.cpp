@@ -16,8 +16,7 @@
 namespace ladon::cli {
 namespace {
 
-void draw(const std::string& path, const bench::BenchmarkResults& results, int threads) {
-  std::string machine = machine_line(threads);
+void draw(const std::string& path, const bench::BenchmarkResults& results, std::string machine) {
   for (const bench::PeerState& peer : results.peers) {
     if (!peer.version.empty()) machine += "; " + peer.peer + " " + peer.version;
   }
@@ -36,9 +35,12 @@ int run_bench(const BenchOptions& options) {
     check_picture_path("bench: --plot", options.plot);
     check_writable("bench: --plot", options.plot);
   }
-  const int threads = Context(options.machinery.context_options()).num_threads();
+  const Context context(options.machinery.context_options());
+  const int threads = context.num_threads();
+  const std::string machine = machine_line(options.machinery.device, threads);
   const bench::BenchmarkOptions wanted{
       .quick = options.quick,
+      .device = options.machinery.device,
       .isa = options.machinery.isa,
       .filter = options.filter,
       .threads = options.machinery.threads,
@@ -74,13 +76,13 @@ int run_bench(const BenchOptions& options) {
         .row = in_table(print_bench_row),
         .fault = in_table(print_bench_fault),
         .peer = clear_and(print_bench_peer)};
-    if (!options.json) print_bench_head(threads);
+    if (!options.json) print_bench_head(machine);
     if (!options.peers.empty()) progress.show("starting the peers");
     results = bench::run_benchmark(wanted, listener);
   }
-  if (!options.plot.empty()) draw(options.plot, results, threads);
+  if (!options.plot.empty()) draw(options.plot, results, machine);
   if (options.json) {
-    print_json(bench_document(results, options.quick, threads));
+    print_json(bench_document(results, options.quick, options.machinery.device, threads));
   } else {
     print_bench_rest(results);
     if (!options.plot.empty()) std::printf("\nwrote %s\n", options.plot.c_str());

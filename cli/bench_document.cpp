@@ -115,10 +115,13 @@ Json array_of(const List& list, const ToJson& to_json) {
 
 }  // namespace
 
-Json bench_document(const bench::BenchmarkResults& results, bool quick, int threads) {
+Json bench_document(const bench::BenchmarkResults& results, bool quick, DeviceId device,
+                    int threads) {
   Json document = json_document("bench");
   document["compiler"] = compiler_name();
   document["cpu"] = cpu_name();
+  document["device"] = device.to_string();
+  if (!device.is_cpu()) document["gpu"] = device_name(device);
   document["threads"] = threads;
   document["date"] = utc_date();
   document["quick"] = quick;

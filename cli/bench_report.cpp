@@ -135,13 +135,14 @@ void print_group(const char* title, const std::vector<One>& list, void (*print)(
 
 }  // namespace
 
-std::string machine_line(int threads) {
-  return std::string("Ladon ") + version() + ", built by " + compiler_name() + "; " + cpu_name() +
-         ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
+std::string machine_line(DeviceId device, int threads) {
+  return std::string("Ladon ") + version() + ", built by " + compiler_name() + "; " +
+         device_name(device) + ", " + std::to_string(threads) +
+         (threads == 1 ? " thread" : " threads");
 }
 
-void print_bench_head(int threads) {
-  std::printf("%s\n", machine_line(threads).c_str());
+void print_bench_head(const std::string& machine) {
+  std::printf("%s\n", machine.c_str());
   std::printf(
       "Ceilings: arithmetic, or memory read, measured in turns with the case. K and V count "
       "once.\n");

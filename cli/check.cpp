@@ -1,5 +1,5 @@
-// ladon check: a self-test of every kernel that this machine can run, with a verdict to paste into
-// a report.
+// ladon check: a self-test of every kernel that this machine can run, or of a GPU's, with a verdict
+// to paste into a report.
 #include <algorithm>
 #include <cstdio>
 #include <set>
@@ -19,9 +19,9 @@
 namespace ladon::cli {
 namespace {
 
-/// The findings of one area on one instruction set.
+/// The findings of one area on one instruction set, or on a GPU.
 struct AreaResult {
-  std::string isa;
+  std::string kernels;
   std::string area;
   std::int64_t checks = 0;
   std::vector<Finding> faults{};
@@ -32,9 +32,9 @@ double closeness(const Finding& finding) {
   return finding.allowed > 0 ? finding.error / finding.allowed : finding.error;
 }
 
-AreaResult sum_up(const std::string& isa, std::string_view area,
+AreaResult sum_up(const std::string& kernels, std::string_view area,
                   const std::vector<Finding>& findings) {
-  AreaResult result{.isa = isa, .area = std::string(area)};
+  AreaResult result{.kernels = kernels, .area = std::string(area)};
   for (const Finding& finding : findings) {
     if (finding.area != area) continue;
     ++result.checks;
@@ -44,8 +44,10 @@ AreaResult sum_up(const std::string& isa, std::string_view area,
   return result;
 }
 
+/// None on a GPU, whose kernels have no names.
 std::vector<IsaInfo> isas_to_check(const CheckOptions& options) {
   std::vector<IsaInfo> isas;
+  if (!options.machinery.device.is_cpu()) return isas;
   for (const IsaInfo& info : list_isas()) {
     const bool wanted = options.machinery.isa ? info.isa == *options.machinery.isa : info.runnable;
     if (wanted && (info.isa != Isa::kReference || options.machinery.isa)) isas.push_back(info);
@@ -86,8 +88,8 @@ std::string verdict_of(const std::vector<AreaResult>& results) {
 void print_report(const std::vector<AreaResult>& results, const std::vector<std::string>& untested,
                   const CheckOptions& options, int threads) {
   std::printf("Ladon %s, built by %s; %s, %d %s; seed %llu\n\n", version(), compiler_name().c_str(),
-              cpu_name().c_str(), threads, threads == 1 ? "thread" : "threads",
-              static_cast<unsigned long long>(options.seed));
+              device_name(options.machinery.device).c_str(), threads,
+              threads == 1 ? "thread" : "threads", static_cast<unsigned long long>(options.seed));
   TextTable table({{"kernels", Align::kLeft},
                    {"area", Align::kLeft},
                    {"checks"},
@@ -96,7 +98,7 @@ void print_report(const std::vector<AreaResult>& results, const std::vector<std:
                    {"allowed"},
                    {"where", Align::kLeft}});
   for (const AreaResult& result : results) {
-    table.add({result.isa, result.area, format_count(result.checks),
+    table.add({result.kernels, result.area, format_count(result.checks),
                std::to_string(result.faults.size()), format_error(result.worst.error),
                format_error(result.worst.allowed), result.worst.what});
   }
@@ -104,7 +106,7 @@ void print_report(const std::vector<AreaResult>& results, const std::vector<std:
   std::printf("\n");
   for (const AreaResult& result : results) {
     for (const Finding& fault : result.faults) {
-      std::printf("WRONG: %s, %s, %s: error %s, allowed %s\n", result.isa.c_str(),
+      std::printf("WRONG: %s, %s, %s: error %s, allowed %s\n", result.kernels.c_str(),
                   result.area.c_str(), fault.what.c_str(), format_error(fault.error).c_str(),
                   format_error(fault.allowed).c_str());
     }
@@ -125,6 +127,7 @@ void print_document(const std::vector<AreaResult>& results,
   Json document = json_document("check");
   document["compiler"] = compiler_name();
   document["cpu"] = cpu_name();
+  document["device"] = options.machinery.device.to_string();
   document["threads"] = threads;
   document["seed"] = options.seed;
   document["slack"] = options.slack;
@@ -134,7 +137,7 @@ void print_document(const std::vector<AreaResult>& results,
     Json faults = Json::array();
     for (const Finding& fault : result.faults) faults.push_back(finding_json(fault));
     good = good && result.faults.empty();
-    document["results"].push_back({{"isa", result.isa},
+    document["results"].push_back({{"isa", result.kernels},
                                    {"area", result.area},
                                    {"checks", result.checks},
                                    {"worst", finding_json(result.worst)},
@@ -154,16 +157,20 @@ int run_check(const CheckOptions& options) {
   int threads = 1;
   {
     Progress progress;
-    for (const IsaInfo& info : isas) {
-      ContextOptions context = options.machinery.context_options();
-      context.isa = info.isa;
+    const auto check = [&](const ContextOptions& context, const std::string& kernels) {
       threads = Context(context).num_threads();
       SelfTest test(context, options.seed, options.slack);
       for (const SelfTestArea& area : self_test_areas()) {
-        progress.show("checking " + info.name + ", " + std::string(area.name));
+        progress.show("checking " + kernels + ", " + std::string(area.name));
         test.run_area(area.name);
-        results.push_back(sum_up(info.name, area.name, test.findings()));
+        results.push_back(sum_up(kernels, area.name, test.findings()));
       }
+    };
+    ContextOptions context = options.machinery.context_options();
+    if (!options.machinery.device.is_cpu()) check(context, options.machinery.device.to_string());
+    for (const IsaInfo& info : isas) {
+      context.isa = info.isa;
+      check(context, info.name);
     }
   }
   const std::vector<std::string> untested = untested_kernels(isas);

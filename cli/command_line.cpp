@@ -108,6 +108,29 @@ void add_machinery(CLI::App* app, Machinery& machinery,
       ->type_name("N");
 }
 
+DeviceId parse_device(const std::string& text) {
+  if (text == "cpu") return {};
+  if (text == "cuda") return Device::kCuda;
+  const std::string prefix = "cuda:";
+  if (!text.starts_with(prefix)) {
+    throw UsageError("--device: no device '" + text + "'; there are cpu, cuda and cuda:N");
+  }
+  constexpr std::int64_t kMostDevices = 1024;
+  return {Device::kCuda, static_cast<int>(parsed("--device", [&] {
+            return parse_count(text.substr(prefix.size()), 0, kMostDevices);
+          }))};
+}
+
+/// After add_machinery(): the kernels of --isa are the CPU's.
+void add_device(CLI::App* app, Machinery& machinery) {
+  app->add_option_function<std::string>(
+         "--device",
+         [&machinery](const std::string& text) { machinery.device = parse_device(text); },
+         "Where to run: cpu, or a GPU, cuda or cuda:N [cpu]")
+      ->type_name("NAME")
+      ->excludes("--isa");
+}
+
 void add_json(CLI::App* app, bool& json) {
   app->add_flag("--json", json, "Print one JSON document instead");
 }
@@ -125,7 +148,8 @@ void add_ignored(CLI::App* app, std::vector<std::string>& fields) {
 
 Work info(CLI::App& app) {
   auto options = std::make_shared<InfoOptions>();
-  CLI::App* sub = app.add_subcommand("info", "Version, CPU, kernels: which, which not, and why");
+  CLI::App* sub =
+      app.add_subcommand("info", "Version, CPU, kernels, GPUs: which, which not, and why");
   add_json(sub, options->json);
   return [options] { return run_info(*options); };
 }
@@ -151,6 +175,7 @@ Work compare(CLI::App& app) {
   sub->add_flag("--quick", options->quick, "Fewer repetitions");
   add_plot(sub, options->plot);
   add_machinery(sub, options->machinery);
+  add_device(sub, options->machinery);
   add_json(sub, options->json);
   return [options] { return run_compare(*options); };
 }
@@ -223,6 +248,7 @@ Work check(CLI::App& app) {
   CLI::App* sub = app.add_subcommand(
       "check", "Test every kernel that this machine can run; a verdict for bug reports");
   add_machinery(sub, options->machinery, "all that can run");
+  add_device(sub, options->machinery);
   sub->add_option("--seed", options->seed, "Of the random problems")
       ->type_name("N")
       ->capture_default_str();
@@ -252,6 +278,7 @@ Work bench(CLI::App& app) {
             "Seconds that a peer may take for one answer");
   add_plot(sub, options->plot);
   add_machinery(sub, options->machinery, "all that can run");
+  add_device(sub, options->machinery);
   add_json(sub, options->json);
   return [options] { return run_bench(*options); };
 }

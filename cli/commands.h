@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ladon/context.h"
+#include "ladon/device.h"
 #include "ladon/dtype.h"
 #include "ladon/isa.h"
 
@@ -22,11 +23,14 @@ inline constexpr int kExitUsage = 2;
 struct Machinery {
   std::optional<Isa> isa{};  // empty: as a Context chooses
   int threads = 0;           // 0: as a Context chooses
+  DeviceId device{};
 
   ContextOptions context_options() const {
     ContextOptions options;
     options.num_threads = threads;
     options.isa = isa;
+    options.device = device.device;
+    options.device_index = device.index;
     return options;
   }
 };

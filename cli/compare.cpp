@@ -24,13 +24,14 @@ struct Comparison {
   const CompareOptions& options;
   const LayerSize& size;
   int threads = 1;
-  Isa isa = Isa::kReference;
+  std::string kernels{};
   std::vector<LayerMeasurement> rows{};
 };
 
 std::string machine_line(const Comparison& comparison) {
-  return cpu_name() + ", " + std::to_string(comparison.threads) +
-         (comparison.threads == 1 ? " thread, " : " threads, ") + name_of(comparison.isa) +
+  return device_name(comparison.options.machinery.device) + ", " +
+         std::to_string(comparison.threads) +
+         (comparison.threads == 1 ? " thread, " : " threads, ") + comparison.kernels +
          " kernels, Ladon " + version();
 }
 
@@ -76,12 +77,14 @@ void print_report(const Comparison& comparison) {
   }
   std::fputs(table.text().c_str(), stdout);
   const LayerMeasurement& first = comparison.rows.front();
+  const bool on_cpu = comparison.options.machinery.device.is_cpu();
   std::printf(
-      "\nCeilings, measured in turns with each row (here the first's): %s GFLOP/s of multiply-adds,"
-      "\n%s GB/s of memory read. Decoding must read all weights and the cache for each token.\n"
+      "\nCeilings, measured in turns with each row (here the first's): %s GFLOP/s of %s,"
+      "\n%s GB/s of memory %s. Decoding must read all weights and the cache for each token.\n"
       "Errors: against plain loops in double, relative to the largest output; at most %s "
       "allowed.\n",
-      format_rate(first.fma_gflops).c_str(), format_rate(first.read_gbps).c_str(),
+      format_rate(first.fma_gflops).c_str(), on_cpu ? "multiply-adds" : "a product of matrices",
+      format_rate(first.read_gbps).c_str(), on_cpu ? "read" : "copied",
       format_error(first.allowed).c_str());
   if (disturbed) std::printf("* disturbed: other programs used the CPUs, and it means little.\n");
 }
@@ -99,8 +102,9 @@ Json document_of(const Comparison& comparison) {
   Json document = json_document("compare");
   document["compiler"] = compiler_name();
   document["cpu"] = cpu_name();
+  document["device"] = options.machinery.device.to_string();
   document["threads"] = comparison.threads;
-  document["isa"] = name_of(comparison.isa);
+  document["isa"] = comparison.kernels;
   document["size"] = comparison.size.name;
   document["dtype"] = name_of(options.dtype);
   document["embed_dim"] = comparison.size.embed_dim;
@@ -148,16 +152,18 @@ int run_compare(const CompareOptions& options) {
     check_picture_path("compare: --plot", options.plot);
     check_writable("compare: --plot", options.plot);
   }
-  require_memory("compare: this", memory_to_measure(size, options));
+  const DeviceId device = options.machinery.device;
   const Context context(options.machinery.context_options());
-  if (context.isa() == Isa::kReference) {
+  require_memory("compare: this", memory_to_measure(size, options), device);
+  if (device.is_cpu() && context.isa() == Isa::kReference) {
     throw UsageError("compare: --isa: the reference is what the others are compared with");
   }
-  Comparison comparison{options, size, context.num_threads(), context.isa()};
+  Comparison comparison{options, size, context.num_threads(),
+                        device.is_cpu() ? name_of(context.isa()) : device.to_string()};
   {
     Progress progress;
     progress.show("reading memory");
-    const bench::ReadBuffer buffer;
+    const bench::ReadBuffer buffer(context);
     for (const LayerVariant& variant : layer_variants(size)) {
       comparison.rows.push_back(
           measure_layer(context, buffer, size, variant, options,

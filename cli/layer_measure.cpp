@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "cached_layer.h"
+#include "device_work.h"
 #include "pinning.h"
 #include "timing.h"
 
 namespace ladon::cli {
 namespace {
 
-constexpr double kReadBufferBytes = 256 << 20;
+constexpr double kReadBufferBytes = 1 << 30;  // of a GPU: two to copy between, and products
 
 bench::TimingLimits limits_of(const CompareOptions& options) {
   if (options.quick) return {.min_seconds = 0.02, .min_rounds = 2, .max_seconds = 1};
@@ -62,8 +63,11 @@ LayerMeasurement measure_layer(const Context& context, const bench::ReadBuffer& 
   {
     say(kind + ": timing the prompt");
     const bench::PinnedThreads pinned(context);
-    const auto timed = bench::time_in_turns(
-        {{[&] { one.run_prompt(context); }, one.prompt_flops()}, fma}, limits_of(options));
+    const auto timed =
+        bench::time_in_turns({bench::work_on(
+                                  context, [&] { one.run_prompt(context); }, one.prompt_flops()),
+                              fma},
+                             limits_of(options));
     const double per_token = one.prompt_flops() / (tokens * static_cast<double>(options.prompt));
     result.fma_gflops = timed.pieces[1].rate / 1e9;
     result.prefill = {.tokens_per_second = timed.pieces[0].rate / per_token,
@@ -79,7 +83,9 @@ LayerMeasurement measure_layer(const Context& context, const bench::ReadBuffer& 
   {
     say(kind + ": timing tokens");
     const bench::PinnedThreads pinned(context);
-    const auto timed = bench::time_in_turns({{[&] { one.run_token(context); }, tokens}, read, fma},
+    const auto timed = bench::time_in_turns({bench::work_on(
+                                                 context, [&] { one.run_token(context); }, tokens),
+                                             read, fma},
                                             limits_of(options));
     const double read_seconds = one.token_bytes() / timed.pieces[1].rate;
     const double fma_seconds = one.token_flops() / timed.pieces[2].rate;

@@ -14,7 +14,7 @@ namespace ladon::cli {
 struct MeasuredRate {
   double tokens_per_second = 0;
   double ceiling = 0;      // tokens per second
-  std::string_view bound;  // of the ceiling: "memory", "FMA", "BF16" or "AMX"
+  std::string_view bound;  // of the ceiling: "memory", "FMA", "BF16", "AMX" or "product"
   bool disturbed = false;  // other programs took the CPUs: the number means little
   double share() const { return tokens_per_second / ceiling; }
 };

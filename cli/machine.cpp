@@ -76,6 +76,13 @@ std::string cpu_name() {
   return "unknown";
 }
 
+std::string device_name(DeviceId device) {
+  for (const DeviceInfo& gpu : list_devices().devices) {
+    if (gpu.id == device) return gpu.name + " (" + device.to_string() + ")";
+  }
+  return device.is_cpu() ? cpu_name() : device.to_string();
+}
+
 std::string compiler_name() {
 #if defined(__clang__)
   return "clang " + std::to_string(__clang_major__) + "." + std::to_string(__clang_minor__) + "." +
@@ -92,14 +99,32 @@ std::int64_t available_memory() {
   return std::min({available, rest_of_groups(), rest_of_address_space()});
 }
 
-void require_memory(std::string_view what, double bytes) {
-  const std::int64_t available = available_memory();
+namespace {
+
+/// `of` follows the words "of memory".
+void require_room(std::string_view what, double bytes, std::int64_t available,
+                  const std::string& of) {
   if (bytes <= static_cast<double>(available)) return;
   constexpr double kMost = 0x1p62;
   const std::string size = bytes < kMost ? "about " + format_bytes(static_cast<std::int64_t>(bytes))
                                          : "more than " + format_bytes(std::int64_t{1} << 62);
-  throw Failure(std::string(what) + " needs " + size + " of memory; " + format_bytes(available) +
-                " are available");
+  throw Failure(std::string(what) + " needs " + size + " of memory" + of + "; " +
+                format_bytes(available) + " are available");
+}
+
+}  // namespace
+
+void require_memory(std::string_view what, double bytes) {
+  require_room(what, bytes, available_memory(), "");
+}
+
+void require_memory(std::string_view what, double bytes, DeviceId device) {
+  if (device.is_cpu()) return require_memory(what, bytes);
+  for (const DeviceInfo& gpu : list_devices().devices) {
+    if (gpu.id != device) continue;
+    require_room(what, bytes, static_cast<std::int64_t>(gpu.free_bytes),
+                 " of " + device.to_string());
+  }
 }
 
 }  // namespace ladon::cli

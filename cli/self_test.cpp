@@ -27,9 +27,7 @@ SelfTest::SelfTest(const ContextOptions& options, std::uint64_t seed, double sla
         return single;
       }()),
       reference_([&] {
-        ContextOptions reference = options;
-        reference.isa = Isa::kReference;
-        return reference;
+        return ContextOptions{.num_threads = options.num_threads, .isa = Isa::kReference};
       }()),
       seed_(seed),
       slack_(slack) {}
@@ -46,8 +44,8 @@ void SelfTest::run_area(std::string_view area) {
   throw Failure("check: no area " + area_);
 }
 
-void SelfTest::compare(const std::string& what, const ConstTensorView& got,
-                       const ConstTensorView& truth, DType dtype, int roundings) {
+void SelfTest::compare(const std::string& what, const Tensor& got, const Tensor& truth, DType dtype,
+                       int roundings) {
   // Sums are made in f32 or f64; with these sizes and unit-normal data their errors stay well below
   // 64 units of the largest number (docs/numerics.md has the bound that always holds). Results of
   // 16 bits add half a unit for each rounding on the way.
@@ -55,7 +53,7 @@ void SelfTest::compare(const std::string& what, const ConstTensorView& got,
   const double rounding = dtype == DType::kF64 || dtype == DType::kF32 ? 0 : epsilon_of(dtype);
   findings_.push_back({.area = area_,
                        .what = std::string(name_of(dtype)) + " " + what,
-                       .error = bench::largest_error(got, truth),
+                       .error = bench::largest_error(got.to_host(), truth.to_host()),
                        .allowed = slack_ * (64 * unit + 0.75 * roundings * rounding)});
 }
 

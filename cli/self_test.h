@@ -1,5 +1,5 @@
-// The self-test behind `ladon check`: small random problems on one instruction set, each compared
-// with the reference in double precision.
+// The self-test behind `ladon check`: small random problems on one instruction set or on a GPU,
+// each compared with the reference in double precision on the CPU.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 #include "ladon/context.h"
 #include "ladon/dtype.h"
-#include "ladon/tensor_view.h"
+#include "ladon/tensor.h"
 
 namespace ladon::cli {
 
@@ -46,12 +46,13 @@ class SelfTest {
   void check_cache(DType query_dtype, DType storage);
 
   /// `roundings`: how often numbers of 16 bits are rounded on the way to the result.
-  void compare(const std::string& what, const ConstTensorView& got, const ConstTensorView& truth,
-               DType dtype, int roundings = 1);
+  /// Of tensors wherever they are.
+  void compare(const std::string& what, const Tensor& got, const Tensor& truth, DType dtype,
+               int roundings = 1);
   void promise(const std::string& what, bool kept);
 
   Context context_;
-  Context single_;     // the same kernels on one thread
+  Context single_;     // the same kernels on one thread, or in a stream of its own
   Context reference_;  // the truth
   std::uint64_t seed_;
   double slack_;

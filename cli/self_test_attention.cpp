@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "compare_tensors.h"
+#include "host_cache.h"
 #include "ladon/alibi.h"
 #include "ladon/attention.h"
 #include "ladon/kv_cache.h"
@@ -15,7 +16,7 @@
 namespace ladon::cli {
 namespace {
 
-/// Rounded to dtype; the same numbers for the truth in double.
+/// Rounded to dtype, where the Context is; the same numbers for the truth in double, on the host.
 struct Pair {
   Tensor value;
   Tensor truth;
@@ -23,9 +24,9 @@ struct Pair {
 
 Pair normal_pair(const Context& context, DType dtype, const Dims& shape, std::uint64_t seed,
                  std::uint64_t stream) {
-  Pair pair{Tensor(dtype, shape), {}};
+  Pair pair{Tensor(context, dtype, shape), {}};
   fill_normal(context, pair.value, 0, 1, seed, stream);
-  pair.truth = Tensor::copy_of(context, pair.value, DType::kF64);
+  pair.truth = Tensor::copy_of(context, pair.value, DType::kF64).to_host();
   return pair;
 }
 
@@ -91,28 +92,37 @@ class Inputs {
         bias_(normal_pair(context, DType::kF32,
                           {1, variant.num_heads, variant.query_len, variant.kv_len}, seed, 4)),
         sinks_(normal_pair(context, DType::kF32, {variant.num_heads}, seed, 5)),
-        slopes_(Tensor::from_values(DType::kF32, {variant.num_heads},
-                                    alibi_slopes(variant.num_heads))) {
-    if (variant.bias) options_.bias = bias_.value;
-    if (variant.sinks) options_.sinks = sinks_.value;
-    if (variant.alibi) options_.alibi_slopes = slopes_;
+        truth_options_(variant.options) {
+    slopes_.truth =
+        Tensor::from_values(DType::kF32, {variant.num_heads}, alibi_slopes(variant.num_heads));
+    slopes_.value = slopes_.truth.to(context);
+    if (variant.bias) use(&AttentionOptions::bias, bias_);
+    if (variant.sinks) use(&AttentionOptions::sinks, sinks_);
+    if (variant.alibi) use(&AttentionOptions::alibi_slopes, slopes_);
   }
   Inputs(const Inputs&) = delete;
   Inputs& operator=(const Inputs&) = delete;
 
   const AttentionOptions& options() const { return options_; }
+  /// Of the same call on the host.
+  const AttentionOptions& truth_options() const { return truth_options_; }
   const Pair& bias() const { return bias_; }
   const Pair& sinks() const { return sinks_; }
 
  private:
+  void use(ConstTensorView AttentionOptions::*option, const Pair& pair) {
+    options_.*option = pair.value;
+    truth_options_.*option = pair.truth;
+  }
+
   AttentionOptions options_;
 
  public:
   Pair q, k, v;
 
  private:
-  Pair bias_, sinks_;
-  Tensor slopes_;
+  Pair bias_, sinks_, slopes_;
+  AttentionOptions truth_options_;
 };
 
 Dims lse_shape(const Tensor& q) { return {q.size(0), q.size(2), q.size(1)}; }
@@ -125,8 +135,9 @@ struct Result {
 
 Result run_forward(const Context& context, const Tensor& q, const Tensor& k, const Tensor& v,
                    const AttentionOptions& options) {
-  Result result{Tensor(q.dtype(), {q.size(0), q.size(1), q.size(2), v.size(3)}),
-                Tensor(q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, lse_shape(q))};
+  Result result{
+      Tensor(context, q.dtype(), {q.size(0), q.size(1), q.size(2), v.size(3)}),
+      Tensor(context, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, lse_shape(q))};
   attention(context, q, k, v, options, result.out, result.lse);
   return result;
 }
@@ -139,16 +150,19 @@ void SelfTest::check_forward(DType dtype, int variant) {
   const Inputs inputs(context_, chosen, dtype, seed_);
   const Result got =
       run_forward(context_, inputs.q.value, inputs.k.value, inputs.v.value, inputs.options());
-  const Result truth =
-      run_forward(reference_, inputs.q.truth, inputs.k.truth, inputs.v.truth, inputs.options());
+  const Result truth = run_forward(reference_, inputs.q.truth, inputs.k.truth, inputs.v.truth,
+                                   inputs.truth_options());
   // Some kernels round bf16 weights as well.
   compare(chosen.name + ": out", got.out, truth.out, dtype, dtype == DType::kBF16 ? 2 : 1);
   compare(chosen.name + ": lse", got.lse, truth.lse,
           dtype == DType::kF64 ? DType::kF64 : DType::kF32);
+  context_.synchronize();  // the other Context reads what this one has made
   const Result single =
       run_forward(single_, inputs.q.value, inputs.k.value, inputs.v.value, inputs.options());
-  promise(std::string(name_of(dtype)) + " " + chosen.name + ": same bits on one thread",
-          bench::same_bits(got.out, single.out) && bench::same_bits(got.lse, single.lse));
+  promise(std::string(name_of(dtype)) + " " + chosen.name +
+              (context_.device().is_cpu() ? ": same bits on one thread" : ": same bits once more"),
+          bench::same_bits(got.out.to_host(), single.out.to_host()) &&
+              bench::same_bits(got.lse.to_host(), single.lse.to_host()));
 }
 
 void SelfTest::forward() {
@@ -182,16 +196,18 @@ void SelfTest::check_backward(DType dtype, int variant) {
     const Tensor& q = truth ? inputs.q.truth : inputs.q.value;
     const Tensor& k = truth ? inputs.k.truth : inputs.k.value;
     const Tensor& v = truth ? inputs.v.truth : inputs.v.value;
-    const Result saved = run_forward(context, q, k, v, inputs.options());
-    Gradients gradients{Tensor(q.dtype(), q.shape()), Tensor(k.dtype(), k.shape()),
-                        Tensor(v.dtype(), v.shape()),
-                        Tensor(DType::kF64, inputs.bias().value.shape()),
-                        Tensor(DType::kF64, inputs.sinks().value.shape())};
+    const AttentionOptions& options = truth ? inputs.truth_options() : inputs.options();
+    const Result saved = run_forward(context, q, k, v, options);
+    Gradients gradients{Tensor(context, q.dtype(), q.shape()),
+                        Tensor(context, k.dtype(), k.shape()),
+                        Tensor(context, v.dtype(), v.shape()),
+                        Tensor(context, DType::kF64, inputs.bias().value.shape()),
+                        Tensor(context, DType::kF64, inputs.sinks().value.shape())};
     AttentionGradients wanted{.dq = gradients.dq, .dk = gradients.dk, .dv = gradients.dv};
     if (chosen.bias) wanted.dbias = gradients.dbias;
     if (chosen.sinks) wanted.dsinks = gradients.dsinks;
     attention_backward(
-        context, q, k, v, inputs.options(),
+        context, q, k, v, options,
         {.out = saved.out, .lse = saved.lse, .dout = truth ? dout.truth : dout.value}, wanted);
     return gradients;
   };
@@ -225,21 +241,22 @@ void SelfTest::check_cache(DType query_dtype, DType storage) {
     // In three parts, the last of which is new to the queries.
     std::uint64_t stream = 10;
     for (const std::int64_t length : {37, 60, 3}) {
-      Tensor k(DType::kF32, {2, length, 2, 40});
-      Tensor v(DType::kF32, {2, length, 2, 24});
+      Tensor k(context_, DType::kF32, {2, length, 2, 40});
+      Tensor v(context_, DType::kF32, {2, length, 2, 24});
       fill_normal(context_, k, 0, 1, seed_, stream++);
       fill_normal(context_, v, 0, 1, seed_, stream++);
       cache.append(context_, k, v);
     }
+    const bench::HostCache host(context_, cache);
     for (const std::int64_t query_len : {1, 3}) {
       // A window's ring holds no more than the newest query needs: older ones are left out.
       if (cache.kind() == "window" && query_len > 1) continue;
       const Pair q = normal_pair(context_, query_dtype, {2, query_len, 6, 40}, seed_, stream++);
       const AttentionOptions attend{.causal = true, .window_left = kWindow};
-      Tensor got(query_dtype, {2, query_len, 6, 24});
+      Tensor got(context_, query_dtype, {2, query_len, 6, 24});
       Tensor truth(DType::kF64, {2, query_len, 6, 24});
       attention(context_, q.value, cache.view(), attend, got);
-      attention(reference_, q.truth, cache.view(), attend, truth);
+      attention(reference_, q.truth, host.view(), attend, truth);
       compare(std::string(cache.kind()) + " " + name_of(storage) + ", " +
                   std::to_string(query_len) + (query_len == 1 ? " query" : " queries"),
               got, truth, query_dtype);
@@ -259,7 +276,7 @@ void SelfTest::rotary() {
   for (const DType dtype : kFloatTypes) {
     for (const RopeLayout layout : {RopeLayout::kHalfSplit, RopeLayout::kInterleaved}) {
       const Pair x = normal_pair(context_, dtype, {2, 33, 3, 40}, seed_, 20);
-      Tensor got(dtype, x.value.shape());
+      Tensor got(context_, dtype, x.value.shape());
       Tensor truth(DType::kF64, x.truth.shape());
       const RopeOptions options{.layout = layout, .rotary_dim = 32};
       const RopePositions positions{.first = 1000};

@@ -28,6 +28,7 @@ template <class Layer, class Options>
 NamedLayer make_layer(const Context& context, std::string name, Options options, DType dtype,
                       std::uint64_t seed) {
   options.dtype = dtype;
+  const Context host(ContextOptions{.num_threads = 1});
   auto layer = std::make_unique<Layer>(options, seed);
   options.dtype = DType::kF64;
   auto truth = std::make_unique<Layer>(options, seed);
@@ -35,10 +36,11 @@ NamedLayer make_layer(const Context& context, std::string name, Options options,
     // Biases, norms and sinks would be all 0 or 1 otherwise.
     if (parameter.value.rank() == 1) {
       const double middle = parameter.name.find("norm") == std::string::npos ? 0 : 1;
-      fill_normal(context, parameter.value, middle, 0.2, seed, 30);
+      fill_normal(host, parameter.value, middle, 0.2, seed, 30);
     }
-    truth->set_parameter(context, parameter.name, parameter.value);
+    truth->set_parameter(host, parameter.name, parameter.value);
   }
+  layer->to(context);
   return {std::move(name), std::move(layer), std::move(truth)};
 }
 
@@ -81,7 +83,7 @@ std::vector<NamedLayer> make_layers(const Context& context, DType dtype, std::ui
 /// A prompt in two chunks, then token by token.
 Tensor run_cached(const Context& context, const AttentionLayer& layer, const Tensor& x) {
   KvCache cache = KvCache::contiguous(context, layer.cache_options(x.size(0)));
-  Tensor out(x.dtype(), x.shape());
+  Tensor out(context, x.dtype(), x.shape());
   std::int64_t begin = 0;
   for (const std::int64_t end : {13L, 30L, 31L, 32L, 33L, 34L, 35L, 36L, 37L}) {
     const Tensor part = Tensor::copy_of(context, x.view().slice(1, begin, end));
@@ -101,12 +103,12 @@ void SelfTest::layers() {
   constexpr int kBackwardRoundings = 5;
   for (const DType dtype : kFloatTypes) {
     for (NamedLayer& one : make_layers(context_, dtype, seed_)) {
-      Tensor x(dtype, {2, kLength, kEmbedDim});
-      Tensor dout(dtype, x.shape());
+      Tensor x(context_, dtype, {2, kLength, kEmbedDim});
+      Tensor dout(context_, dtype, x.shape());
       fill_normal(context_, x, 0, 1, seed_, 40);
       fill_normal(context_, dout, 0, 1, seed_, 41);
-      const Tensor x_truth = Tensor::copy_of(context_, x, DType::kF64);
-      const Tensor dout_truth = Tensor::copy_of(context_, dout, DType::kF64);
+      const Tensor x_truth = Tensor::copy_of(context_, x, DType::kF64).to_host();
+      const Tensor dout_truth = Tensor::copy_of(context_, dout, DType::kF64).to_host();
 
       const TrainingForward truth = one.truth->forward_training(reference_, {.query = x_truth});
       const Tensor whole = one.layer->forward(context_, x);
@@ -133,9 +135,11 @@ void SelfTest::optimisers() {
   constexpr int kSteps = 3;
   for (const DType dtype : kFloatTypes) {
     const auto run = [&](const Context& context, DType weights) {
-      Parameter parameter = Parameter::zeros("w", weights, {13, 37});
-      fill_normal(context, parameter.value, 0, 1, seed_, 50);
-      fill_normal(context, parameter.gradient, 0, 0.3, seed_, 51);
+      // Filled on the host, so that both have the same numbers.
+      Parameter made = Parameter::zeros("w", weights, {13, 37});
+      fill_normal(reference_, made.value, 0, 1, seed_, 50);
+      fill_normal(reference_, made.gradient, 0, 0.3, seed_, 51);
+      Parameter parameter = made.to(context);
       // The weights that a 16-bit layer starts from.
       if (weights != dtype) {
         const Tensor start = Tensor::copy_of(context, parameter.value, dtype);

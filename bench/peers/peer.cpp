@@ -18,11 +18,12 @@ using Json = nlohmann::json;
 constexpr std::chrono::milliseconds kSettle{20};
 
 std::vector<std::string> command_of(const std::string& name, const PeerOptions& options,
-                                    int threads, const std::vector<int>& cpus) {
+                                    int threads, const std::vector<int>& cpus, DeviceId device) {
   std::vector<std::string> command{options.interpreter, "-c", kPeerWorkerSource, name,
                                    std::to_string(threads)};
   std::string list;
   for (const int cpu : cpus) list += (list.empty() ? "" : ",") + std::to_string(cpu);
+  if (!device.is_cpu()) list = device.to_string();  // no thread of it matters
   if (!list.empty()) command.push_back(list);
   return command;
 }
@@ -61,10 +62,11 @@ std::string not_understood(const std::string& line) {
 
 }  // namespace
 
-Peer::Peer(std::string name, const PeerOptions& options, int threads, const std::vector<int>& cpus)
+Peer::Peer(std::string name, const PeerOptions& options, int threads, const std::vector<int>& cpus,
+           DeviceId device)
     : name_(std::move(name)),
       seconds_(options.seconds),
-      worker_(command_of(name_, options, threads, cpus)) {
+      worker_(command_of(name_, options, threads, cpus, device)) {
   const std::optional<std::string> line = worker_.read_line(seconds_);
   if (!line) return;
   const Json answer = parse(*line);
@@ -123,11 +125,14 @@ Work Peer::work() {
 }
 
 std::vector<std::unique_ptr<Peer>> start_peers(const PeerOptions& options, int threads,
-                                               const std::vector<int>& cpus) {
+                                               const std::vector<int>& cpus, DeviceId device) {
   std::vector<std::unique_ptr<Peer>> peers;
   if (options.interpreter.empty()) return peers;
-  for (const char* name : {"pytorch", "onnxruntime"}) {
-    peers.push_back(std::make_unique<Peer>(name, options, threads, cpus));
+  const std::vector<const char*> names =
+      device.is_cpu() ? std::vector<const char*>{"pytorch", "onnxruntime"}
+                      : std::vector<const char*>{"pytorch", "pytorch-cudnn", "pytorch-flash"};
+  for (const char* name : names) {
+    peers.push_back(std::make_unique<Peer>(name, options, threads, cpus, device));
   }
   return peers;
 }

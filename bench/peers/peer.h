@@ -1,7 +1,8 @@
 // Peers: other people's attention, timed between Ladon's own calls.
 //
 // Each is a Python process (peer_worker.py, which also tells of the protocol) with as many threads
-// as Ladon has. One that cannot be had, or that fails, is left out, and the reason is kept.
+// as Ladon has, or on the same GPU. One that cannot be had, or that fails, is left out, and the
+// reason is kept.
 #pragma once
 
 #include <memory>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ladon/device.h"
 #include "peers/worker_process.h"
 #include "shape.h"
 #include "timing.h"
@@ -23,7 +25,8 @@ struct PeerOptions {
 class Peer {
  public:
   /// Starts it and waits until it says that it is there. With `cpus` its threads are pinned.
-  Peer(std::string name, const PeerOptions& options, int threads, const std::vector<int>& cpus);
+  Peer(std::string name, const PeerOptions& options, int threads, const std::vector<int>& cpus,
+       DeviceId device = {});
 
   const std::string& name() const { return name_; }
   const std::string& version() const { return version_; }
@@ -52,8 +55,9 @@ class Peer {
   WorkerProcess worker_;
 };
 
-/// PyTorch and ONNX Runtime, each started; none without an interpreter.
+/// PyTorch and ONNX Runtime, each started; on a GPU PyTorch as it chooses its kernels, and by two
+/// of them; none without an interpreter.
 std::vector<std::unique_ptr<Peer>> start_peers(const PeerOptions& options, int threads,
-                                               const std::vector<int>& cpus);
+                                               const std::vector<int>& cpus, DeviceId device = {});
 
 }  // namespace ladon::bench

@@ -3,6 +3,7 @@
 The command starts one process of this for each rival (it holds the text; nothing is installed):
 
     python -c TEXT pytorch|onnxruntime THREADS [CPU,CPU,...]
+    python -c TEXT pytorch|pytorch-cudnn|pytorch-flash THREADS cuda:0
 
 Each line on standard input is a JSON object with a "command"; each gets one line on standard output:
 
@@ -34,9 +35,9 @@ def first_line(error):
 
 
 class PyTorch:
-    """torch.nn.functional.scaled_dot_product_attention, as it chooses its kernels."""
+    """torch.nn.functional.scaled_dot_product_attention, as it chooses its kernels, or by those named."""
 
-    def __init__(self, threads, cpus):
+    def __init__(self, threads, cpus, device="cpu", kernels=None):
         if cpus:
             # Read by the OpenMP runtime when it starts.
             os.environ["GOMP_CPU_AFFINITY"] = " ".join(map(str, cpus))
@@ -44,6 +45,9 @@ class PyTorch:
 
         self.torch = torch
         self.version = torch.__version__
+        self.device, self.kernels = device, kernels
+        if device != "cpu":
+            torch.cuda.init()  # says what is missing
         torch.set_num_threads(threads)
         torch.manual_seed(1)
 
@@ -60,7 +64,17 @@ class PyTorch:
             if "enable_gqa" not in (attention.__doc__ or ""):
                 raise Unsupported("torch %s has no enable_gqa" % self.version)
             options["enable_gqa"] = True
-        return lambda q, k, v: attention(q, k, v, **options)
+        if self.kernels is None:
+            return lambda q, k, v: attention(q, k, v, **options)
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        kernels = getattr(SDPBackend, self.kernels)
+
+        def attend(q, k, v):
+            with sdpa_kernel(kernels):
+                return attention(q, k, v, **options)
+
+        return attend
 
     def prepare(self, case):
         torch = self.torch
@@ -69,7 +83,8 @@ class PyTorch:
         backward = case["pass"] == "backward"
 
         def random(heads, length):
-            return torch.randn(batch, heads, length, dim, dtype=dtype, requires_grad=backward)
+            return torch.randn(batch, heads, length, dim, dtype=dtype, device=self.device,
+                               requires_grad=backward)
 
         attend = self.attend(case)
         q = random(case["num_heads"], case["query_len"])
@@ -83,8 +98,31 @@ class PyTorch:
             def call():
                 with torch.no_grad():
                     return attend(q, k, v)
-        call()
-        return call, "scaled_dot_product_attention"
+        try:
+            call()
+        except RuntimeError as error:
+            if self.kernels is None:
+                raise
+            raise Unsupported(first_line(error))  # these kernels do not take the case
+        return self.timed_call(call), "scaled_dot_product_attention"
+
+    def timed_call(self, call):
+        """On a GPU calls return when they are enqueued: gives the seconds of one of several in a row."""
+        if self.device == "cpu":
+            return call
+        torch = self.torch
+
+        def seconds_of(times):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(times):
+                call()
+            torch.cuda.synchronize()
+            return (time.perf_counter() - begin) / times
+
+        seconds_of(2)
+        times = max(1, min(200, int(2e-3 / seconds_of(3))))
+        return lambda: seconds_of(times)
 
     def gradients(self, case):
         torch = self.torch
@@ -97,6 +135,7 @@ class PyTorch:
             count = batch * length * heads * dim
             flat = torch.frombuffer(data, dtype=torch.bfloat16, count=count, offset=at)
             at += 2 * count
+            flat = flat.to(self.device)
             return flat.reshape(batch, length, heads, dim).transpose(1, 2).contiguous()
 
         attend = self.attend(case)
@@ -107,7 +146,7 @@ class PyTorch:
         with open(case["outputs"], "r+b") as file:
             for gradient in torch.autograd.grad(attend(q, k, v), (q, k, v), dout):
                 dense = gradient.transpose(1, 2).contiguous().view(torch.int16)
-                file.write(dense.numpy().tobytes())
+                file.write(dense.cpu().numpy().tobytes())
         return "scaled_dot_product_attention and autograd"
 
 
@@ -214,7 +253,9 @@ def timed(call):
 def answer(rival, state, request):
     command = request["command"]
     if command == "run":
-        return {"seconds": timed(state["call"])}
+        begin = time.perf_counter()
+        own = state["call"]()  # of calls that have their own clock
+        return {"seconds": own if isinstance(own, float) else time.perf_counter() - begin}
     state.clear()
     gc.collect()
     if command == "release":
@@ -241,9 +282,16 @@ def main():
         out.flush()
 
     name, threads = sys.argv[1], int(sys.argv[2])
-    cpus = [int(cpu) for cpu in sys.argv[3].split(",")] if len(sys.argv) > 3 else []
+    place = sys.argv[3] if len(sys.argv) > 3 else ""
+    device = place if place.startswith("cuda") else "cpu"
+    cpus = [int(cpu) for cpu in place.split(",")] if place and device == "cpu" else []
     try:
-        rival = {"pytorch": PyTorch, "onnxruntime": OnnxRuntime}[name](threads, cpus)
+        if name == "onnxruntime":
+            rival = OnnxRuntime(threads, cpus)
+        else:
+            kernels = {"pytorch": None, "pytorch-cudnn": "CUDNN_ATTENTION",
+                       "pytorch-flash": "FLASH_ATTENTION"}[name]
+            rival = PyTorch(threads, cpus, device, kernels)
     except Exception as error:
         say({"problem": first_line(error)})
         return

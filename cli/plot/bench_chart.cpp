@@ -33,14 +33,17 @@ struct PeerColumn {
   std::string_view peer;
   std::string_view title;
 };
-constexpr std::array<PeerColumn, 2> kPeers{
-    {{"pytorch", "PyTorch"}, {"onnxruntime", "ONNX Runtime"}}};
+constexpr std::array<PeerColumn, 4> kPeers{{{"pytorch", "PyTorch"},
+                                            {"pytorch-cudnn", "PyTorch, cuDNN"},
+                                            {"pytorch-flash", "PyTorch, Flash"},
+                                            {"onnxruntime", "ONNX Runtime"}}};
 
 Color color_of(Limit limit) {
   switch (limit) {
     case Limit::kFma: return {0x3d, 0x7c, 0xc9};
     case Limit::kBf16: return {0x9a, 0x6f, 0xc4};
     case Limit::kAmx: return {0x5b, 0x2a, 0x86};
+    case Limit::kProduct: return {0xc9, 0x7a, 0x3d};
     case Limit::kMemory: return {0x3f, 0xa7, 0x96};
   }
   return kGrey;

@@ -29,10 +29,10 @@ struct LADON_API DeviceId {
 /// One GPU of this machine.
 struct DeviceInfo {
   DeviceId id;
-  std::string name;               // "NVIDIA H200"
-  std::string capability;         // "9.0"
-  std::size_t memory_bytes = 0;   // all of it
-  std::size_t free_bytes = 0;     // not in use by any program
+  std::string name;              // "NVIDIA H200"
+  std::string capability;        // "9.0"
+  std::size_t memory_bytes = 0;  // all of it
+  std::size_t free_bytes = 0;    // not in use by any program
   int num_multiprocessors = 0;
 };
 

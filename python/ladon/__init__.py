@@ -14,11 +14,12 @@ protocol. Results are torch tensors for torch inputs and NumPy arrays otherwise.
 ladon.torch has what autograd needs, and modules; ladon.onnx is a backend for ONNX's operators.
 """
 
-from ._errors import Error, FileError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from ._errors import DeviceError, Error, FileError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from ._ladon import (
     AdamW,
     AttentionLayer,
     Context,
+    DeviceArray,
     KvCache,
     LatentAttention,
     MultiHeadAttention,
@@ -33,6 +34,7 @@ from ._ladon import (
     clip_gradients,
     compare_cache_memory,
     describe_model,
+    list_devices,
     list_isas,
     load_attention,
     load_safetensors,
@@ -56,6 +58,8 @@ __all__ = [
     "AttentionGradients",
     "AttentionLayer",
     "Context",
+    "DeviceArray",
+    "DeviceError",
     "Error",
     "FileError",
     "InvalidArgumentError",
@@ -77,6 +81,7 @@ __all__ = [
     "clip_gradients",
     "compare_cache_memory",
     "describe_model",
+    "list_devices",
     "list_isas",
     "load_attention",
     "load_safetensors",

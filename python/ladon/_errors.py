@@ -19,3 +19,7 @@ class OutOfMemoryError(Error, MemoryError):
 
 class FileError(Error, OSError):
     """A file could not be read, written or trusted."""
+
+
+class DeviceError(Error, RuntimeError):
+    """A GPU failed; after a fault of a kernel every later call on it says so."""

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Optional, Sequence, TypedDict, Union
 Array = Any
 # "f32", "bf16", numpy.float32, ml_dtypes.bfloat16, torch.float16, ...
 DTypeLike = Any
+# "cpu", "cuda", "cuda:1", torch.device("cuda")
+DeviceLike = Any
 IntegersLike = Union[Sequence[int], Array]
 
 

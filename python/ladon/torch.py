@@ -8,7 +8,8 @@
     layer = ladon.torch.MultiHeadAttention(embed_dim=512, num_heads=8, num_kv_heads=2, rope={})
     layer = ladon.torch.MultiheadAttention(512, 8, batch_first=True)  # for torch.nn.MultiheadAttention
 
-Tensors on the CPU, f64, f32, f16 or bf16. What Ladon needs with a last stride of 1 and has not is copied.
+Tensors on the CPU or on an NVIDIA GPU, f64, f32, f16 or bf16; work on a GPU is enqueued on the current stream. What
+Ladon needs with a last stride of 1 and has not is copied.
 """
 
 import threading
@@ -178,7 +179,8 @@ class Module(nn.Module):
 
     Its parameters are the layer's own memory: optimisers and load_state_dict() write straight into it. Where
     torch puts other memory in a parameter's place (functional_call, swapped parameters), calls work on a copy
-    of the layer with these values. The dtype is the layer's: choose it when making it.
+    of the layer with these values. The dtype is the layer's: choose it when making it. to("cuda") and the like move
+    the layer.
     """
 
     def __init__(self, layer: _ladon.AttentionLayer) -> None:
@@ -195,13 +197,30 @@ class Module(nn.Module):
                 owner = getattr(owner, part)
             owner.register_parameter(last, nn.Parameter(value))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "Module":
+        """Where torch moves the parameters to another device, the layer goes there, and its memory stays theirs."""
+        parameters = dict(self.named_parameters())
+        before = next(iter(parameters.values())).device
+        super()._apply(fn, recurse)
+        parameters = dict(self.named_parameters())
+        now = next(iter(parameters.values())).device
+        if now == before or now.type not in ("cpu", "cuda"):
+            return self
+        self.layer = self._layer_now()
+        own = self.layer.parameters("torch")
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
+        return self
+
     def _layer_now(self) -> _ladon.AttentionLayer:
         """The layer with the values that the parameters have now."""
         own = self.layer.parameters("torch")
         other = [(n, p) for n, p in self.named_parameters() if p.data_ptr() != own[n].data_ptr()]
         if not other:
             return self.layer
-        layer = self.layer.copy()
+        # set_parameter() takes values from the layer's device, or from the CPU.
+        device = other[0][1].device
+        layer = self.layer.copy() if str(device) == self.layer.device else self.layer.to(device)
         for name, parameter in other:
             layer.set_parameter(name, parameter.detach())
         return layer

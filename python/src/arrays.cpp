@@ -112,12 +112,8 @@ void throw_value_error(const Where& where, const std::string& text) {
 
 Framework framework_of(nb::handle array) {
   // Only where torch has been imported can there be a tensor of it.
-  const nb::object name = nb::str("torch");
-  const nb::object torch = nb::steal(PyImport_GetModule(name.ptr()));
-  if (!torch.is_valid()) {
-    if (PyErr_Occurred() != nullptr) throw nb::python_error();
-    return Framework::kNumpy;
-  }
+  const nb::object torch = imported_torch();
+  if (!torch.is_valid()) return Framework::kNumpy;
   const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
   if (tensor.is_none()) return Framework::kNumpy;  // it is being imported
   return nb::isinstance(array, tensor) ? Framework::kTorch : Framework::kNumpy;
@@ -135,14 +131,42 @@ void refuse_gradient(const Where& where, nb::handle tensor) {
                     "autograd knows, torch.no_grad() or .detach()");
 }
 
+/// DLPack's capsule of an array on a GPU, after everything that its library has enqueued for it;
+/// all others as they are.
+nb::object handed_over(nb::handle object, const Where& where) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return nb::borrow(object);
+  const nb::object place = object.attr("__dlpack_device__")();
+  const auto type = nb::cast<int>(nb::int_(place[0]));
+  if (type != nb::device::cuda::value && type != nb::device::cuda_managed::value) {
+    return nb::borrow(object);
+  }
+  const DeviceId device(Device::kCuda, nb::cast<int>(nb::int_(place[1])));
+  const bool given = where.context != nullptr && where.context->device() == device;
+  const BoundContext& context = given ? *where.context : context_of(device);
+  const bool is_torch = framework_of(object) == Framework::kTorch;
+  const nb::object plain = is_torch ? object.attr("detach")() : nb::borrow(object);
+  return plain.attr("__dlpack__")(nb::arg("stream") = context.dlpack_stream());
+}
+
+/// Where the memory is; empty for devices that Ladon does not know.
+std::optional<DeviceId> ladon_device(int type, int index) {
+  if (type == nb::device::cpu::value || type == nb::device::cuda_host::value) return DeviceId();
+  if (type == nb::device::cuda::value || type == nb::device::cuda_managed::value) {
+    return DeviceId(Device::kCuda, index);
+  }
+  return {};
+}
+
 }  // namespace
 
 template <class Memory>
 bool Array::import_memory(nb::handle source, const Where& where, std::optional<DType> dtype) {
   Memory memory;
   if (!nb::try_cast<Memory>(source, memory, /*convert=*/false)) return false;
-  if (memory.device_type() != nb::device::cpu::value) {
-    throw_value_error(where, "got an array on another device, expected one in the CPU's memory");
+  const auto device = ladon_device(memory.device_type(), memory.device_id());
+  if (!device) {
+    throw_value_error(where,
+                      "got an array on another device, expected one on the CPU or an NVIDIA GPU");
   }
   if (!dtype) dtype = ladon_dtype(memory.dtype());
   if (!dtype) return false;
@@ -163,7 +187,7 @@ bool Array::import_memory(nb::handle source, const Where& where, std::optional<D
     throw_value_error(where, "got memory that is not aligned, expected a multiple of " +
                                  std::to_string(size_of(*dtype)) + " bytes");
   }
-  view_ = TensorView(data, *dtype, shape, strides);
+  view_ = TensorView(data, *dtype, shape, strides, *device);
   if constexpr (std::is_same_v<Memory, nb::ndarray<>>) {
     write_ = std::move(memory);
   } else {
@@ -176,7 +200,8 @@ template <class Memory>
 void Array::take(nb::handle object, const Where& where) {
   object_ = nb::borrow(object);
   refuse_gradient(where, object);
-  if (import_memory<Memory>(object, where, {})) return;
+  memory_ = handed_over(object, where);
+  if (import_memory<Memory>(memory_, where, {})) return;
   // NumPy does not export bfloat16, which ml_dtypes brings. The same memory as integers is fine.
   if (is_numpy(object) && dclass_of(object) == "bfloat16") {
     memory_ = object.attr("view")("uint16");
@@ -207,10 +232,56 @@ Array Array::numbers(nb::handle object, const Where& where) {
   } catch (const nb::python_error&) {
     throw_type_error(where, object, "an array or a sequence of numbers");
   }
-  return input(numbers, where);
+  Array array = input(numbers, where);
+  array.is_list_ = true;
+  return array;
 }
 
-nb::object share_array(const TensorView& view, nb::handle owner, Framework framework) {
+void Array::follow(const Context& context) {
+  if (!is_list_ || context.device().is_cpu()) return;
+  moved_ = Tensor::copy_of(default_context(), view_).to(context);
+  view_ = moved_.view();
+}
+
+namespace {
+
+nb::object share_on_gpu(const TensorView& view, nb::handle owner, Framework framework,
+                        const BoundContext* context) {
+  // A Context of the caller's must be there as long as something may have to wait for it.
+  const nb::object keep =
+      context == nullptr ? nb::object() : nb::find(const_cast<BoundContext&>(*context));
+  const nb::object both =
+      keep.is_valid() ? nb::object(nb::make_tuple(nb::borrow(owner), keep)) : nb::borrow(owner);
+  const DeviceArray array{view, both, context};
+  if (framework != Framework::kTorch)
+    return nb::cast(new DeviceArray(array), nb::rv_policy::take_ownership);
+  nb::object result =
+      nb::module_::import_("torch.utils.dlpack").attr("from_dlpack")(capsule_of(array));
+  if (context != nullptr) {
+    hand_over_to_torch(*context);
+  } else {
+    settle(view.device());
+  }
+  return result;
+}
+
+}  // namespace
+
+nb::object capsule_of(const DeviceArray& array) {
+  const TensorView& view = array.view;
+  std::array<std::size_t, kMaxRank> shape{};
+  for (int dim = 0; dim < view.rank(); ++dim) {
+    shape[static_cast<std::size_t>(dim)] = static_cast<std::size_t>(view.size(dim));
+  }
+  const nb::ndarray<> exported(view.data(), static_cast<std::size_t>(view.rank()), shape.data(),
+                               array.owner, view.strides().begin(), dlpack_dtype(view.dtype()),
+                               nb::device::cuda::value, view.device().index);
+  return nb::cast(exported, nb::rv_policy::reference);
+}
+
+nb::object share_array(const TensorView& view, nb::handle owner, Framework framework,
+                       const BoundContext* context) {
+  if (!view.device().is_cpu()) return share_on_gpu(view, owner, framework, context);
   const bool as_integers = framework == Framework::kNumpy && view.dtype() == DType::kBF16;
   const nb::dlpack::dtype dtype = dlpack_dtype(as_integers ? DType::kU16 : view.dtype());
   std::array<std::size_t, kMaxRank> shape{};
@@ -248,13 +319,13 @@ nb::object share_array(const TensorView& view, nb::handle owner, Framework frame
   return result.attr("view")(bfloat16);
 }
 
-nb::object to_array(Tensor&& tensor, Framework framework) {
+nb::object to_array(Tensor&& tensor, Framework framework, const BoundContext& context) {
   auto owned = std::make_unique<Tensor>(std::move(tensor));
   const TensorView view = owned->view();
   const nb::capsule owner(owned.get(),
                           [](void* memory) noexcept { delete static_cast<Tensor*>(memory); });
   owned.release();  // NOLINT(bugprone-unused-return-value): the capsule has it
-  return share_array(view, owner, framework);
+  return share_array(view, owner, framework, &context);
 }
 
 std::vector<std::int64_t> to_integers(nb::handle object, const Where& where) {
@@ -281,7 +352,8 @@ std::vector<std::int64_t> to_integers(nb::handle object, const Where& where) {
   if (array.absent() || is_float(dtype) || dtype == DType::kBool || dtype == DType::kU64) {
     throw_type_error(where, object, std::string(kExpected) + " (not u64)");
   }
-  const Tensor dense = Tensor::copy_of(default_context(), array.view(), DType::kI64);
+  const Tensor dense =
+      Tensor::copy_of(context_of(array.device()), array.view(), DType::kI64).to_host();
   const auto* const first = dense.data_as<std::int64_t>();
   values.assign(first, first + dense.num_elements());
   return values;

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "devices.h"
 #include "ladon/dtype.h"
 #include "ladon/tensor.h"
 #include "ladon/tensor_view.h"
@@ -20,10 +21,12 @@ namespace ladon::python {
 
 namespace nb = nanobind;
 
-/// Names an argument in an error message: "attention: q".
+/// Names an argument in an error message: "attention: q". Work on it will be of this Context where
+/// the caller has given one.
 struct Where {
   std::string_view operation;
   std::string_view argument;
+  const BoundContext* context = nullptr;
 };
 
 /// str(object), and a name for what is not Unicode in it: fit for a message whatever it holds.
@@ -57,6 +60,9 @@ class Array {
   TensorView writable_view() const noexcept { return view_; }
   nb::object object() const { return object_; }
   Framework framework() const { return framework_of(object_); }
+  DeviceId device() const noexcept { return view_.device(); }
+  /// Moves what came as a list of numbers to the Context's device.
+  void follow(const Context& context);
 
  private:
   template <class Memory>
@@ -68,13 +74,27 @@ class Array {
   nb::object memory_;  // what keeps the memory; another view of it for bfloat16
   nb::ndarray<nb::ro> read_;
   nb::ndarray<> write_;
+  bool is_list_ = false;
+  Tensor moved_;
   TensorView view_;
 };
 
-/// Gives a tensor away as an array.
-nb::object to_array(Tensor&& tensor, Framework framework);
-/// An array that shares memory with `view` and keeps `owner` alive.
-nb::object share_array(const TensorView& view, nb::handle owner, Framework framework);
+/// An array on a GPU for whoever is not PyTorch: DLPack is all it has.
+struct DeviceArray {
+  TensorView view;
+  nb::object owner;
+  /// That wrote it; null where any may have.
+  const BoundContext* context = nullptr;
+};
+
+/// Gives a tensor away as an array. The Context is the one that wrote it.
+nb::object to_array(Tensor&& tensor, Framework framework, const BoundContext& context);
+/// An array that shares memory with `view` and keeps `owner` alive. Without a Context any may have
+/// written it.
+nb::object share_array(const TensorView& view, nb::handle owner, Framework framework,
+                       const BoundContext* context = nullptr);
+/// DLPack's capsule.
+nb::object capsule_of(const DeviceArray& array);
 
 /// Integers from a list, a tuple, or an integer array of any rank, in row-major order.
 std::vector<std::int64_t> to_integers(nb::handle object, const Where& where);
@@ -94,7 +114,7 @@ View as_rank_4(const View& view) {
     shape[4 - view.rank() + dim] = view.size(dim);
     strides[4 - view.rank() + dim] = view.stride(dim);
   }
-  return View(view.data(), view.dtype(), shape, strides);
+  return View(view.data(), view.dtype(), shape, strides, view.device());
 }
 
 }  // namespace ladon::python

@@ -35,11 +35,11 @@ class AttentionOutputs {
  public:
   explicit AttentionOutputs(Keywords& keywords);
   /// For queries [batch, query_len, num_heads, ...].
-  void allocate(const ConstTensorView& q, std::int64_t value_dim);
+  void allocate(const Context& context, const ConstTensorView& q, std::int64_t value_dim);
   TensorView out();
   TensorView lse();
   /// out, or (out, lse).
-  nb::object give(Framework framework);
+  nb::object give(Framework framework, const BoundContext& context);
 
  private:
   Array given_;

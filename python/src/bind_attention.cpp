@@ -28,14 +28,15 @@ nb::object py_attention(nb::handle q_object, nb::handle k_object, nb::handle v_o
   AttentionArguments arguments;
   arguments.read(keywords);
   AttentionOutputs outputs(keywords);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(q.device());
   keywords.finish();
-  outputs.allocate(q.view(), v.view().rank() == 4 ? v.view().size(3) : 0);
+  arguments.follow(context);
+  outputs.allocate(context, q.view(), v.view().rank() == 4 ? v.view().size(3) : 0);
   without_gil([&] {
     attention(context, q.view(), k.view(), v.view(), arguments.options, outputs.out(),
               outputs.lse());
   });
-  return outputs.give(q.framework());
+  return outputs.give(q.framework(), context);
 }
 
 /// A gradient's name, the tensor that takes it, and the shape in which the library sees it.
@@ -63,8 +64,9 @@ nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::h
   arguments.read(keywords);
   std::vector<std::string> wanted{"dq", "dk", "dv", "dbias", "dsinks"};
   keywords.read("wanted", wanted);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(q.device());
   keywords.finish();
+  arguments.follow(context);
 
   AttentionGradients gradients;
   std::array<Gradient, 5> table{{{"dq", q, gradients.dq, false},
@@ -82,8 +84,8 @@ nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::h
     if (!named || row.of.absent()) continue;
     const ConstTensorView view = row.of.view();
     // Not the dtype of an integer: the library's message about that input is the better one.
-    row.memory =
-        Tensor::uninitialized(is_float(view.dtype()) ? view.dtype() : DType::kF32, view.shape());
+    row.memory = Tensor::uninitialized(context, is_float(view.dtype()) ? view.dtype() : DType::kF32,
+                                       view.shape());
     row.target = row.as_rank_4 ? as_rank_4(row.memory.view()) : row.memory.view();
   }
   without_gil([&] {
@@ -96,7 +98,7 @@ nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::h
   nb::dict fields;
   for (Gradient& row : table) {
     fields[row.name] =
-        row.target.absent() ? nb::none() : to_array(std::move(row.memory), q.framework());
+        row.target.absent() ? nb::none() : to_array(std::move(row.memory), q.framework(), context);
   }
   return result_type(**fields);
 }
@@ -112,18 +114,20 @@ nb::object py_attention_weights(nb::handle q_object, nb::handle k_object,
   keywords.read("stage", stage, kStages);
   std::optional<DType> dtype;
   keywords.read("dtype", dtype);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(q.device());
   keywords.finish();
+  arguments.follow(context);
   const ConstTensorView queries = q.view();
   const ConstTensorView keys = k.view();
   Dims shape{0, 0, 0, 0};
   if (queries.rank() == 4 && keys.rank() == 4) {
     shape = Dims{queries.size(0), queries.size(2), queries.size(1), keys.size(1)};
   }
-  Tensor weights = Tensor::uninitialized(dtype.value_or(float_or_f32(queries.dtype())), shape);
+  Tensor weights =
+      Tensor::uninitialized(context, dtype.value_or(float_or_f32(queries.dtype())), shape);
   without_gil(
       [&] { attention_weights(context, queries, keys, arguments.options, weights, stage); });
-  return to_array(std::move(weights), q.framework());
+  return to_array(std::move(weights), q.framework(), context);
 }
 
 std::vector<Array> read_list(nb::handle object, const Where& where) {
@@ -144,10 +148,11 @@ nb::object py_merge_attention(nb::handle outs_object, nb::handle lses_object,
   Array sinks;
   keywords.read_numbers("sinks", sinks);
   AttentionOutputs outputs(keywords);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(outs[0].device());
   keywords.finish();
+  sinks.follow(context);
   const ConstTensorView first = outs[0].view();
-  outputs.allocate(first, first.rank() == 4 ? first.size(3) : 0);
+  outputs.allocate(context, first, first.rank() == 4 ? first.size(3) : 0);
   std::vector<ConstTensorView> out_views;
   std::vector<ConstTensorView> lse_views;
   out_views.reserve(outs.size());
@@ -157,7 +162,7 @@ nb::object py_merge_attention(nb::handle outs_object, nb::handle lses_object,
   without_gil([&] {
     merge_attention(context, out_views, lse_views, outputs.out(), outputs.lse(), sinks.view());
   });
-  return outputs.give(outs[0].framework());
+  return outputs.give(outs[0].framework(), context);
 }
 
 }  // namespace
@@ -167,17 +172,19 @@ AttentionOutputs::AttentionOutputs(Keywords& keywords) {
   keywords.read("return_lse", wants_lse_);
 }
 
-void AttentionOutputs::allocate(const ConstTensorView& q, std::int64_t value_dim) {
+void AttentionOutputs::allocate(const Context& context, const ConstTensorView& q,
+                                std::int64_t value_dim) {
   // Where q is wrong the library says so before it looks at the outputs.
   const bool sound = q.rank() == 4;
   const DType dtype = float_or_f32(q.dtype());
   if (given_.absent()) {
     const Dims shape = sound ? Dims{q.size(0), q.size(1), q.size(2), value_dim} : Dims{0, 0, 0, 0};
-    out_memory_ = Tensor::uninitialized(dtype, shape);
+    out_memory_ = Tensor::uninitialized(context, dtype, shape);
   }
   if (wants_lse_) {
     const Dims shape = sound ? Dims{q.size(0), q.size(2), q.size(1)} : Dims{0, 0, 0};
-    lse_memory_ = Tensor::uninitialized(dtype == DType::kF64 ? DType::kF64 : DType::kF32, shape);
+    lse_memory_ =
+        Tensor::uninitialized(context, dtype == DType::kF64 ? DType::kF64 : DType::kF32, shape);
   }
 }
 
@@ -187,10 +194,14 @@ TensorView AttentionOutputs::out() {
 
 TensorView AttentionOutputs::lse() { return wants_lse_ ? lse_memory_.view() : TensorView{}; }
 
-nb::object AttentionOutputs::give(Framework framework) {
-  nb::object out = given_.absent() ? to_array(std::move(out_memory_), framework) : given_.object();
+nb::object AttentionOutputs::give(Framework framework, const BoundContext& context) {
+  nb::object out =
+      given_.absent() ? to_array(std::move(out_memory_), framework, context) : given_.object();
+  if (!given_.absent() && !context.device().is_cpu() && given_.framework() == Framework::kTorch) {
+    hand_over_to_torch(context);
+  }
   if (!wants_lse_) return out;
-  return nb::make_tuple(out, to_array(std::move(lse_memory_), framework));
+  return nb::make_tuple(out, to_array(std::move(lse_memory_), framework, context));
 }
 
 void bind_attention(nb::module_& module) {

@@ -21,23 +21,27 @@ using Path = std::filesystem::path;
 Cache* make_contiguous(const nb::kwargs& kwargs) {
   Keywords keywords("KvCache.contiguous", kwargs);
   KvCacheOptions options;
+  DeviceId device;
   std::int64_t capacity = 0;
   read_cache_options(keywords, options);
+  keywords.read("device", device);
   keywords.read("capacity", capacity);
   keywords.finish();
-  return new Cache(KvCache::contiguous(default_context(), options, capacity));
+  return new Cache(KvCache::contiguous(context_of(device), options, capacity));
 }
 
 Cache* make_window(const nb::kwargs& kwargs) {
   Keywords keywords("KvCache.window", kwargs);
   KvCacheOptions options;
+  DeviceId device;
   std::int64_t window_left = -1;
   std::int64_t spare = 0;
   read_cache_options(keywords, options);
+  keywords.read("device", device);
   keywords.read("window_left", window_left);
   keywords.read("spare", spare);
   keywords.finish();
-  return new Cache(KvCache::window(default_context(), options, window_left, spare));
+  return new Cache(KvCache::window(context_of(device), options, window_left, spare));
 }
 
 Cache* make_paged(nb::handle pool_object, nb::handle batch_object) {
@@ -55,7 +59,8 @@ void append(Cache& self, nb::handle k_object, nb::handle v_object, nb::handle le
   if (!lengths_object.is_none()) {
     lengths = to_integers(lengths_object, {"KvCache.append", "new_lengths"});
   }
-  changing(self, [&] { self.cache.append(default_context(), k.view(), v.view(), lengths); });
+  const BoundContext& context = context_of(self.cache.device());
+  changing(self, [&] { self.cache.append(context, k.view(), v.view(), lengths); });
 }
 
 nb::object cache_attention(const Cache& self, nb::handle q_object, const nb::kwargs& kwargs) {
@@ -64,20 +69,22 @@ nb::object cache_attention(const Cache& self, nb::handle q_object, const nb::kwa
   AttentionArguments arguments;
   arguments.read(keywords);
   AttentionOutputs outputs(keywords);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(q.device());
   keywords.finish();
+  arguments.follow(context);
   // What a cache holds for a token never changes, so this needs no lock.
-  outputs.allocate(q.view(), self.cache.options().value_dim);
+  outputs.allocate(context, q.view(), self.cache.options().value_dim);
   reading(self, [&] {
     attention(context, q.view(), self.cache.view(), arguments.options, outputs.out(),
               outputs.lse());
   });
-  return outputs.give(q.framework());
+  return outputs.give(q.framework(), context);
 }
 
 void reorder(Cache& self, nb::handle from_object) {
   const std::vector<std::int64_t> from = to_integers(from_object, {"KvCache.reorder", "from_"});
-  changing(self, [&] { self.cache.reorder(default_context(), from); });
+  const BoundContext& context = context_of(self.cache.device());
+  changing(self, [&] { self.cache.reorder(context, from); });
 }
 
 void reset(Cache& self, nb::handle sequence) {
@@ -106,13 +113,15 @@ nb::dict pool_statistics(const PagePool& pool) {
 void make_pool(PagePool* self, const nb::kwargs& kwargs) {
   Keywords keywords("PagePool", kwargs);
   KvCacheOptions options;
+  DeviceId device;
   std::int64_t page_size = 0;
   std::int64_t num_pages = 0;
   read_cache_options(keywords, options);
+  keywords.read("device", device);
   keywords.read("page_size", page_size);
   keywords.read("num_pages", num_pages);
   keywords.finish();
-  new (self) PagePool(default_context(), options, page_size, num_pages);
+  new (self) PagePool(context_of(device), options, page_size, num_pages);
 }
 
 /// A number that the cache tells about itself.
@@ -159,12 +168,14 @@ void bind_pool(nb::module_& module) {
       .def("__init__", &make_pool, nb::arg("kwargs"),
            nb::sig("def __init__(self, *, num_kv_heads: int, head_dim: int, page_size: int, "
                    "num_pages: int, value_dim: int = 0, values_in_keys: bool = False, num_heads: "
-                   "int = 0, mha_dim: int = 0, dtype: DTypeLike = 'f32', batch: int = 1) -> None"),
+                   "int = 0, mha_dim: int = 0, dtype: DTypeLike = 'f32', batch: int = 1, device: "
+                   "DeviceLike = 'cpu') -> None"),
            "All memory is taken here. batch is not read: it is among layer.cache_options().")
       .def_prop_ro("page_size", &PagePool::page_size)
       .def_prop_ro("num_pages", &PagePool::num_pages)
       .def_prop_ro(
-          "options", [](const PagePool& self) { return options_dict(self.options()); },
+          "options",
+          [](const PagePool& self) { return options_dict(self.options(), self.device()); },
           nb::sig("def options(self) -> dict[str, Any]"))
       .def("statistics", &pool_statistics, nb::sig("def statistics(self) -> dict[str, int]"),
            "Pages (free, kept, used, shared, published), bytes, and how prefixes were found.")
@@ -178,7 +189,8 @@ void bind_caches(nb::module_& module) {
   bind_pool(module);
   const std::string options =
       "num_kv_heads: int, head_dim: int, batch: int = 1, value_dim: int = 0, values_in_keys: bool "
-      "= False, num_heads: int = 0, mha_dim: int = 0, dtype: DTypeLike = 'f32'";
+      "= False, num_heads: int = 0, mha_dim: int = 0, dtype: DTypeLike = 'f32', device: DeviceLike "
+      "= 'cpu'";
   nb::class_<Cache>(module, "KvCache",
                     "Keys and values of past tokens: contiguous, a sliding window, or pages of a "
                     "PagePool.")
@@ -225,27 +237,31 @@ void bind_caches(nb::module_& module) {
           "reserve",
           [](Cache& self, nb::handle length) {
             const std::int64_t tokens = to_integer(length, {"KvCache.reserve", "length"});
-            changing(self, [&] { self.cache.reserve(default_context(), tokens); });
+            const BoundContext& context = context_of(self.cache.device());
+            changing(self, [&] { self.cache.reserve(context, tokens); });
           },
           nb::arg("length"), nb::sig("def reserve(self, length: int) -> None"),
           "Allocates beforehand for this many tokens of each sequence.")
       .def(
           "fork",
           [](const Cache& self) {
-            return new Cache(reading(self, [&] { return self.cache.fork(default_context()); }));
+            const BoundContext& context = context_of(self.cache.device());
+            return new Cache(reading(self, [&] { return self.cache.fork(context); }));
           },
           "An independent cache with the same content, which shares memory until it differs.")
       .def(
           "save",
           [](const Cache& self, const Path& path) {
-            reading(self, [&] { self.cache.save(default_context(), path); });
+            const BoundContext& context = context_of(self.cache.device());
+            reading(self, [&] { self.cache.save(context, path); });
           },
           nb::arg("path"), nb::sig("def save(self, path: str | os.PathLike[str]) -> None"),
           "Writes a file, whole or not at all.")
       .def(
           "load",
           [](Cache& self, const Path& path) {
-            changing(self, [&] { self.cache.load(default_context(), path); });
+            const BoundContext& context = context_of(self.cache.device());
+            changing(self, [&] { self.cache.load(context, path); });
           },
           nb::arg("path"), nb::sig("def load(self, path: str | os.PathLike[str]) -> None"),
           "Becomes what was saved, from a cache of any kind with the same options.")
@@ -272,10 +288,12 @@ void bind_caches(nb::module_& module) {
            nb::sig("def held(self, sequence: int = 0) -> int"),
            "Keys of it that can be read: all of them, but for a window.")
       .def_prop_ro("kind", [](const Cache& self) { return std::string(self.cache.kind()); })
+      .def_prop_ro("device", [](const Cache& self) { return self.cache.device().to_string(); })
       .def_prop_ro(
           "options",
           [](const Cache& self) {
-            return options_dict(reading(self, [&] { return self.cache.options(); }));
+            return options_dict(reading(self, [&] { return self.cache.options(); }),
+                                self.cache.device());
           },
           nb::sig("def options(self) -> dict[str, Any]"))
       .def_prop_ro("batch", number(&KvCache::batch))

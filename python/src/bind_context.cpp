@@ -9,6 +9,7 @@
 #include "ladon/alibi.h"
 #include "ladon/cache_memory.h"
 #include "ladon/context.h"
+#include "ladon/device.h"
 #include "ladon/error.h"
 #include "ladon/isa.h"
 #include "ladon/version.h"
@@ -17,14 +18,26 @@
 namespace ladon::python {
 namespace {
 
-void make_context(Context* self, const nb::kwargs& kwargs) {
+void make_context(BoundContext* self, const nb::kwargs& kwargs) {
   Keywords keywords("Context", kwargs);
   std::int64_t num_threads = 0;
   std::optional<std::string> isa;
   keywords.read("num_threads", num_threads);
   keywords.read("isa", isa);
+  DeviceId device;
+  keywords.read("device", device);
+  const nb::handle stream = keywords.take("stream");
   keywords.finish();
   ContextOptions options;
+  options.device = device.device;
+  options.device_index = device.index;
+  if (!device.is_cpu()) options.stream = nullptr;  // CUDA's default stream
+  if (stream.is_valid() && !stream.is_none()) {
+    if (device.is_cpu()) {
+      throw_value_error(keywords.where("stream"), "got one for the CPU, expected none");
+    }
+    options.stream = reinterpret_cast<void*>(to_stream(stream, keywords.where("stream")));
+  }
   if (num_threads < 0 || num_threads > kMaxThreads) {
     throw_value_error(
         keywords.where("num_threads"),
@@ -37,7 +50,7 @@ void make_context(Context* self, const nb::kwargs& kwargs) {
       throw_value_error(keywords.where("isa"), "got '" + *isa + "', which is not in list_isas()");
     }
   }
-  new (self) Context(options);
+  new (self) BoundContext(options);
 }
 
 nb::list isa_list() {
@@ -53,6 +66,25 @@ nb::list isa_list() {
     row["kernels"] = kernels;
     result.append(row);
   }
+  return result;
+}
+
+nb::dict device_list() {
+  const DeviceList list = list_devices();
+  nb::list devices;
+  for (const DeviceInfo& info : list.devices) {
+    nb::dict row;
+    row["device"] = info.id.to_string();
+    row["name"] = info.name;
+    row["capability"] = info.capability;
+    row["memory_bytes"] = info.memory_bytes;
+    row["free_bytes"] = info.free_bytes;
+    row["num_multiprocessors"] = info.num_multiprocessors;
+    devices.append(row);
+  }
+  nb::dict result;
+  result["devices"] = devices;
+  result["reason"] = list.reason;
   return result;
 }
 
@@ -102,23 +134,106 @@ nb::object describe_array(nb::handle object) {
                         nb::tuple(shape), nb::tuple(strides));
 }
 
+/// What the consumer's stream must wait for, and then the capsule.
+nb::object dlpack_of(const DeviceArray& self, const nb::kwargs& kwargs) {
+  Keywords keywords("__dlpack__", kwargs);
+  const nb::handle stream = keywords.take("stream");
+  const bool given = stream.is_valid() && !stream.is_none();
+  const std::int64_t number = given ? to_integer(stream, keywords.where("stream")) : 1;
+  const nb::handle copy = keywords.take("copy");
+  if (copy.is_valid() && !copy.is_none() && to_bool(copy, keywords.where("copy"))) {
+    throw_value_error(keywords.where("copy"), "got true, expected no copy: numpy() makes one");
+  }
+  keywords.take("max_version");
+  keywords.take("dl_device");
+  keywords.finish();
+  const BoundContext* const context = self.context;
+  const bool in_order =
+      context != nullptr && static_cast<std::uintptr_t>(number) == context->dlpack_stream();
+  if (number != -1 && !in_order) {  // -1 asks for no order at all
+    if (context == nullptr) {
+      settle(self.view.device());
+    } else {
+      without_gil([&] { context->synchronize(); });
+    }
+  }
+  return capsule_of(self);
+}
+
+nb::object on_host(const DeviceArray& self) {
+  settle(self.view.device());
+  const BoundContext& context = context_of(self.view.device());
+  Tensor host = without_gil([&] { return Tensor::copy_of(context, self.view).to_host(); });
+  return to_array(std::move(host), Framework::kNumpy, default_context());
+}
+
+nb::tuple shape_of(const DeviceArray& self) {
+  nb::list shape;
+  for (const std::int64_t size : self.view.shape()) shape.append(size);
+  return nb::tuple(shape);
+}
+
+void bind_device_array(nb::module_& module) {
+  nb::class_<DeviceArray>(module, "DeviceArray",
+                          "An array on a GPU, for any library that speaks DLPack: "
+                          "cupy.from_dlpack(array). PyTorch's tensors are given back as such.")
+      .def("__dlpack__", &dlpack_of, nb::arg("kwargs"),
+           nb::sig("def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, "
+                   "int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | "
+                   "None = None) -> Any"))
+      .def(
+          "__dlpack_device__",
+          [](const DeviceArray& self) {
+            return nb::make_tuple(nb::device::cuda::value, self.view.device().index);
+          },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
+      .def_prop_ro("shape", &shape_of, nb::sig("def shape(self) -> tuple[int, ...]"))
+      .def_prop_ro("dtype", [](const DeviceArray& self) { return name_of(self.view.dtype()); })
+      .def_prop_ro("device", [](const DeviceArray& self) { return self.view.device().to_string(); })
+      .def("numpy", &on_host, nb::sig("def numpy(self) -> Any"), "A copy in the CPU's memory.")
+      .def("__repr__", [](const DeviceArray& self) {
+        return "<ladon.DeviceArray: " + self.view.shape().to_string() + ", " +
+               name_of(self.view.dtype()) + ", " + self.view.device().to_string() + ">";
+      });
+}
+
 }  // namespace
 
 void bind_context(nb::module_& module) {
-  nb::class_<Context>(module, "Context",
-                      "Threads and kernels that calls use: pass it as `context`. Calls without one "
-                      "share a default of all CPUs\nand the fastest kernels. Results never depend "
-                      "on the number of threads.")
-      .def("__init__", &make_context,
-           nb::sig("def __init__(self, *, num_threads: int = 0, isa: str | None = None) -> None"),
-           "num_threads: 0 is one for each CPU. isa: a name of list_isas(); None is LADON_ISA, or "
-           "else the fastest.")
-      .def_prop_ro("num_threads", &Context::num_threads)
-      .def_prop_ro("isa", [](const Context& self) { return name_of(self.isa()); })
-      .def("__repr__", [](const Context& self) {
-        return "ladon.Context(num_threads=" + std::to_string(self.num_threads()) + ", isa='" +
-               name_of(self.isa()) + "')";
+  nb::class_<BoundContext>(
+      module, "Context",
+      "The device, threads and kernels that calls use: pass it as `context`. Calls without one run "
+      "where their arrays are: on all CPUs\nwith the fastest kernels, or on a GPU in the order of "
+      "PyTorch's current stream, where it has one, or of CUDA's default stream. Results never "
+      "depend on the number of threads.")
+      .def(
+          "__init__", &make_context,
+          nb::sig("def __init__(self, *, num_threads: int = 0, isa: str | None = None, device: "
+                  "DeviceLike = 'cpu', stream: Any = None) -> None"),
+          "num_threads: 0 is one for each CPU. isa: a name of list_isas(); None is LADON_ISA, or "
+          "else the fastest. device: 'cpu', 'cuda' or 'cuda:1'. stream: of a GPU, as an integer, a "
+          "torch.cuda.Stream or a cupy.cuda.Stream, which must outlive the Context; None is CUDA's "
+          "default stream.")
+      .def_prop_ro("num_threads", [](const BoundContext& self) { return self.num_threads(); })
+      .def_prop_ro("isa", [](const BoundContext& self) { return name_of(self.isa()); })
+      .def_prop_ro("device", [](const BoundContext& self) { return self.device().to_string(); })
+      .def_prop_ro("stream", &BoundContext::stream, "A cudaStream_t; 0 is CUDA's default stream.")
+      .def(
+          "synchronize", [](const BoundContext& self) { self.synchronize(); },
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Waits until all calls that were made with this Context have run.")
+      .def("__repr__", [](const BoundContext& self) {
+        const std::string kernels = self.device().is_cpu()
+                                        ? std::string("isa='") + name_of(self.isa())
+                                        : "device='" + self.device().to_string() +
+                                              "', stream=" + std::to_string(self.stream()) +
+                                              ", isa='" + name_of(self.isa());
+        return "ladon.Context(num_threads=" + std::to_string(self.num_threads()) + ", " + kernels +
+               "')";
       });
+  bind_device_array(module);
+  module.def("list_devices", &device_list, nb::sig("def list_devices() -> dict[str, Any]"),
+             "The GPUs that can be used (`devices`), or why there are none (`reason`).");
   module.def("list_isas", &isa_list, nb::sig("def list_isas() -> list[dict[str, Any]]"),
              "Every instruction set that Ladon has kernels for, slowest first: name, runnable, "
              "chosen, reason, kernels.");

@@ -15,6 +15,7 @@ const char* class_name(ErrorCode code) {
     case ErrorCode::kUnsupported: return "UnsupportedError";
     case ErrorCode::kOutOfMemory: return "OutOfMemoryError";
     case ErrorCode::kIo: return "FileError";
+    case ErrorCode::kDevice: return "DeviceError";
   }
   return "Error";
 }

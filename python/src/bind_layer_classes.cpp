@@ -19,9 +19,16 @@ void make_multi_head(MultiHeadLayer* self, const nb::kwargs& kwargs) {
   Keywords keywords("MultiHeadAttention", kwargs);
   const MultiHeadAttentionOptions options = to_multi_head_options(keywords);
   std::uint64_t seed = 0;
+  DeviceId device;
   keywords.read("seed", seed);
+  keywords.read("device", device);
   keywords.finish();
-  auto layer = without_gil([&] { return std::make_unique<MultiHeadAttention>(options, seed); });
+  const BoundContext& context = context_of(device);
+  auto layer = without_gil([&] {
+    auto made = std::make_unique<MultiHeadAttention>(options, seed);
+    if (!device.is_cpu()) made->to(context);
+    return made;
+  });
   new (self) MultiHeadLayer(std::move(layer));
 }
 
@@ -29,9 +36,16 @@ void make_latent(LatentLayer* self, const nb::kwargs& kwargs) {
   Keywords keywords("LatentAttention", kwargs);
   const LatentAttentionOptions options = to_latent_options(keywords);
   std::uint64_t seed = 0;
+  DeviceId device;
   keywords.read("seed", seed);
+  keywords.read("device", device);
   keywords.finish();
-  auto layer = without_gil([&] { return std::make_unique<LatentAttention>(options, seed); });
+  const BoundContext& context = context_of(device);
+  auto layer = without_gil([&] {
+    auto made = std::make_unique<LatentAttention>(options, seed);
+    if (!device.is_cpu()) made->to(context);
+    return made;
+  });
   new (self) LatentLayer(std::move(layer));
 }
 
@@ -65,24 +79,24 @@ nb::object compress(const LatentLayer& self, nb::handle x_object, const nb::kwar
   const Array x = required(x_object, keywords.where("x"));
   PositionArgument positions;
   positions.read(keywords, "positions");
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(x.device());
   keywords.finish();
   Tensor latents =
       reading(self, [&] { return latent(self).compress(context, x.view(), positions.positions); });
-  return to_array(std::move(latents), x.framework());
+  return to_array(std::move(latents), x.framework(), context);
 }
 
 nb::object expand(const LatentLayer& self, nb::handle latents_object, const nb::kwargs& kwargs) {
   Keywords keywords("expand", kwargs);
   const Array latents = required(latents_object, keywords.where("latents"));
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(latents.device());
   keywords.finish();
   auto [keys, values] = reading(self, [&] {
     return std::pair{latent(self).expand_keys(context, latents.view()),
                      latent(self).expand_values(context, latents.view())};
   });
-  return nb::make_tuple(to_array(std::move(keys), latents.framework()),
-                        to_array(std::move(values), latents.framework()));
+  return nb::make_tuple(to_array(std::move(keys), latents.framework(), context),
+                        to_array(std::move(values), latents.framework(), context));
 }
 
 /// Calls work with the layer as what it is.
@@ -97,7 +111,9 @@ auto with_kind(const AttentionLayer& layer, Work&& work) {
 nb::dict layer_options(const Layer& self) {
   // A form may be set meanwhile, so the options are copied under the lock, and read without.
   return with_kind(*self.layer, [&](const auto& layer) {
-    return options_dict(reading(self, [&] { return layer.options(); }));
+    nb::dict dict = options_dict(reading(self, [&] { return layer.options(); }));
+    if (!layer.device().is_cpu()) dict["device"] = layer.device().to_string();
+    return dict;
   });
 }
 
@@ -124,7 +140,8 @@ void bind_layer_classes(nb::module_& module) {
                    "= False, qk_norm_epsilon: float = 1e-06, scale: float | None = None, softcap: "
                    "float = 0.0, window_left: int | None = None, window_right: int | None = None, "
                    "alibi_slopes: Array | Sequence[float] | None = None, sinks: bool = False, "
-                   "dropout: float = 0.0, dtype: DTypeLike = 'f32', seed: int = 0) -> None"),
+                   "dropout: float = 0.0, dtype: DTypeLike = 'f32', seed: int = 0, device: "
+                   "DeviceLike = 'cpu') -> None"),
            R"(Xavier-uniform weights from the seed, zero biases and sinks, unit norms.
 
 num_kv_heads: 0 is num_heads (MHA), 1 is MQA, between is GQA. rope: a dict as rope() takes it; {} for
@@ -135,13 +152,14 @@ q_norm.weight, k_norm.weight, sinks.)");
                                  "cache holds one short latent "
                                  "for each token.")
       .def("__init__", &make_latent, nb::arg("kwargs"),
-           nb::sig("def __init__(self, *, embed_dim: int, num_heads: int, kv_rank: int, nope_dim: "
-                   "int, query_rank: int = 0, rope_dim: int = 0, value_dim: int = 0, query_bias: "
-                   "bool = False, kv_bias: bool = False, out_bias: bool = False, query_norm: bool "
-                   "= True, kv_norm: bool = True, norm_epsilon: float = 1e-06, causal: bool = "
-                   "False, rope: RopeOptions | None = None, scale: float | None = None, dropout: "
-                   "float = 0.0, form: str = 'auto', dtype: DTypeLike = 'f32', seed: int = 0) -> "
-                   "None"),
+           nb::sig(
+               "def __init__(self, *, embed_dim: int, num_heads: int, kv_rank: int, nope_dim: "
+               "int, query_rank: int = 0, rope_dim: int = 0, value_dim: int = 0, query_bias: "
+               "bool = False, kv_bias: bool = False, out_bias: bool = False, query_norm: bool "
+               "= True, kv_norm: bool = True, norm_epsilon: float = 1e-06, causal: bool = "
+               "False, rope: RopeOptions | None = None, scale: float | None = None, dropout: "
+               "float = 0.0, form: str = 'auto', dtype: DTypeLike = 'f32', seed: int = 0, device: "
+               "DeviceLike = 'cpu') -> None"),
            R"(Xavier-uniform weights from the seed, zero biases, unit norms.
 
 form: "expanded" makes keys and values of every token, "absorbed" attends to the latents as they are,

@@ -29,18 +29,19 @@ struct Inputs {
 };
 
 /// Where the weights of a forward call go, [batch, num_heads, query_len, kv_len].
-Tensor weights_for(const AttentionLayer& layer, const LayerInputs& inputs) {
+Tensor weights_for(const Context& context, const AttentionLayer& layer, const LayerInputs& inputs) {
   const ConstTensorView& query = inputs.query;
   const ConstTensorView& key = inputs.key.absent() ? query : inputs.key;
-  if (query.rank() < 2 || query.rank() != key.rank()) return Tensor(DType::kF32, {0, 0, 0, 0});
+  if (query.rank() < 2 || query.rank() != key.rank())
+    return Tensor(context, DType::kF32, {0, 0, 0, 0});
   const std::int64_t batch = query.rank() == 3 ? query.size(0) : 1;
   return Tensor::uninitialized(
-      layer.dtype(),
+      context, layer.dtype(),
       {batch, layer.num_heads(), query.size(query.rank() - 2), key.size(key.rank() - 2)});
 }
 
 nb::object cached_forward(const Layer& self, const Array& x, Cache& cache, const CachedCall& call,
-                          const Array& out, const Context& context) {
+                          const Array& out, const BoundContext& context) {
   Tensor memory;
   without_gil([&] {
     const std::shared_lock layer_lock(self.mutex);
@@ -51,7 +52,11 @@ nb::object cached_forward(const Layer& self, const Array& x, Cache& cache, const
       self.layer->forward(context, x.view(), cache.cache, call, out.writable_view());
     }
   });
-  return out.absent() ? to_array(std::move(memory), x.framework()) : out.object();
+  if (out.absent()) return to_array(std::move(memory), x.framework(), context);
+  if (!context.device().is_cpu() && out.framework() == Framework::kTorch) {
+    hand_over_to_torch(context);
+  }
+  return out.object();
 }
 
 nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
@@ -66,7 +71,7 @@ nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle v
   Array out;
   keywords.read("return_weights", return_weights);
   keywords.read_output("out", out);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(inputs.query.device());
   keywords.finish();
   arguments.refuse(keywords, cached);
   if (cached) {
@@ -84,14 +89,14 @@ nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle v
   LayerCall call = arguments.call();
   Tensor weights;
   if (return_weights) {
-    weights = weights_for(*self.layer, inputs.views());
+    weights = weights_for(context, *self.layer, inputs.views());
     call.weights = weights.view();
   }
   Tensor result = reading(self, [&] { return self.layer->forward(context, inputs.views(), call); });
   const Framework framework = inputs.query.framework();
-  nb::object array = to_array(std::move(result), framework);
+  nb::object array = to_array(std::move(result), framework, context);
   if (!return_weights) return array;
-  return nb::make_tuple(array, to_array(std::move(weights), framework));
+  return nb::make_tuple(array, to_array(std::move(weights), framework, context));
 }
 
 nb::object forward_from(const Layer& self, nb::handle x_object, nb::handle past_object,
@@ -101,7 +106,7 @@ nb::object forward_from(const Layer& self, nb::handle x_object, nb::handle past_
   const Cache& past = object_in<Cache>(past_object, keywords.where("past"), "a ladon.KvCache");
   LayerArguments arguments;
   arguments.read(keywords);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(x.device());
   keywords.finish();
   arguments.refuse(keywords, true);
   CachedForward result = without_gil([&] {
@@ -110,7 +115,7 @@ nb::object forward_from(const Layer& self, nb::handle x_object, nb::handle past_
     return self.layer->forward_from(context, x.view(), past.cache, arguments.cached_call());
   });
   nb::object cache = nb::cast(new Cache(std::move(result.cache)), nb::rv_policy::take_ownership);
-  return nb::make_tuple(to_array(std::move(result.out), x.framework()), cache);
+  return nb::make_tuple(to_array(std::move(result.out), x.framework(), context), cache);
 }
 
 nb::object forward_training(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
@@ -119,14 +124,14 @@ nb::object forward_training(const Layer& self, nb::handle x, nb::handle key, nb:
   const Inputs inputs(x, key, value, keywords);
   LayerArguments arguments;
   arguments.read(keywords);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(inputs.query.device());
   keywords.finish();
   arguments.refuse(keywords, false);
   TrainingForward result = reading(self, [&] {
     return self.layer->forward_training(context, inputs.views(), arguments.call());
   });
   return nb::make_tuple(
-      to_array(std::move(result.out), inputs.query.framework()),
+      to_array(std::move(result.out), inputs.query.framework(), context),
       nb::cast(new SavedForward(std::move(result.saved)), nb::rv_policy::take_ownership));
 }
 
@@ -136,13 +141,13 @@ nb::object backward(Layer& self, nb::handle grad_object, nb::handle saved_object
   const Array grad_out = required(grad_object, keywords.where("grad_out"));
   const SavedForward& saved = object_in<SavedForward>(saved_object, keywords.where("saved"),
                                                       "what forward_training() returned second");
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(grad_out.device());
   keywords.finish();
   InputGradients gradients =
       changing(self, [&] { return self.layer->backward(context, grad_out.view(), saved); });
   const Framework framework = grad_out.framework();
   const auto give = [&](Tensor&& tensor) {
-    return tensor.rank() == 0 ? nb::none() : to_array(std::move(tensor), framework);
+    return tensor.rank() == 0 ? nb::none() : to_array(std::move(tensor), framework, context);
   };
   return nb::make_tuple(give(std::move(gradients.query)), give(std::move(gradients.key)),
                         give(std::move(gradients.value)));
@@ -155,8 +160,9 @@ nb::dict shared_arrays(nb::handle self_object, nb::handle framework, bool gradie
   auto& self = nb::cast<Layer&>(self_object);
   const std::span<Parameter> all = self.layer->named_parameters();
   if (gradients) {  // zeros before the first backward(), which then goes on in the same memory
+    const BoundContext& context = context_of(self.layer->device());
     changing(self, [&] {
-      for (Parameter& parameter : all) parameter.make_gradient(default_context());
+      for (Parameter& parameter : all) parameter.make_gradient(context);
     });
   }
   nb::dict dict;
@@ -170,14 +176,24 @@ nb::dict shared_arrays(nb::handle self_object, nb::handle framework, bool gradie
 void set_parameter(Layer& self, nb::handle name, nb::handle value_object) {
   const std::string text = to_text(name, {"set_parameter", "name"});
   const Array value = required(value_object, {"set_parameter", "value"});
-  changing(self, [&] { self.layer->set_parameter(default_context(), text, value.view()); });
+  const BoundContext& context = context_of(self.layer->device());
+  changing(self, [&] { self.layer->set_parameter(context, text, value.view()); });
 }
 
 nb::dict cache_options(const Layer& self, nb::handle batch, nb::handle dtype) {
   std::optional<KvFormat> wanted;
   if (!dtype.is_none()) wanted = to_dtype(dtype, {"cache_options", "dtype"});
   return options_dict(
-      self.layer->cache_options(to_integer(batch, {"cache_options", "batch"}), wanted));
+      self.layer->cache_options(to_integer(batch, {"cache_options", "batch"}), wanted),
+      self.layer->device());
+}
+
+nb::object layer_on(const Layer& self, nb::handle device_object) {
+  const BoundContext& context = context_of(to_device(device_object, {"to", "device"}));
+  nb::object copy = copy_layer(self);
+  auto& moved = nb::cast<Layer&>(copy);
+  changing(moved, [&] { moved.layer->to(context); });
+  return copy;
 }
 
 std::string describe(const Layer& self) {
@@ -185,7 +201,8 @@ std::string describe(const Layer& self) {
   return "<ladon." + std::string(layer.type_name()) + ": embed_dim " +
          std::to_string(layer.embed_dim()) + ", num_heads " + std::to_string(layer.num_heads()) +
          ", num_kv_heads " + std::to_string(layer.num_kv_heads()) + ", " + name_of(layer.dtype()) +
-         ", " + std::to_string(layer.parameter_count()) + " parameters>";
+         ", " + std::to_string(layer.parameter_count()) + " parameters" +
+         (layer.device().is_cpu() ? "" : " on " + layer.device().to_string()) + ">";
 }
 
 nb::object py_forward_call(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
@@ -276,7 +293,10 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
            "Copies a weight in, converting its dtype.")
       .def(
           "zero_grad",
-          [](Layer& self) { changing(self, [&] { self.layer->zero_grad(default_context()); }); },
+          [](Layer& self) {
+            const BoundContext& context = context_of(self.layer->device());
+            changing(self, [&] { self.layer->zero_grad(context); });
+          },
           "Clears the gradients.")
       .def(
           "train",
@@ -292,6 +312,9 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
            "What a cache for this layer holds: KvCache.contiguous(**layer.cache_options()).")
       .def_prop_ro("options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
                    "With every default filled in: type(layer)(**layer.options) is such a layer.")
+      .def("to", &layer_on, nb::arg("device"), nb::sig("def to(self, device: DeviceLike) -> Self"),
+           "A copy on another device: 'cpu', 'cuda' or 'cuda:1'. The layer itself stays.")
+      .def_prop_ro("device", [](const Layer& self) { return self.layer->device().to_string(); })
       .def("copy", &copy_layer, nb::sig("def copy(self) -> Self"),
            "A deep copy: a separate layer with the same weights and gradients.")
       .def(

@@ -55,8 +55,15 @@ nb::object py_load_attention(const Path& folder, nb::handle layer_index, const n
   LoadOptions options;
   keywords.read("dtype", options.dtype);
   keywords.read("ignored_fields", options.ignored_fields);
+  DeviceId device;
+  keywords.read("device", device);
   keywords.finish();
-  return wrap_layer(without_gil([&] { return load_attention(folder, index, options); }));
+  const BoundContext& context = context_of(device);
+  return wrap_layer(without_gil([&] {
+    auto layer = load_attention(folder, index, options);
+    if (!device.is_cpu()) layer->to(context);
+    return layer;
+  }));
 }
 
 nb::object py_load_torch_attention(const Path& path, const nb::kwargs& kwargs) {
@@ -67,14 +74,22 @@ nb::object py_load_torch_attention(const Path& path, const nb::kwargs& kwargs) {
   keywords.read("causal", options.causal);
   keywords.read("dropout", options.dropout);
   keywords.read("dtype", options.dtype);
+  DeviceId device;
+  keywords.read("device", device);
   keywords.finish();
-  return wrap_layer(without_gil([&] { return load_torch_attention(path, options); }));
+  const BoundContext& context = context_of(device);
+  return wrap_layer(without_gil([&] {
+    auto layer = load_torch_attention(path, options);
+    if (!device.is_cpu()) layer->to(context);
+    return layer;
+  }));
 }
 
 nb::dict tensors_dict(std::vector<NamedTensor>&& tensors) {
   nb::dict dict;
   for (NamedTensor& tensor : tensors) {
-    dict[tensor.name.c_str()] = to_array(std::move(tensor.value), Framework::kNumpy);
+    dict[tensor.name.c_str()] =
+        to_array(std::move(tensor.value), Framework::kNumpy, default_context());
   }
   return dict;
 }
@@ -142,14 +157,14 @@ void bind_models(nb::module_& module) {
   module.def("load_attention", &py_load_attention, nb::arg("folder"), nb::arg("layer_index"),
              nb::arg("kwargs"),
              nb::sig("def load_attention(folder: str | os.PathLike[str], layer_index: int, *, "
-                     "dtype: DTypeLike | None = None, ignored_fields: Sequence[str] = ()) -> "
-                     "AttentionLayer"),
+                     "dtype: DTypeLike | None = None, ignored_fields: Sequence[str] = (), device: "
+                     "DeviceLike = 'cpu') -> AttentionLayer"),
              "An attention layer of a published model's folder (config.json and safetensors), in "
              "eval mode.");
   module.def("load_torch_attention", &py_load_torch_attention, nb::arg("path"), nb::arg("kwargs"),
              nb::sig("def load_torch_attention(path: str | os.PathLike[str], *, num_heads: int, "
                      "prefix: str = '', causal: bool = False, dropout: float = 0.0, dtype: "
-                     "DTypeLike | None = None) -> AttentionLayer"),
+                     "DTypeLike | None = None, device: DeviceLike = 'cpu') -> AttentionLayer"),
              "A torch.nn.MultiheadAttention from a safetensors file, in eval mode.");
   module.def("attention_tensors", &py_attention_tensors, nb::arg("layer"), nb::arg("family"),
              nb::arg("layer_index"),

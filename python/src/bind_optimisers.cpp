@@ -33,6 +33,11 @@ class Layers {
     return all;
   }
 
+  /// Where they are; a mix of devices is refused by the library.
+  DeviceId device() const {
+    return layers_.empty() ? DeviceId() : layers_.front().first->layer->device();
+  }
+
   template <class Work>
   decltype(auto) changing_all(Work&& work) const {
     const nb::gil_scoped_release release;
@@ -58,7 +63,8 @@ template <class Optimiser>
 struct Holder {
   template <class Options>
   Holder(Layers&& held, const Options& options)
-      : layers(std::move(held)), optimiser(default_context(), layers.parameters(), options) {}
+      : layers(std::move(held)),
+        optimiser(context_of(layers.device()), layers.parameters(), options) {}
   Holder(const Holder&) = delete;
   Holder& operator=(const Holder&) = delete;
 
@@ -95,7 +101,8 @@ void make_adamw(AdamWHolder* self, nb::handle layers_object, const nb::kwargs& k
 
 template <class H>
 void step(H& self) {
-  self.layers.changing_all([&] { self.optimiser.step(default_context()); });
+  const BoundContext& context = context_of(self.layers.device());
+  self.layers.changing_all([&] { self.optimiser.step(context); });
 }
 
 template <class H>
@@ -112,8 +119,8 @@ void set_learning_rate(H& self, nb::handle rate) {
 double py_clip_gradients(nb::handle layers_object, nb::handle max_norm) {
   const Layers layers(layers_object, {"clip_gradients", "layers"});
   const double limit = to_number(max_norm, {"clip_gradients", "max_norm"});
-  return layers.changing_all(
-      [&] { return clip_gradients(default_context(), layers.parameters(), limit); });
+  const BoundContext& context = context_of(layers.device());
+  return layers.changing_all([&] { return clip_gradients(context, layers.parameters(), limit); });
 }
 
 }  // namespace

@@ -25,12 +25,12 @@ nb::object rotate(nb::handle x_object, const nb::kwargs& kwargs, bool back) {
   keywords.read("cos", cos);
   keywords.read("sin", sin);
   keywords.read_output("out", out);
-  const Context& context = keywords.context();
+  const BoundContext& context = keywords.context(x.device());
   keywords.finish();
 
   Tensor memory;
   if (out.absent()) {
-    memory = Tensor::uninitialized(float_or_f32(x.view().dtype()), x.view().shape());
+    memory = Tensor::uninitialized(context, float_or_f32(x.view().dtype()), x.view().shape());
   }
   const TensorView target = out.absent() ? memory.view() : out.writable_view();
   const RopeTable table{.cos = cos.view(), .sin = sin.view()};
@@ -46,7 +46,11 @@ nb::object rotate(nb::handle x_object, const nb::kwargs& kwargs, bool back) {
       rope(context, x.view(), options, positions.positions, target);
     }
   });
-  return out.absent() ? to_array(std::move(memory), x.framework()) : out.object();
+  if (out.absent()) return to_array(std::move(memory), x.framework(), context);
+  if (!context.device().is_cpu() && out.framework() == Framework::kTorch) {
+    hand_over_to_torch(context);
+  }
+  return out.object();
 }
 
 nb::object py_rope(nb::handle x, const nb::kwargs& kwargs) { return rotate(x, kwargs, false); }
@@ -77,8 +81,8 @@ nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const n
   Tensor cos = Tensor::uninitialized(dtype, {rows, width / 2});
   Tensor sin = Tensor::uninitialized(dtype, {rows, width / 2});
   without_gil([&] { make_rope_table(default_context(), options, width, cos, sin); });
-  return nb::make_tuple(to_array(std::move(cos), Framework::kNumpy),
-                        to_array(std::move(sin), Framework::kNumpy));
+  return nb::make_tuple(to_array(std::move(cos), Framework::kNumpy, default_context()),
+                        to_array(std::move(sin), Framework::kNumpy, default_context()));
 }
 
 }  // namespace

@@ -71,6 +71,16 @@ std::string to_text(nb::handle object, const Where& where) {
   return text;
 }
 
+Keywords::Keywords(std::string_view operation, nb::handle dict)
+    : operation_(operation), dict_(dict) {
+  // Arrays on a GPU come in ordered by its stream; context() complains of what is none.
+  const nb::handle object = take("context");
+  used_.clear();
+  if (object.is_valid() && !object.is_none()) {
+    static_cast<void>(nb::try_cast(object, context_, /*convert=*/false));
+  }
+}
+
 nb::handle Keywords::take(const char* name) {
   used_.emplace_back(name);
   if (!dict_.is_valid()) return {};
@@ -132,7 +142,8 @@ void Keywords::read(const char* name, std::vector<double>& value) {
   if (!object.is_valid() || object.is_none()) return;
   const Array array = Array::numbers(object, where(name));
   if (!is_float(array.view().dtype())) throw_type_error(where(name), object, "floats");
-  const Tensor dense = Tensor::copy_of(default_context(), array.view(), DType::kF64);
+  const Tensor dense =
+      Tensor::copy_of(context_of(array.device()), array.view(), DType::kF64).to_host();
   const auto* const first = dense.data_as<double>();
   value.assign(first, first + dense.num_elements());
 }
@@ -165,14 +176,16 @@ void Keywords::read_output(const char* name, Array& value) {
   }
 }
 
-const Context& Keywords::context() {
+void Keywords::read(const char* name, DeviceId& value) {
+  const nb::handle object = take(name);
+  if (object.is_valid() && !object.is_none()) value = to_device(object, where(name));
+}
+
+const BoundContext& Keywords::context(DeviceId device) {
   const nb::handle object = take("context");
-  if (!object.is_valid() || object.is_none()) return default_context();
-  const Context* context = nullptr;
-  if (!nb::try_cast(object, context) || context == nullptr) {
-    throw_type_error(where("context"), object, "a ladon.Context");
-  }
-  return *context;
+  if (!object.is_valid() || object.is_none()) return context_of(device);
+  if (context_ == nullptr) throw_type_error(where("context"), object, "a ladon.Context");
+  return *context_;
 }
 
 void Keywords::finish() const {
@@ -184,11 +197,6 @@ void Keywords::finish() const {
         std::string(operation_) + ": got an unexpected keyword argument '" + name + "'";
     throw nb::type_error(text.c_str());
   }
-}
-
-const Context& default_context() {
-  static const Context* const kContext = new Context();
-  return *kContext;
 }
 
 }  // namespace ladon::python

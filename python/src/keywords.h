@@ -42,10 +42,10 @@ std::string_view name_in(const Names<Enum, kCount>& names, Enum value) {
 class Keywords {
  public:
   /// `operation` begins the messages. The dict is borrowed.
-  Keywords(std::string_view operation, nb::handle dict) : operation_(operation), dict_(dict) {}
+  Keywords(std::string_view operation, nb::handle dict);
 
   std::string_view operation() const noexcept { return operation_; }
-  Where where(std::string_view name) const noexcept { return {operation_, name}; }
+  Where where(std::string_view name) const noexcept { return {operation_, name, context_}; }
 
   /// The argument, or null where it was not given; from then on it counts as known.
   nb::handle take(const char* name);
@@ -92,8 +92,9 @@ class Keywords {
     throw_value_error(where(name), "got '" + text + "', expected one of " + known);
   }
 
-  /// The Context given as `context`, or the one that all calls without it share.
-  const Context& context();
+  void read(const char* name, DeviceId& value);
+  /// The Context given as `context`, or the one that all calls on the device without it share.
+  const BoundContext& context(DeviceId device);
 
   /// TypeError where an argument was given that was not taken.
   void finish() const;
@@ -101,12 +102,9 @@ class Keywords {
  private:
   std::string_view operation_;
   nb::handle dict_;
+  const BoundContext* context_ = nullptr;  // that was given
   std::vector<std::string_view> used_;
 };
-
-/// Made by the first call that needs it; it is never destroyed, since threads of a program that
-/// ends may still be in a call.
-const Context& default_context();
 
 /// Runs work that touches no Python object while other Python threads go on.
 template <class Work>

@@ -92,6 +92,13 @@ void AttentionArguments::read(Keywords& keywords) {
   options.kv_offsets = kv_offsets;
 }
 
+void AttentionArguments::follow(const Context& context) {
+  alibi_slopes.follow(context);
+  sinks.follow(context);
+  options.alibi_slopes = alibi_slopes.view();
+  options.sinks = sinks.view();
+}
+
 void PositionArgument::read(Keywords& keywords, const char* name) {
   const nb::handle object = keywords.take(name);
   if (!object.is_valid() || object.is_none()) return;
@@ -253,7 +260,7 @@ void read_cache_options(Keywords& keywords, KvCacheOptions& options) {
   keywords.read("dtype", options.format);
 }
 
-nb::dict options_dict(const KvCacheOptions& options) {
+nb::dict options_dict(const KvCacheOptions& options, DeviceId device) {
   nb::dict dict;
   dict["batch"] = options.batch;
   dict["num_kv_heads"] = options.num_kv_heads;
@@ -263,6 +270,7 @@ nb::dict options_dict(const KvCacheOptions& options) {
   dict["num_heads"] = options.num_heads;
   dict["mha_dim"] = options.mha_dim;
   dict["dtype"] = name_of(options.format.dtype);
+  if (!device.is_cpu()) dict["device"] = device.to_string();
   return dict;
 }
 

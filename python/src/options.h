@@ -28,6 +28,8 @@ struct AttentionArguments {
   AttentionArguments(const AttentionArguments&) = delete;
   AttentionArguments& operator=(const AttentionArguments&) = delete;
   void read(Keywords& keywords);
+  /// Lists of numbers go where the call runs.
+  void follow(const Context& context);
 };
 
 /// RopePositions from None, a number (the first position) or an array of positions.
@@ -53,7 +55,8 @@ LatentAttentionOptions to_latent_options(Keywords& keywords);
 nb::dict options_dict(const LatentAttentionOptions& options);
 
 void read_cache_options(Keywords& keywords, KvCacheOptions& options);
-nb::dict options_dict(const KvCacheOptions& options);
+/// With the device where it is not the CPU.
+nb::dict options_dict(const KvCacheOptions& options, DeviceId device);
 
 /// LayerCall and CachedCall, and all that they point to.
 struct LayerArguments {

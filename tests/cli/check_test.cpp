@@ -12,6 +12,7 @@ namespace {
 TEST(CliCheck, EveryKernelOfThisMachinePasses) {
   const nlohmann::json document = document_of({"check"});
   EXPECT_TRUE(document["good"].get<bool>()) << document["verdict"];
+  EXPECT_EQ(document["device"], "cpu");
   EXPECT_TRUE(document["untested_kernels"].empty()) << document["untested_kernels"];
   std::set<std::string> isas;
   std::set<std::string> areas;

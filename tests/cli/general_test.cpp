@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/run_ladon.h"
+#include "ladon/device.h"
 #include "ladon/isa.h"
 #include "ladon/version.h"
 
@@ -94,6 +95,46 @@ TEST(CliInfo, SaysWhatTheLibrarySays) {
     EXPECT_EQ(document["isas"][i]["kernels"], isas[i].kernels);
     EXPECT_TRUE(holds(text.out, isas[i].name)) << text.out;
     EXPECT_TRUE(holds(text.out, isas[i].reason)) << text.out;
+  }
+}
+
+TEST(CliInfo, ListsGpusOrSaysWhyNone) {
+  const DeviceList gpus = list_devices();
+  const nlohmann::json document = document_of({"info"});
+  const std::string text = run_ladon({"info"}).out;
+  ASSERT_EQ(document["gpus"].size(), gpus.devices.size());
+  EXPECT_EQ(document.value("no_gpu", ""), gpus.reason);
+  if (gpus.devices.empty()) {
+    EXPECT_TRUE(holds(text, "GPU      none: " + gpus.reason + "\n")) << text;
+  }
+  for (std::size_t i = 0; i < gpus.devices.size(); ++i) {
+    EXPECT_EQ(document["gpus"][i]["device"], gpus.devices[i].id.to_string());
+    EXPECT_EQ(document["gpus"][i]["name"], gpus.devices[i].name);
+    EXPECT_TRUE(holds(text, gpus.devices[i].name)) << text;
+  }
+}
+
+TEST(CliDevice, Mistakes) {
+  const std::string devices = "; there are cpu, cuda and cuda:N";
+  for (const std::string command : {"check", "compare", "bench"}) {
+    EXPECT_EQ(complaint_of({command, "--device", "tpu"}, 2),
+              command + ": --device: no device 'tpu'" + devices);
+    EXPECT_EQ(complaint_of({command, "--device", "cuda:x"}, 2),
+              command + ": --device: 'x' is no whole number from 0 to 1024");
+    const std::string both = complaint_of({command, "--device", "cuda", "--isa", "avx2"}, 2);
+    EXPECT_TRUE(holds(both, "--isa excludes --device")) << both;
+  }
+}
+
+TEST(CliDevice, WhereItCannotBeUsedItSaysWhy) {
+  const DeviceList gpus = list_devices();
+  const std::string index = std::to_string(gpus.devices.size());
+  const std::string expected =
+      gpus.devices.empty() ? "Context: device: got cuda, expected cpu: " + gpus.reason
+                           : "Context: device_index: got " + index + ", expected 0 to " +
+                                 std::to_string(gpus.devices.size() - 1);
+  for (const std::string command : {"check", "compare", "bench"}) {
+    EXPECT_EQ(complaint_of({command, "--device", "cuda:" + index}, 1), expected);
   }
 }
 

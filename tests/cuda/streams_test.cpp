@@ -97,22 +97,35 @@ TEST_F(CudaStreams, ContextsAtOnceFromManyThreads) {
   EXPECT_EQ(same, std::vector<int>(4, 1));
 }
 
+/// Holds up a stream until it is opened, or for so long that the test fails.
+struct Gate {
+  std::atomic<bool> open = false;
+  static void wait(void* gate) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!static_cast<Gate*>(gate)->open && std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
+  }
+};
+
 TEST_F(CudaStreams, CallsReturnWhenTheyAreEnqueued) {
   const Stream stream(cudaStreamNonBlocking);
   const Context borrowed = on_stream(stream);
   Tensor out(borrowed, x_.dtype(), x_.shape());
-  attention(borrowed, x_, x_, x_, {.causal = true}, out);  // what is allocated once is there
-  borrowed.synchronize();
-  // Holds up the stream until it is told to go on, or for so long that the test fails.
-  struct Gate {
-    std::atomic<bool> open = false;
-    static void wait(void* gate) {
-      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-      while (!static_cast<Gate*>(gate)->open && std::chrono::steady_clock::now() < end) {
-        std::this_thread::yield();
-      }
-    }
-  } gate;
+  {
+    // Behind a gate once before, so that all memory such a call takes is there; pinned memory may
+    // have to wait for the device.
+    Gate gate;
+    ASSERT_EQ(cudaLaunchHostFunc(stream, Gate::wait, &gate), cudaSuccess);
+    std::thread opener([&gate] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      gate.open = true;
+    });
+    attention(borrowed, x_, x_, x_, {.causal = true}, out);
+    opener.join();
+    borrowed.synchronize();
+  }
+  Gate gate;
   ASSERT_EQ(cudaLaunchHostFunc(stream, Gate::wait, &gate), cudaSuccess);
   attention(borrowed, x_, x_, x_, {.causal = true}, out);
   EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);

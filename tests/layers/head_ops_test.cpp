@@ -140,8 +140,7 @@ TEST_P(RepeatKv, Refuses) {
             "the address space");
   const ConstTensorView null(nullptr, DType::kF32, {1, 2, 3, 4}, context_.device());
   EXPECT_EQ(refusal(null, 2), "repeat_kv: x: got a null pointer, expected data");
-  const DeviceId other(Device::kCuda, 5);
-  const ConstTensorView elsewhere(x.data(), DType::kF32, {1, 2, 3, 4}, other);
+  const ConstTensorView elsewhere(x.data(), DType::kF32, {1, 2, 3, 4}, {Device::kCuda, 5});
   EXPECT_EQ(refusal(elsewhere, 2), "repeat_kv: x: got memory of cuda:5, expected memory of " +
                                        context_.device().to_string() + ", where the call runs");
 }
