@@ -41,6 +41,10 @@ function(ladon_add_cuda target)
   target_sources(${target} PRIVATE ${ARGN})
   target_compile_definitions(${target} PRIVATE LADON_WITH_CUDA)
   target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  if(BUILD_SHARED_LIBS)
+    # A program may have a CUDA runtime of its own, of another version.
+    target_link_options(${target} PRIVATE LINKER:--exclude-libs,libcudart_static.a)
+  endif()
   set_target_properties(${target} PROPERTIES CUDA_VISIBILITY_PRESET hidden)
   # One front-end pass for all: PTX of Ampere, and machine code of Ampere and Hopper from it.
   target_compile_options(${target} PRIVATE
