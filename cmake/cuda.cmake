@@ -49,8 +49,12 @@ function(ladon_add_cuda target)
   # One front-end pass for all: PTX of Ampere, and machine code of Ampere and Hopper from it.
   target_compile_options(${target} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_80,code=[compute_80,sm_80,sm_90]>"
-    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-std=c++20 --expt-relaxed-constexpr --extended-lambda -Xcompiler=-Wall,-Wextra>"
-    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas=--warn-on-spills>")
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-std=c++20 --expt-relaxed-constexpr --extended-lambda -Xcompiler=-Wall,-Wextra>")
+  # Careful kernels run where inputs hold NaN or infinity; elsewhere registers must suffice.
+  set(hot_sources ${ARGN})
+  list(FILTER hot_sources INCLUDE REGEX "\\.cu$")
+  list(FILTER hot_sources EXCLUDE REGEX "_careful_")
+  set_property(SOURCE ${hot_sources} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=--warn-on-spills)
   if(LADON_WERROR)
     target_compile_options(${target} PRIVATE
       "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings>")

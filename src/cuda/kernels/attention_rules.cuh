@@ -51,7 +51,8 @@ __device__ inline KeyRange window_of(const ScoreRules& rules, const Sequence& se
   return {begin < 0 ? 0 : begin, end > sequence.kv_len ? sequence.kv_len : end};
 }
 
-/// scale * q.k after softcap, and its derivative with respect to scale * q.k.
+/// scale * q.k after softcap, and its derivative with respect to scale * q.k. A cap past the range of
+/// Compute has no effect; one too small for 1 / cap is that range's smallest.
 template <class Compute>
 struct Softcapped {
   Compute score;
@@ -59,8 +60,10 @@ struct Softcapped {
 };
 template <class Compute>
 __device__ inline Softcapped<Compute> softcapped(const ScoreRules& rules, Compute scaled) {
-  if (rules.softcap == 0) return {scaled, 1};
-  const Compute cap = static_cast<Compute>(rules.softcap);
+  constexpr double kLargestCap = sizeof(Compute) == 8 ? 1e300 : 1e30;
+  if (rules.softcap == 0 || rules.softcap >= kLargestCap) return {scaled, 1};
+  const double in_range = rules.softcap < 1 / kLargestCap ? 1 / kLargestCap : rules.softcap;
+  const Compute cap = static_cast<Compute>(in_range);
   const Compute x = scaled / cap;
   // 4 e / (1 + e)^2: 1 - tanh^2 would cancel where tanh is near 1.
   const Compute e = exp(-2 * fabs(x));

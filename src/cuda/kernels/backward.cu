@@ -143,15 +143,18 @@ void attend_backward(Queue& queue, const AttentionParams& call) {
   const bool tensor_cores = use_tensor_cores(call);
   zero_padding(queue, params, most_padding(call));
   prepare(queue, params);
-  // After the tensor cores, SIMT computes the tiles that they left out; otherwise all.
-  if (call.dk.data != nullptr || call.dv.data != nullptr) {
-    if (tensor_cores) mma_dkdv(queue, params);
-    simt_dkdv(queue, params);
-  }
-  if (call.dq.data != nullptr) {
-    if (tensor_cores) mma_dq(queue, params);
-    simt_dq(queue, params);
-  }
+  const auto gradients_of_keys = [&] {
+    if (!tensor_cores) return simt_dkdv(queue, params);
+    mma_dkdv(queue, params);
+    careful_mma_dkdv(queue, params);
+  };
+  const auto gradients_of_rows = [&] {
+    if (!tensor_cores) return simt_dq(queue, params);
+    mma_dq(queue, params);
+    careful_mma_dq(queue, params);
+  };
+  if (call.dk.data != nullptr || call.dv.data != nullptr) gradients_of_keys();
+  if (call.dq.data != nullptr) gradients_of_rows();
   if (call.dbias.data != nullptr) bias_gradient(queue, params);
   if (call.dsinks.data != nullptr) sink_gradient(queue, params);
 }

@@ -254,6 +254,9 @@ void simt_dkdv(Queue& queue, const BackwardParams& params);
 void simt_dq(Queue& queue, const BackwardParams& params);
 void mma_dkdv(Queue& queue, const BackwardParams& params);
 void mma_dq(Queue& queue, const BackwardParams& params);
+// The tiles that mma_dkdv() and mma_dq() leave out.
+void careful_mma_dkdv(Queue& queue, const BackwardParams& params);
+void careful_mma_dq(Queue& queue, const BackwardParams& params);
 void bias_gradient(Queue& queue, const BackwardParams& params);
 void sink_gradient(Queue& queue, const BackwardParams& params);
 

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/backward.cuh"
+#include "cuda/kernels/backward_careful.cuh"
 #include "cuda/kernels/backward_tiles.cuh"
 
 namespace ladon::cuda::backward {
@@ -82,6 +83,49 @@ __device__ inline void apply_window(const Band& band, ScoreFragment& weights,
   }
 }
 
+/// Finds the visible scores where there are no rules but the scale. S and dP of rows that see no
+/// key or do not exist become those of a row of zeros, whatever the key holds.
+template <bool kOwnKeys>
+__device__ inline VisibleScores find_visible(float scale, const Band& band, std::int64_t num_rows,
+                                             const RowStats<float>* stats, ScoreFragment& scores,
+                                             ScoreFragment& dscores) {
+  const FragmentPlace place;
+  VisibleScores visible = 0;
+#pragma unroll
+  for (int n = 0; n < kScoreRows / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = kOwnKeys ? place.other(n, i) : place.own(i);
+      const int key = kOwnKeys ? place.own(i) : place.other(n, i);
+      const bool sees_nothing = stats[row].lse == INFINITY && stats[row].delta == 0;
+      if (row >= num_rows || sees_nothing) {
+        scores[n][i] = 0;
+        dscores[n][i] = 0;
+      } else if (band.sees(key, row) && scores[n][i] * scale != -INFINITY) {
+        visible |= 1U << (4 * n + i);
+      }
+    }
+  }
+  return visible;
+}
+
+/// Sets P and dS of rows that exist to 0 where they are not visible.
+template <bool kOwnKeys>
+__device__ inline void clear_hidden(VisibleScores visible, std::int64_t num_rows,
+                                    ScoreFragment& weights, ScoreFragment& gradients) {
+  const FragmentPlace place;
+#pragma unroll
+  for (int n = 0; n < kScoreRows / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = kOwnKeys ? place.other(n, i) : place.own(i);
+      if ((visible >> (4 * n + i) & 1) != 0 || row >= num_rows) continue;
+      weights[n][i] = 0;
+      gradients[n][i] = 0;
+    }
+  }
+}
+
 /// S and dP of a thread in shared memory, where all rules turn them into P and dS: there the rules
 /// are a loop over elements and not 16 copies of it, and registers are free for them.
 class ParkedScores {
@@ -98,11 +142,13 @@ class ParkedScores {
   __device__ void load_weights(ScoreFragment& values) const { load(scores_, values); }
   __device__ void load_gradients(ScoreFragment& values) const { load(dscores_, values); }
 
+  /// Returns which scores are visible.
   template <bool kOwnKeys>
-  __device__ void apply_rules(const ScoreRules& rules, const Sequence& sequence, std::int64_t head,
-                              std::int64_t first_token, std::int64_t first_key,
-                              const RowStats<float>* stats) const {
+  __device__ VisibleScores apply_rules(const ScoreRules& rules, const Sequence& sequence,
+                                       std::int64_t head, std::int64_t first_token,
+                                       std::int64_t first_key, const RowStats<float>* stats) const {
     const FragmentPlace place;
+    VisibleScores visible = 0;
 #pragma unroll 1
     for (int e = 0; e < kElements; ++e) {
       const int own = place.own(e % 4);
@@ -118,7 +164,9 @@ class ParkedScores {
       }
       score = gradient.weight;
       dscore = gradient.scaled;
+      visible |= (gradient.visible ? 1U : 0U) << e;
     }
+    return visible;
   }
 
  private:
@@ -148,11 +196,29 @@ struct FragmentSums {
   /// sums += values other, where values[16 x kScoreRows] are P or dS.
   __device__ void add(const ScoreFragment& values, std::uint32_t other_rows,
                       const LaneOffsets<kDim>& lane) {
+    std::uint32_t a[kScoreRows / 16][4];
+    pack(values, a);
+    add_product_tile<T, kDim>(a, other_rows, lane, sums);
+  }
+
+  /// The same, where elements of `other` that are not finite reach visible values alone.
+  __device__ void add_carefully(const ScoreFragment& values, VisibleScores visible,
+                                std::uint32_t other_rows, const LaneOffsets<kDim>& lane) {
+    std::uint32_t a[kScoreRows / 16][4];
+    pack(values, a);
+    add_product_tile_carefully<T, kDim>(a, SignsOfVisible(values, visible), other_rows, lane, sums);
+  }
+
+  /// What a row's sums are multiplied with at the end; exact.
+  __device__ float factor(int half) const { return kUnits ? 1 / units[half] : 1.0F; }
+
+ private:
+  /// Rounds values to an operand of products.
+  __device__ void pack(const ScoreFragment& values, std::uint32_t (&a)[kScoreRows / 16][4]) {
     if constexpr (kUnits) {
       fit_unit(values, 0);
       fit_unit(values, 1);
     }
-    std::uint32_t a[kScoreRows / 16][4];
 #pragma unroll
     for (int k = 0; k < kScoreRows / 16; ++k) {
 #pragma unroll
@@ -162,13 +228,7 @@ struct FragmentSums {
         a[k][2 * half + 1] = pack_in_units(from[2], from[3], units[1]);
       }
     }
-    add_product_tile<T, kDim>(a, other_rows, lane, sums);
   }
-
-  /// What a row's sums are multiplied with at the end; exact.
-  __device__ float factor(int half) const { return kUnits ? 1 / units[half] : 1.0F; }
-
- private:
   __device__ static std::uint32_t pack_in_units(float low, float high, float unit) {
     return kUnits ? packed<T>(low * unit, high * unit) : packed<T>(low, high);
   }

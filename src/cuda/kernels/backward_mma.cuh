@@ -10,8 +10,9 @@
 // below 2^14, so that neither overflow nor the subnormals of f16 lose them.
 //
 // NaN and infinity: rows that see no key, and what is past the ends of a sequence, are loaded as
-// zeros. A block that meets any other element that is not finite returns, and the SIMT kernel
-// computes its tile, because here a weight of 0 times NaN would be NaN.
+// zeros. A block that meets any other element that is not finite returns, because a weight of 0
+// times NaN would be NaN, and a careful kernel computes its tile: the same products in the same
+// order, so that what does not see the element keeps its bits. See backward_careful.cuh.
 //
 // The sums of a result tile run over all tiles in one chain, four steps of 16 terms for each tile:
 // a second set of sums does not fit the registers. Where all terms are equal, n rows may move a
@@ -44,6 +45,13 @@ struct MmaShared {
   static constexpr std::uint32_t kScores = kWalk + 256;
   static constexpr std::uint32_t kBytes = kScores + (kFull ? ParkedScores::kBytes : 0);
 };
+
+/// Tiles of keys of all KV heads, or of rows of all heads.
+template <bool kOwnKeys>
+__host__ __device__ constexpr std::int64_t num_result_tiles(const BackwardParams& params) {
+  return kOwnKeys ? params.num_key_tiles * params.call.num_kv_heads
+                  : params.num_row_tiles * params.call.num_heads;
+}
 
 /// One bit for each of the first `count` rows of a tile.
 __device__ inline std::uint64_t first_rows(std::int64_t count) {
@@ -160,17 +168,14 @@ __device__ inline void for_each_tile(const TileWalk<kOwnKeys>& walk, const Loade
   }
 }
 
-template <class T, int kDim, bool kFull, bool kOwnKeys>
-__global__ void __launch_bounds__(kMmaThreads, kDim == 64 && !kOwnKeys ? 3 : 2)
-    mma_tile(const __grid_constant__ BackwardParams params) {
-  extern __shared__ __align__(128) unsigned char mma_memory[];
+/// Computes and writes the tile of a walk, in the shared memory that holds it.
+template <class T, int kDim, bool kFull, bool kOwnKeys, bool kCareful>
+__device__ __forceinline__ void write_tile(const BackwardParams& params,
+                                           const TileWalk<kOwnKeys>& walk,
+                                           unsigned char* mma_memory) {
   using Shared = MmaShared<kDim, kFull>;
   constexpr std::uint32_t kBytes = TileShape<kDim>::kBytes;
   const AttentionParams& call = params.call;
-  auto& walk = *reinterpret_cast<TileWalk<kOwnKeys>*>(mma_memory + Shared::kWalk);
-  static_assert(sizeof walk <= Shared::kScores - Shared::kWalk);
-  walk.start(params, params.first_block + blockIdx.x);
-  if (meets_non_finite(params, walk)) return;
   const LaneOffsets<kDim> lane(static_cast<int>(threadIdx.x) % 32);
   const std::uint32_t memory = shared_address(mma_memory);
   const std::uint32_t own = memory + threadIdx.x / 32 * 16 * TileShape<kDim>::kPitch;
@@ -191,25 +196,39 @@ __global__ void __launch_bounds__(kMmaThreads, kDim == 64 && !kOwnKeys ? 3 : 2)
                         (kOwnKeys ? stage * kTile + first_other : 0);
     ScoreFragment scores;
     ScoreFragment dscores;
+    VisibleScores visible = 0;
     if constexpr (kFull) {
       const ParkedScores parked(mma_memory + Shared::kScores);
       dot_product_tile<T, kDim>(own, rows, lane, scores);
       parked.park_scores(scores);
       dot_product_tile<T, kDim>(own + kBytes, rows + kBytes, lane, dscores);
       parked.park_dscores(dscores);
-      parked.apply_rules<kOwnKeys>(call.rules, walk.sequence, other.head, first_token, first_key,
-                                   stats);
+      visible = parked.apply_rules<kOwnKeys>(call.rules, walk.sequence, other.head, first_token,
+                                             first_key, stats);
       parked.load_weights(scores);
       parked.load_gradients(dscores);
     } else {
       dot_product_tile<T, kDim>(own, rows, lane, scores);
       dot_product_tile<T, kDim>(own + kBytes, rows + kBytes, lane, dscores);
-      plain_gradients<kOwnKeys>(scale, stats, scores, dscores);
-      const Band band(call.rules, walk.sequence, first_token, kTokens, first_key, kKeys);
-      if (!band.sees_all) apply_window<kOwnKeys>(band, scores, dscores);
+      if constexpr (kCareful) {
+        const Band band(call.rules, walk.sequence, first_token, kTokens, first_key, kKeys);
+        const std::int64_t num_rows = walk.sequence.query_len - first_token;
+        visible = find_visible<kOwnKeys>(scale, band, num_rows, stats, scores, dscores);
+        plain_gradients<kOwnKeys>(scale, stats, scores, dscores);
+        clear_hidden<kOwnKeys>(visible, num_rows, scores, dscores);
+      } else {
+        plain_gradients<kOwnKeys>(scale, stats, scores, dscores);
+        const Band band(call.rules, walk.sequence, first_token, kTokens, first_key, kKeys);
+        if (!band.sees_all) apply_window<kOwnKeys>(band, scores, dscores);
+      }
     }
-    if constexpr (kOwnKeys) value_sums.add(scores, rows + kBytes, lane);
-    sums.add(dscores, rows, lane);
+    if constexpr (kCareful) {
+      if constexpr (kOwnKeys) value_sums.add_carefully(scores, visible, rows + kBytes, lane);
+      sums.add_carefully(dscores, visible, rows, lane);
+    } else {
+      if constexpr (kOwnKeys) value_sums.add(scores, rows + kBytes, lane);
+      sums.add(dscores, rows, lane);
+    }
   };
   const auto add_tile = [&](const OtherTile& other, int stage) {
 #pragma unroll 1
@@ -237,30 +256,76 @@ __global__ void __launch_bounds__(kMmaThreads, kDim == 64 && !kOwnKeys ? 3 : 2)
   }
 }
 
-/// Launches a block for each tile of keys of a KV head, or of rows of a head.
-template <class T, bool kOwnKeys>
-inline void launch_mma(Queue& queue, const BackwardParams& params) {
-  const AttentionParams& call = params.call;
+template <bool kOwnKeys, class Shared>
+__device__ inline TileWalk<kOwnKeys>& walk_in(unsigned char* memory) {
+  static_assert(sizeof(TileWalk<kOwnKeys>) <= Shared::kScores - Shared::kWalk);
+  return *reinterpret_cast<TileWalk<kOwnKeys>*>(memory + Shared::kWalk);
+}
+
+template <class T, int kDim, bool kFull, bool kOwnKeys>
+__global__ void __launch_bounds__(kMmaThreads, kDim == 64 && !kOwnKeys ? 3 : 2)
+    mma_tile(const __grid_constant__ BackwardParams params) {
+  extern __shared__ __align__(128) unsigned char mma_memory[];
+  auto& walk = walk_in<kOwnKeys, MmaShared<kDim, kFull>>(mma_memory);
+  walk.start(params, params.first_block + blockIdx.x);
+  if (meets_non_finite(params, walk)) return;
+  write_tile<T, kDim, kFull, kOwnKeys, false>(params, walk, mma_memory);
+}
+
+/// The tiles that mma_tile() left out: each block takes every gridDim.x-th of all tiles.
+template <class T, int kDim, bool kFull, bool kOwnKeys>
+__global__ void __launch_bounds__(kMmaThreads, 1)
+    careful_mma_tiles(const __grid_constant__ BackwardParams params) {
+  extern __shared__ __align__(128) unsigned char mma_memory[];
+  if (*params.any_not_finite == 0) return;
+  auto& walk = walk_in<kOwnKeys, MmaShared<kDim, kFull>>(mma_memory);
+  const std::int64_t count = num_result_tiles<kOwnKeys>(params);
+  for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
+    __syncthreads();  // the walk before is over
+    walk.start(params, i);
+    if (!meets_non_finite(params, walk)) continue;
+    write_tile<T, kDim, kFull, kOwnKeys, true>(params, walk, mma_memory);
+  }
+}
+
+/// Calls launch(dim, full) with the constants of a call.
+template <class Launch>
+inline void with_mma_shape(const AttentionParams& call, const Launch& launch) {
   const ScoreRules& rules = call.rules;
   const bool full = rules.softcap != 0 || rules.alibi_slopes.data != nullptr ||
                     rules.bias.data != nullptr || rules.mask.data != nullptr || rules.dropout;
-  const std::int64_t blocks =
-      kOwnKeys ? params.num_key_tiles * call.num_kv_heads : params.num_row_tiles * call.num_heads;
-  const auto launch = [&](auto dim) {
-    constexpr int kDim = decltype(dim)::value;
-    if (full) {
-      launch_blocks(queue, mma_tile<T, kDim, true, kOwnKeys>, blocks, kMmaThreads,
-                    MmaShared<kDim, true>::kBytes, params);
-    } else {
-      launch_blocks(queue, mma_tile<T, kDim, false, kOwnKeys>, blocks, kMmaThreads,
-                    MmaShared<kDim, false>::kBytes, params);
-    }
+  const auto with_dim = [&](auto dim) {
+    full ? launch(dim, std::true_type{}) : launch(dim, std::false_type{});
   };
   if (std::max(call.head_dim, call.value_dim) <= 64) {
-    launch(std::integral_constant<int, 64>{});
+    with_dim(std::integral_constant<int, 64>{});
   } else {
-    launch(std::integral_constant<int, 128>{});
+    with_dim(std::integral_constant<int, 128>{});
   }
+}
+
+/// Launches a block for each tile of keys of a KV head, or of rows of a head.
+template <class T, bool kOwnKeys>
+inline void launch_mma(Queue& queue, const BackwardParams& params) {
+  with_mma_shape(params.call, [&](auto dim, auto full) {
+    constexpr int kDim = decltype(dim)::value;
+    constexpr bool kFull = decltype(full)::value;
+    launch_blocks(queue, mma_tile<T, kDim, kFull, kOwnKeys>, num_result_tiles<kOwnKeys>(params),
+                  kMmaThreads, MmaShared<kDim, kFull>::kBytes, params);
+  });
+}
+
+/// There is nothing left out as a rule, so a few blocks look for it.
+template <class T, bool kOwnKeys>
+inline void launch_careful_mma(Queue& queue, const BackwardParams& params) {
+  const std::int64_t blocks =
+      std::min<std::int64_t>(num_result_tiles<kOwnKeys>(params), 2 * queue.num_multiprocessors());
+  with_mma_shape(params.call, [&](auto dim, auto full) {
+    constexpr int kDim = decltype(dim)::value;
+    constexpr bool kFull = decltype(full)::value;
+    launch_blocks(queue, careful_mma_tiles<T, kDim, kFull, kOwnKeys>, blocks, kMmaThreads,
+                  MmaShared<kDim, kFull>::kBytes, params);
+  });
 }
 
 }  // namespace ladon::cuda::backward

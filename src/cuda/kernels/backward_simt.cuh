@@ -143,35 +143,27 @@ __host__ __device__ constexpr std::int32_t column_parts(const Operand& result, s
   return result.data == nullptr ? 0 : static_cast<std::int32_t>((dim + kColumns - 1) / kColumns);
 }
 
-/// Calls write(walk, part) for the block's share of all parts of all result tiles: for one where
-/// there are as many blocks as parts, for those that meet NaN or infinity after the tensor cores.
+/// Calls write(walk, part) for the block's share of all parts of all result tiles.
 template <bool kOwnKeys, class Compute, class Write>
 __device__ inline void for_each_result_tile(const BackwardParams& params, std::int64_t count,
                                             std::int64_t num_tiles, SimtShared<Compute>& shared,
                                             const Write& write) {
-  if (params.any_not_finite != nullptr && *params.any_not_finite == 0) return;
   auto& walk = *reinterpret_cast<TileWalk<kOwnKeys>*>(shared.walk);
   static_assert(sizeof walk <= sizeof shared.walk);
   for (std::int64_t i = params.first_block + blockIdx.x; i < count; i += gridDim.x) {
     __syncthreads();  // the walk before is over
     walk.start(params, i % num_tiles);
-    if (params.any_not_finite != nullptr && !meets_non_finite(params, walk)) continue;
     write(walk, static_cast<std::int32_t>(i / num_tiles));
   }
 }
 
-/// After the tensor cores there is nothing left, as a rule, so a few blocks look for it.
 template <class Compute>
 inline void launch_result_tiles(Queue& queue, void (*kernel)(BackwardParams),
                                 std::int64_t num_tiles, std::int32_t parts,
                                 const BackwardParams& params) {
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
-  const std::int64_t resident =
-      std::int64_t{SimtShape<Compute>::kBlocks} * queue.num_multiprocessors();
-  const std::int64_t blocks =
-      std::min(num_tiles * parts, params.any_not_finite != nullptr ? resident : kMostBlocks);
-  launch_blocks(queue, kernel, blocks, SimtShape<Compute>::kThreads, sizeof(SimtShared<Compute>),
-                params);
+  launch_blocks(queue, kernel, std::min(num_tiles * parts, kMostBlocks),
+                SimtShape<Compute>::kThreads, sizeof(SimtShared<Compute>), params);
 }
 
 }  // namespace ladon::cuda::backward
