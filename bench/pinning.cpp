@@ -33,7 +33,8 @@ void pin_thread(int thread, int cpu) {
 std::vector<int> cpus_to_pin(const Context& context) {
   const int threads = context.num_threads();
   cpu_set_t set;
-  if (!context.device().is_cpu() || threads < 2 || sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  if (!context.device().is_cpu() || threads < 2 || sched_getaffinity(0, sizeof set, &set) != 0)
+    return {};
   std::vector<int> cpus = cpus_of(set);
   if (cpus.size() != static_cast<std::size_t>(threads)) return {};
   return cpus;

@@ -150,9 +150,8 @@ class Window final : public KvCache::Impl {
   KvSequenceView describe(std::int64_t sequence, std::int64_t length) const noexcept override {
     const std::int64_t first = first_[index(sequence)];
     if (staged()) {
-      return {.length = length - first,
-              .first_slot = sequence * staging_stride_,
-              .key_origin = first};
+      return {
+          .length = length - first, .first_slot = sequence * staging_stride_, .key_origin = first};
     }
     return {.length = length - first,
             .first_slot = sequence * ring_,

@@ -12,7 +12,8 @@ struct PhiloxBlock {
 };
 
 /// Ten rounds over a 128-bit counter. Constants from the paper named in ladon/random.h.
-[[maybe_unused]] constexpr PhiloxBlock philox_block(PhiloxBlock counter, std::uint64_t key) noexcept {
+[[maybe_unused]] constexpr PhiloxBlock philox_block(PhiloxBlock counter,
+                                                    std::uint64_t key) noexcept {
   std::uint32_t key_low = static_cast<std::uint32_t>(key);
   std::uint32_t key_high = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -31,8 +32,8 @@ struct PhiloxBlock {
 /// The random word of one attention weight: keys four to a block. Backward, and any split of the
 /// work, finds the same word again.
 [[maybe_unused]] constexpr PhiloxBlock dropout_block(std::uint64_t seed, std::int64_t sequence,
-                                                  std::int64_t head, std::int64_t query,
-                                                  std::int64_t key) noexcept {
+                                                     std::int64_t head, std::int64_t query,
+                                                     std::int64_t key) noexcept {
   // A counter has 32 bits for each; sequences may be numbered beyond that.
   const std::uint64_t beyond = static_cast<std::uint64_t>(sequence) >> 32;
   return philox_block({{static_cast<std::uint32_t>(key / 4), static_cast<std::uint32_t>(query),

@@ -13,7 +13,7 @@ namespace {
 
 /// Philox's words for one position of a stream.
 [[maybe_unused]] constexpr PhiloxBlock random_block(std::uint64_t position, std::uint64_t stream,
-                                                 std::uint64_t seed) noexcept {
+                                                    std::uint64_t seed) noexcept {
   const auto low = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
   const auto high = [](std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); };
   return philox_block({{low(position), high(position), low(stream), high(stream)}}, seed);

@@ -85,8 +85,8 @@ std::string refuse_amx(const CpuFeatures& features) {
 
 /// Whether an instruction set is faster than those before it.
 bool gains_by(Isa isa, const CpuFeatures& features) {
-  // Intel's vdpbf16ps has half the throughput of f32 FMA, in products per cycle (measured on Emerald
-  // Rapids); AMD's has twice.
+  // Intel's vdpbf16ps has half the throughput of f32 FMA, in products per cycle (measured on
+  // Emerald Rapids); AMD's has twice.
   return isa != Isa::kAvx512Bf16 || !features.intel;
 }
 

@@ -25,9 +25,7 @@ CudaBackend::CudaBackend(const ContextOptions& options, Isa isa)
 
 CudaBackend::~CudaBackend() = default;
 
-void CudaBackend::synchronize() {
-  check(cudaStreamSynchronize(queue_.stream()), "synchronize");
-}
+void CudaBackend::synchronize() { check(cudaStreamSynchronize(queue_.stream()), "synchronize"); }
 
 template <class Work>
 auto CudaBackend::enqueue(const Work& work) {

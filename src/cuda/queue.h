@@ -60,8 +60,7 @@ class Queue {
 template <class Element>
 class HostList {
  public:
-  HostList(Queue& queue, std::span<const Element> list)
-      : memory_(queue.scratch(), bytes_of(list)) {
+  HostList(Queue& queue, std::span<const Element> list) : memory_(queue.scratch(), bytes_of(list)) {
     if (!list.empty()) queue.upload(memory_.data(), list.data(), list.size_bytes());
   }
 

@@ -20,8 +20,7 @@ PendingGradients::PendingGradients(const Context& context, AttentionLayer& layer
     : context_(context), layer_(layer) {
   for (const Parameter& parameter : layer.named_parameters()) {
     const DType dtype = parameter.value.dtype();
-    pending_.emplace_back(context, compute_dtype(dtype),
-                          parameter.value.shape());
+    pending_.emplace_back(context, compute_dtype(dtype), parameter.value.shape());
   }
 }
 

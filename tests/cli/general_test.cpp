@@ -129,10 +129,10 @@ TEST(CliDevice, Mistakes) {
 TEST(CliDevice, WhereItCannotBeUsedItSaysWhy) {
   const DeviceList gpus = list_devices();
   const std::string index = std::to_string(gpus.devices.size());
-  const std::string expected =
-      gpus.devices.empty() ? "Context: device: got cuda, expected cpu: " + gpus.reason
-                           : "Context: device_index: got " + index + ", expected 0 to " +
-                                 std::to_string(gpus.devices.size() - 1);
+  const std::string expected = gpus.devices.empty()
+                                   ? "Context: device: got cuda, expected cpu: " + gpus.reason
+                                   : "Context: device_index: got " + index + ", expected 0 to " +
+                                         std::to_string(gpus.devices.size() - 1);
   for (const std::string command : {"check", "compare", "bench"}) {
     EXPECT_EQ(complaint_of({command, "--device", "cuda:" + index}, 1), expected);
   }

@@ -1,9 +1,9 @@
 // Copies rows of keys and values into and out of a cache's slots, with conversion.
 //
-// The bound is memory: each row is read once and written once. Large copies bypass the caches, which
-// spares reading what is overwritten. Quantising takes two passes over a row in L1, in f32; rows with
-// a quotient too near the middle between two integers for f32 to decide are divided again in double,
-// so that every int8 is the nearest one.
+// The bound is memory: each row is read once and written once. Large copies bypass the caches,
+// which spares reading what is overwritten. Quantising takes two passes over a row in L1, in f32;
+// rows with a quotient too near the middle between two integers for f32 to decide are divided again
+// in double, so that every int8 is the nearest one.
 #pragma once
 
 #include <cstddef>
@@ -105,8 +105,8 @@ inline void pad_with_zeros(typename V::Scalar* row, std::int64_t dim) {
 }
 
 /// The scale that makes the largest magnitude +-127, rounded to float because readers multiply by
-/// the float. NaN where the row is not finite or the scale would not be; 0 below the smallest normal
-/// float, where floats lose precision.
+/// the float. NaN where the row is not finite or the scale would not be; 0 below the smallest
+/// normal float, where floats lose precision.
 inline float scale_of(double largest_value) {
   constexpr double kMostScaled = -127.0 * static_cast<double>(MathConstants<float>::kLowest);
   constexpr double kSmallestScale = 0x1p-126;
@@ -124,8 +124,9 @@ inline void quantise_exactly(double* row, std::int64_t dim, float scale) {
   }
 }
 
-/// The same in f32, by the reciprocal: off by at most 127 * 2^-23 before it is rounded. Returns false
-/// where a quotient is too near the middle between two integers to tell, and the row is spoilt.
+/// The same in f32, by the reciprocal: off by at most 127 * 2^-23 before it is rounded. Returns
+/// false where a quotient is too near the middle between two integers to tell, and the row is
+/// spoilt.
 inline bool quantise_quickly(float* row, std::int64_t dim, float scale) {
   constexpr float kCertain = 0.5F - 0x1p-14F;
   const float reciprocal = 1 / scale;

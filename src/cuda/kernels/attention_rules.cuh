@@ -51,8 +51,8 @@ __device__ inline KeyRange window_of(const ScoreRules& rules, const Sequence& se
   return {begin < 0 ? 0 : begin, end > sequence.kv_len ? sequence.kv_len : end};
 }
 
-/// scale * q.k after softcap, and its derivative with respect to scale * q.k. A cap past the range of
-/// Compute has no effect; one too small for 1 / cap is that range's smallest.
+/// scale * q.k after softcap, and its derivative with respect to scale * q.k. A cap past the range
+/// of Compute has no effect; one too small for 1 / cap is that range's smallest.
 template <class Compute>
 struct Softcapped {
   Compute score;
@@ -106,9 +106,8 @@ __device__ inline Compute dropout_factor(const ScoreRules& rules, const Sequence
   if (!rules.dropout) return 1;
   const PhiloxBlock block =
       dropout_block(rules.dropout_seed, sequence.dropout_index, row.head, row.token, key);
-  return block.words[key % 4] < rules.dropout_threshold
-             ? Compute{0}
-             : static_cast<Compute>(rules.dropout_scale);
+  return block.words[key % 4] < rules.dropout_threshold ? Compute{0}
+                                                        : static_cast<Compute>(rules.dropout_scale);
 }
 
 }  // namespace ladon::cuda

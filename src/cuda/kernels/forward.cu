@@ -45,10 +45,9 @@ __global__ void fold_segments(const __grid_constant__ FoldParams<Compute, Exp> p
   const BlockRange blocks = visible_blocks(call, sequence, row, row);
   const std::int64_t first_segment = sequence.key_origin / kSegmentKeys;
   const std::int64_t begin = blocks.begin / kSegmentBlocks - first_segment;
-  const std::int64_t end =
-      blocks.begin == blocks.end
-          ? begin
-          : (blocks.end + kSegmentBlocks - 1) / kSegmentBlocks - first_segment;
+  const std::int64_t end = blocks.begin == blocks.end
+                               ? begin
+                               : (blocks.end + kSegmentBlocks - 1) / kSegmentBlocks - first_segment;
   for (std::int64_t column = threadIdx.x; column < call.value_dim; column += blockDim.x) {
     RowState<Compute> total;
     Compute sum = 0;
@@ -59,14 +58,14 @@ __global__ void fold_segments(const __grid_constant__ FoldParams<Compute, Exp> p
       total = fold.state;
       sum = fold(sum, partials.out[index * call.value_dim + column]);
     }
-    const RowResult<Compute> result = finish_row(
-        call.rules, head, total.maximum * static_cast<Compute>(params.forward.natural), total.sum,
-        params.unit);
+    const RowResult<Compute> result =
+        finish_row(call.rules, head, total.maximum * static_cast<Compute>(params.forward.natural),
+                   total.sum, params.unit);
     const Compute out = total.sum == 0 ? Compute{0} : sum * result.weight;
-    store_element(call.out.data, call.out.dtype,
-                  sequence.out + token * call.out.token_stride + head * call.out.head_stride +
-                      column,
-                  out + Compute{0});
+    store_element(
+        call.out.data, call.out.dtype,
+        sequence.out + token * call.out.token_stride + head * call.out.head_stride + column,
+        out + Compute{0});
     if (column == 0 && call.lse.data != nullptr) {
       store_lse(call.lse,
                 sequence.lse + token * call.lse.token_stride + head * call.lse.head_stride,
@@ -106,7 +105,8 @@ bool uses_tensor_cores(const AttentionParams& call) {
   const bool same = call.k.dtype == call.q.dtype && call.v.dtype == call.q.dtype;
   constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;
   return is_half && (same || is_scaled) && call.head_dim <= kLongestMmaHead &&
-         call.max_query_len * call.group < kMostKeys && call.max_kv_len < kMostKeys && call.kv_layout.page_size < kMostKeys;
+         call.max_query_len * call.group < kMostKeys && call.max_kv_len < kMostKeys &&
+         call.kv_layout.page_size < kMostKeys;
 }
 
 /// Nothing but a positive scale and a window: scores keep the units of q.k.
@@ -123,8 +123,7 @@ class PartialMemory {
  public:
   PartialMemory(Queue& queue, const AttentionParams& call, std::int64_t segments)
       : partials_{nullptr, nullptr, nullptr, segments, call.max_query_len * call.group} {
-    const std::int64_t states =
-        call.num_sequences * call.num_kv_heads * segments * partials_.rows;
+    const std::int64_t states = call.num_sequences * call.num_kv_heads * segments * partials_.rows;
     if (segments <= 1 || partials_.rows > kMostSplitRows || states == 0) return;
     const std::int64_t elements = states * (2 + call.value_dim);
     memory_.emplace(queue.scratch(), static_cast<std::size_t>(elements) * sizeof(Compute));
@@ -159,8 +158,7 @@ void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_til
   launch(tasks, params);
   if (!is_split) return;
   const std::int64_t rows = call.num_sequences * call.num_kv_heads * params.partials.rows;
-  queue.launch(fold_segments<Compute, Exp>,
-               {dim3(static_cast<unsigned>(rows)), dim3(128)},
+  queue.launch(fold_segments<Compute, Exp>, {dim3(static_cast<unsigned>(rows)), dim3(128)},
                FoldParams<Compute, Exp>{params, exp_of, unit});
 }
 
@@ -184,8 +182,8 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_q = is_aligned(call, call.q, &Sequence::q, call.head_dim, 16);
     params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
-    params.aligned_out = call.out.dtype == call.q.dtype &&
-                         is_aligned(call, call.out, &Sequence::out, 2, 4);
+    params.aligned_out =
+        call.out.dtype == call.q.dtype && is_aligned(call, call.out, &Sequence::out, 2, 4);
     run(
         queue, params, mma_rows(kind.few_rows), kTileColumns,
         [&](std::int64_t tasks, const ForwardParams<float>& ready) {

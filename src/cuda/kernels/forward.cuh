@@ -68,8 +68,7 @@ __device__ inline BlockRange visible_blocks(const AttentionParams& call, const S
 /// Those of them that are in one segment.
 __device__ inline BlockRange blocks_in_segment(const Sequence& sequence, const BlockRange& blocks,
                                                std::int64_t segment) {
-  const int begin =
-      static_cast<int>(sequence.key_origin / kSegmentKeys + segment) * kSegmentBlocks;
+  const int begin = static_cast<int>(sequence.key_origin / kSegmentKeys + segment) * kSegmentBlocks;
   const BlockRange both{blocks.begin > begin ? blocks.begin : begin,
                         blocks.end < begin + kSegmentBlocks ? blocks.end : begin + kSegmentBlocks};
   return both.begin < both.end ? both : BlockRange{};

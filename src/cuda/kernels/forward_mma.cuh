@@ -26,9 +26,9 @@
 
 namespace ladon::cuda {
 
-inline constexpr int kKeyGroups = kBlockKeys / 8;       // products' columns of S
-inline constexpr int kValueGroups = kTileColumns / 8;   // and of O
-inline constexpr int kQuerySteps = kTileColumns / 16;   // of one tile of K
+inline constexpr int kKeyGroups = kBlockKeys / 8;      // products' columns of S
+inline constexpr int kValueGroups = kTileColumns / 8;  // and of O
+inline constexpr int kQuerySteps = kTileColumns / 16;  // of one tile of K
 inline constexpr int kSumsPerThread = kValueGroups * 4;
 
 /// f16 has few exponents: weights are stored times 2^12, so that small ones keep their precision.
@@ -70,8 +70,9 @@ class ForwardTile {
   using Memory = ForwardMemory<Half, kWarps, kStreamed, kFull>;
   static constexpr int kRows = 16 * kWarps;
 
-  __device__ __forceinline__ ForwardTile(const ForwardParams<float>& params, const ForwardTask& task,
-                                         const Sequence& sequence, Memory& memory)
+  __device__ __forceinline__ ForwardTile(const ForwardParams<float>& params,
+                                         const ForwardTask& task, const Sequence& sequence,
+                                         Memory& memory)
       : params_(params),
         call_(params.call),
         task_(task),
@@ -138,14 +139,13 @@ class ForwardTile {
   __device__ __forceinline__ void load_queries() {
     const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
     for (int part = 0; part < stream_.key_tiles(); ++part) {
-      const int present =
-          min(kChunkElements, stream_.key_columns(part) - chunk * kChunkElements);
+      const int present = min(kChunkElements, stream_.key_columns(part) - chunk * kChunkElements);
       for (int row = static_cast<int>(threadIdx.x) / kTileChunks; row < kRows;
            row += kWarps * 32 / kTileChunks) {
         uint4 eight = make_uint4(0, 0, 0, 0);
         if (first_row_ + row < rows_ && present > 0) {
-          const Half* from = query_row(first_row_ + row) + part * kTileColumns +
-                             chunk * kChunkElements;
+          const Half* from =
+              query_row(first_row_ + row) + part * kTileColumns + chunk * kChunkElements;
           eight = params_.aligned_q ? *reinterpret_cast<const uint4*>(from)
                                     : load_eight<Half>(from, present);
         }
@@ -169,8 +169,8 @@ class ForwardTile {
 
   __device__ __forceinline__ void load_query(unsigned (&to)[4], int part, int step) {
     const int row = warp_ * 16 + lane_ % 16;
-    load_matrices(to, shared_address(memory_.query_tile(part)) +
-                          chunk_offset(row, step * 2 + lane_ / 16));
+    load_matrices(
+        to, shared_address(memory_.query_tile(part)) + chunk_offset(row, step * 2 + lane_ / 16));
   }
 
   /// One segment from nothing. Returns whether all its sums are finite.
@@ -274,10 +274,11 @@ class ForwardTile {
     }
   }
 
-  /// Calls change(score, key, row) for each of the thread's scores. By way of shared memory, so that
-  /// the rules are compiled once and not for each register.
+  /// Calls change(score, key, row) for each of the thread's scores. By way of shared memory, so
+  /// that the rules are compiled once and not for each register.
   template <class Change>
-  __device__ __forceinline__ void for_each_score(float (&scores)[kKeyGroups][4], int block, const Change& change) {
+  __device__ __forceinline__ void for_each_score(float (&scores)[kKeyGroups][4], int block,
+                                                 const Change& change) {
     auto& staged = memory_.staged[warp_].scores;
     const int first = first_key(block);
 #pragma unroll
@@ -291,15 +292,17 @@ class ForwardTile {
     for (int i = 0; i < kKeyGroups * 4; ++i) scores[i / 4][i % 4] = staged[i][lane_];
   }
 
-  __device__ __forceinline__ void apply_rules(float (&scores)[kKeyGroups][4], int block, const float* key_scales) {
+  __device__ __forceinline__ void apply_rules(float (&scores)[kKeyGroups][4], int block,
+                                              const float* key_scales) {
     const int first = first_key(block);
     for_each_score(scores, block, [&](float dot, int key, int row) {
       const int begin = row == 0 ? begin_[0] : begin_[1];
       const int end = row == 0 ? end_[0] : end_[1];
       if (key < begin || key >= end) return -INFINITY;
       if (stream_.scaled()) dot *= key_scales[key - first];
-      return masked_score(call_.rules, sequence_, query_of(row), key,
-                          softcapped(call_.rules, dot * static_cast<float>(call_.rules.scale)).score);
+      return masked_score(
+          call_.rules, sequence_, query_of(row), key,
+          softcapped(call_.rules, dot * static_cast<float>(call_.rules.scale)).score);
     });
   }
   /// Without an index into registers.
@@ -340,8 +343,8 @@ class ForwardTile {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if (scores[n][e] == -INFINITY) masked_ |= 1U << (n * 4 + e);
-        scores[n][e] = exp2_approximate(
-            fmaf(scores[n][e] - base[e / 2], params_.factor, kWeightShift<Half>));
+        scores[n][e] =
+            exp2_approximate(fmaf(scores[n][e] - base[e / 2], params_.factor, kWeightShift<Half>));
         segment_[e / 2].sum += scores[n][e];
       }
     }
@@ -350,7 +353,7 @@ class ForwardTile {
   /// Dropout, and the scales of int8 values. A scale may be NaN, and masked keys must not bring it
   /// in.
   __device__ __forceinline__ void scale_weights(float (&weights)[kKeyGroups][4], int block,
-                                const float* value_scales) {
+                                                const float* value_scales) {
     if (!call_.rules.dropout && !stream_.scaled()) return;
     const int first = first_key(block);
     int i = 0;
@@ -366,42 +369,43 @@ class ForwardTile {
     const unsigned values = shared_address(tile);
     if (kFull && stream_.scaled()) {
       // Scaled weights keep 16 bits of precision, as two bf16. Integers are finite.
-      for_each_product<__nv_bfloat16>(weights, values, [](float (&sums)[4], const auto& weight,
-                                                          int, unsigned b0, unsigned b1) {
-        multiply_add<__nv_bfloat16>(sums, weight, b0, b1);
-      });
+      for_each_product<__nv_bfloat16>(
+          weights, values, [](float(&sums)[4], const auto& weight, int, unsigned b0, unsigned b1) {
+            multiply_add<__nv_bfloat16>(sums, weight, b0, b1);
+          });
       float rests[kKeyGroups][4];
 #pragma unroll
       for (int i = 0; i < kKeyGroups * 4; ++i) {
         const float weight = weights[i / 4][i % 4];
         rests[i / 4][i % 4] = weight - __bfloat162float(__float2bfloat16_rn(weight));
       }
-      for_each_product<__nv_bfloat16>(rests, values, [](float (&sums)[4], const auto& weight, int,
-                                                        unsigned b0, unsigned b1) {
-        multiply_add<__nv_bfloat16>(sums, weight, b0, b1);
-      });
+      for_each_product<__nv_bfloat16>(
+          rests, values, [](float(&sums)[4], const auto& weight, int, unsigned b0, unsigned b1) {
+            multiply_add<__nv_bfloat16>(sums, weight, b0, b1);
+          });
     } else if (careful) {
-      for_each_product<Half>(weights, values, [this](float (&sums)[4], const auto& weight, int step,
-                                                     unsigned b0, unsigned b1) {
-        const NonFinite low = take_out_non_finite<Half>(b0);
-        const NonFinite high = take_out_non_finite<Half>(b1);
-        unsigned seen[4];
+      for_each_product<Half>(
+          weights, values,
+          [this](float(&sums)[4], const auto& weight, int step, unsigned b0, unsigned b1) {
+            const NonFinite low = take_out_non_finite<Half>(b0);
+            const NonFinite high = take_out_non_finite<Half>(b1);
+            unsigned seen[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) seen[i] = huge_where_seen(step * 8 + i * 2);
-        multiply_add<Half>(sums, weight, low.finite, high.finite);
-        // Each in a sum of its own, which overflows: tensor cores add before they do.
-        float first[4] = {};
-        float second[4] = {};
-        multiply_add<__nv_bfloat16>(first, seen, low.first, high.first);
-        multiply_add<__nv_bfloat16>(second, seen, low.second, high.second);
+            for (int i = 0; i < 4; ++i) seen[i] = huge_where_seen(step * 8 + i * 2);
+            multiply_add<Half>(sums, weight, low.finite, high.finite);
+            // Each in a sum of its own, which overflows: tensor cores add before they do.
+            float first[4] = {};
+            float second[4] = {};
+            multiply_add<__nv_bfloat16>(first, seen, low.first, high.first);
+            multiply_add<__nv_bfloat16>(second, seen, low.second, high.second);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] += first[i] + second[i];
-      });
+            for (int i = 0; i < 4; ++i) sums[i] += first[i] + second[i];
+          });
     } else {
-      for_each_product<Half>(weights, values, [](float (&sums)[4], const auto& weight, int,
-                                                 unsigned b0, unsigned b1) {
-        multiply_add<Half>(sums, weight, b0, b1);
-      });
+      for_each_product<Half>(
+          weights, values, [](float(&sums)[4], const auto& weight, int, unsigned b0, unsigned b1) {
+            multiply_add<Half>(sums, weight, b0, b1);
+          });
     }
   }
 
@@ -518,10 +522,10 @@ class ForwardTile {
     }
   }
 
-  __device__ __forceinline__ void store_pair(std::int64_t at, int present, float low, float high) const {
+  __device__ __forceinline__ void store_pair(std::int64_t at, int present, float low,
+                                             float high) const {
     if (present >= 2 && params_.aligned_out) {
-      *reinterpret_cast<unsigned*>(static_cast<Half*>(call_.out.data) + at) =
-          pack<Half>(low, high);
+      *reinterpret_cast<unsigned*>(static_cast<Half*>(call_.out.data) + at) = pack<Half>(low, high);
       return;
     }
     Half* out = static_cast<Half*>(call_.out.data) + at;
@@ -559,7 +563,8 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 4 && !kStreamed ? 2 : 1
   extern __shared__ __align__(128) unsigned char shared[];
   const ForwardTask task(params, blockIdx.x);
   Tile(params, task, params.call.sequences[task.sequence],
-       *reinterpret_cast<typename Tile::Memory*>(shared)).run();
+       *reinterpret_cast<typename Tile::Memory*>(shared))
+      .run();
 }
 
 }  // namespace ladon::cuda

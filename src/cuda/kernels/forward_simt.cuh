@@ -105,9 +105,8 @@ class SimtForwardTile {
       __syncthreads();
       if (threadIdx.x < kBlockKeys) {
         const std::int64_t key = first + threadIdx.x;
-        memory_.slots[threadIdx.x] = key >= 0 && key < sequence_.kv_len
-                                         ? kv_slot(call_.kv_layout, sequence_, key)
-                                         : -1;
+        memory_.slots[threadIdx.x] =
+            key >= 0 && key < sequence_.kv_len ? kv_slot(call_.kv_layout, sequence_, key) : -1;
       }
       Compute scores[kThreadRows][kSimtKeysPerThread];
       multiply_keys(scores);
@@ -176,16 +175,15 @@ class SimtForwardTile {
       if (is_inside && first_row_ + row < rows_) {
         const std::int64_t token = (first_row_ + row) / call_.group;
         const std::int64_t head = task_.kv_head * call_.group + (first_row_ + row) % call_.group;
-        element = load_element<Compute>(call_.q.data, call_.q.dtype,
-                                        sequence_.q + token * call_.q.token_stride +
-                                            head * call_.q.head_stride + step + d);
+        element = load_element<Compute>(
+            call_.q.data, call_.q.dtype,
+            sequence_.q + token * call_.q.token_stride + head * call_.q.head_stride + step + d);
       }
       memory_.queries[row][d] = element;
     }
     for (int key = static_cast<int>(threadIdx.x) / kSimtStep; key < kBlockKeys;
          key += kRowsAtOnce) {
-      memory_.keys[key][d] =
-          is_inside ? cached<true>(memory_.slots[key], step + d) : Compute{0};
+      memory_.keys[key][d] = is_inside ? cached<true>(memory_.slots[key], step + d) : Compute{0};
     }
   }
 
@@ -195,14 +193,15 @@ class SimtForwardTile {
     if (slot < 0) return 0;
     const Operand& operand = kKeys ? call_.k : call_.v;
     const KvLayout& layout = call_.kv_layout;
-    const Compute element = load_element<Compute>(
-        operand.data, operand.dtype,
-        (kKeys ? sequence_.k : sequence_.v) + slot * operand.token_stride +
-            task_.kv_head * operand.head_stride + column);
+    const Compute element =
+        load_element<Compute>(operand.data, operand.dtype,
+                              (kKeys ? sequence_.k : sequence_.v) + slot * operand.token_stride +
+                                  task_.kv_head * operand.head_stride + column);
     const float* scales = kKeys ? layout.k_scales : layout.v_scales;
     if (scales == nullptr) return element;
-    return element * static_cast<Compute>(scales[slot * layout.scale_slot_stride +
-                                                 task_.kv_head * layout.scale_head_stride]);
+    return element *
+           static_cast<Compute>(
+               scales[slot * layout.scale_slot_stride + task_.kv_head * layout.scale_head_stride]);
   }
 
   __device__ void weigh(Compute (&scores)[kThreadRows][kSimtKeysPerThread], std::int64_t first) {
@@ -247,8 +246,7 @@ class SimtForwardTile {
     Compute block_sums[kThreadRows][kSimtColumnsPerThread] = {};
     for (int start = 0; start < kBlockKeys; start += kSimtStep) {
       if (start != 0) __syncthreads();
-      for (int i = static_cast<int>(threadIdx.x); i < kSimtStep * kSimtColumns;
-           i += kSimtThreads) {
+      for (int i = static_cast<int>(threadIdx.x); i < kSimtStep * kSimtColumns; i += kSimtThreads) {
         const int key = i / kSimtColumns;
         const std::int64_t column = first_value_ + i % kSimtColumns;
         memory_.values[key][i % kSimtColumns] =
@@ -281,8 +279,8 @@ class SimtForwardTile {
   }
 
   __device__ Compute& earlier(int i, int j) {
-    return memory_.earlier[(i * kSimtColumnsPerThread + j) * kSimtThreads +
-                           static_cast<int>(threadIdx.x)];
+    return memory_
+        .earlier[(i * kSimtColumnsPerThread + j) * kSimtThreads + static_cast<int>(threadIdx.x)];
   }
 
   __device__ void fold_segment(bool is_last) {
@@ -325,8 +323,8 @@ class SimtForwardTile {
     for (int i = 0; i < kThreadRows; ++i) {
       if (row_of(i) >= rows_) continue;
       const auto [token, head] = query_[i];
-      const RowResult<Compute> result = finish_row(call_.rules, head, total_[i].maximum,
-                                                   total_[i].sum, Compute{1});
+      const RowResult<Compute> result =
+          finish_row(call_.rules, head, total_[i].maximum, total_[i].sum, Compute{1});
       if (call_.lse.data != nullptr && lane_ == 0 && task_.value_chunk == 0) {
         store_lse(call_.lse,
                   sequence_.lse + token * call_.lse.token_stride + head * call_.lse.head_stride,
@@ -337,10 +335,10 @@ class SimtForwardTile {
         const std::int64_t column = first_value_ + lane_ + j * kSimtLanes;
         if (column >= call_.value_dim) continue;
         const Compute out = total_[i].sum == 0 ? Compute{0} : sums_[i][j] * result.weight;
-        store_element(call_.out.data, call_.out.dtype,
-                      sequence_.out + token * call_.out.token_stride +
-                          head * call_.out.head_stride + column,
-                      out + Compute{0});
+        store_element(
+            call_.out.data, call_.out.dtype,
+            sequence_.out + token * call_.out.token_stride + head * call_.out.head_stride + column,
+            out + Compute{0});
       }
     }
   }

@@ -15,8 +15,8 @@
 namespace ladon::cuda {
 
 inline constexpr int kTileColumns = 128;
-inline constexpr int kChunkElements = 8;                              // 16 bytes
-inline constexpr int kTileChunks = kTileColumns / kChunkElements;     // of one row
+inline constexpr int kChunkElements = 8;                           // 16 bytes
+inline constexpr int kTileChunks = kTileColumns / kChunkElements;  // of one row
 inline constexpr int kTileRowBytes = kTileColumns * 2;
 
 /// The byte offset of a chunk in a tile.
@@ -60,12 +60,14 @@ template <class Half>
 __device__ inline void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0,
                                     unsigned b1) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};\n"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   } else {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};\n"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -84,9 +86,9 @@ __device__ inline unsigned pack(float low, float high) {
   }
 }
 
-/// Two 16-bit elements without their infinities and NaN, which become bf16 of their own: products of
-/// `first` and `second` with kHuge overflow to infinities, of both signs for NaN, so that their sum is
-/// NaN; all others are exact zeros.
+/// Two 16-bit elements without their infinities and NaN, which become bf16 of their own: products
+/// of `first` and `second` with kHuge overflow to infinities, of both signs for NaN, so that their
+/// sum is NaN; all others are exact zeros.
 struct NonFinite {
   static constexpr unsigned kHuge = 0x7e80U;  // 2^126
   unsigned finite = 0;

@@ -77,8 +77,9 @@ class TileStream {
     float scales[kTileBuffers][kBlockKeys];  // of int8 rows
   };
 
-  __device__ __forceinline__ TileStream(const ForwardParams<float>& params, const Sequence& sequence,
-                        const ForwardTask& task, Memory& memory)
+  __device__ __forceinline__ TileStream(const ForwardParams<float>& params,
+                                        const Sequence& sequence, const ForwardTask& task,
+                                        Memory& memory)
       : params_(params),
         sequence_(sequence),
         memory_(memory),
@@ -96,7 +97,9 @@ class TileStream {
   }
   __device__ __forceinline__ int first_value() const { return first_value_; }
   __device__ __forceinline__ int key_tiles() const { return key_tiles_; }
-  __device__ __forceinline__ bool scaled() const { return params_.call.kv_layout.k_scales != nullptr; }
+  __device__ __forceinline__ bool scaled() const {
+    return params_.call.kv_layout.k_scales != nullptr;
+  }
 
   /// Starts, or starts again, at the first tile of a block.
   __device__ __forceinline__ void start(const BlockRange& blocks) {
@@ -173,8 +176,7 @@ class TileStream {
     const bool aligned = keys ? params_.aligned_k : params_.aligned_v;
     const int columns = keys ? key_columns(part_) : value_columns();
     const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
-    const std::int64_t start = (keys ? sequence_.k : sequence_.v) +
-                               kv_head_ * operand.head_stride +
+    const std::int64_t start = (keys ? sequence_.k : sequence_.v) + kv_head_ * operand.head_stride +
                                (keys ? part_ * kTileColumns : first_value_) +
                                chunk * kChunkElements;
     const int buffer = issued_ % kTileBuffers;
@@ -196,9 +198,9 @@ class TileStream {
         }
         if (chunk == 0) {
           memory_.scales[buffer][row] =
-              slot < 0 ? 0.0F
-                       : scales[slot * layout.scale_slot_stride +
-                                kv_head_ * layout.scale_head_stride];
+              slot < 0
+                  ? 0.0F
+                  : scales[slot * layout.scale_slot_stride + kv_head_ * layout.scale_head_stride];
         }
       });
       return;
@@ -218,14 +220,15 @@ class TileStream {
 #pragma unroll
       for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += step) {
         const int row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
-        if (is_read) copy_async_16(tile + chunk_offset(row, chunk), present == 0 ? data : from, present * 2);
+        if (is_read)
+          copy_async_16(tile + chunk_offset(row, chunk), present == 0 ? data : from, present * 2);
       }
       return;
     }
     for_each_row([&](int row, std::int64_t slot) {
       const int count = slot < 0 ? 0 : present;
-      const Half* from = count == 0 ? static_cast<const Half*>(operand.data)
-                                    : data + slot * operand.token_stride;
+      const Half* from =
+          count == 0 ? static_cast<const Half*>(operand.data) : data + slot * operand.token_stride;
       if (is_read) copy_async_16(tile + chunk_offset(row, chunk), from, count * 2);
     });
   }
@@ -243,8 +246,8 @@ class TileStream {
   }
 
   __device__ __forceinline__ static void store_chunk(unsigned to, const uint4& chunk) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(chunk.x),
-                 "r"(chunk.y), "r"(chunk.z), "r"(chunk.w)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(chunk.x), "r"(chunk.y),
+                 "r"(chunk.z), "r"(chunk.w)
                  : "memory");
   }
 
