@@ -9,7 +9,6 @@
 #include "core/fail.h"
 
 namespace ladon {
-namespace {}  // namespace
 
 Parameter Parameter::zeros_without_gradient(std::string name, DType dtype, const Dims& shape) {
   if (!is_float(dtype)) {

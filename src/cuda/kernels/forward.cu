@@ -113,8 +113,7 @@ bool uses_tensor_cores(const AttentionParams& call) {
 bool is_plain(const AttentionParams& call) {
   const ScoreRules& rules = call.rules;
   return rules.scale > 0 && rules.softcap == 0 && rules.alibi_slopes.data == nullptr &&
-         rules.bias.data == nullptr && rules.mask.data == nullptr && !rules.dropout &&
-         call.kv_layout.k_scales == nullptr;
+         rules.bias.data == nullptr && rules.mask.data == nullptr && !rules.dropout;
 }
 
 /// Memory for segments that are computed apart.
@@ -172,13 +171,16 @@ void attend(Queue& queue, const AttentionParams& call) {
   if (uses_tensor_cores(call)) {
     const PartialMemory<float> memory(queue, call, segments);
     const bool is_bf16 = call.q.dtype == DType::kBF16;
-    const ForwardKind kind{rows <= mma_rows(true), call.head_dim > kTileColumns, !is_plain(call)};
+    const bool is_scaled = call.kv_layout.k_scales != nullptr;
+    const ForwardKind kind{rows <= mma_rows(true), call.head_dim > kTileColumns,
+                           is_scaled || !is_plain(call)};
     ForwardParams<float> params;
     params.call = sequences.params();
     params.partials = memory.partials();
     const double log2e = std::numbers::log2e;
     params.factor = static_cast<float>(kind.full ? log2e : call.rules.scale * log2e);
     params.natural = kind.full ? 1.0F : static_cast<float>(call.rules.scale);
+    params.only_scales = is_scaled && is_plain(call);
     params.aligned_q = is_aligned(call, call.q, &Sequence::q, call.head_dim, 16);
     params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);

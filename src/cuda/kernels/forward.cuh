@@ -18,7 +18,8 @@ struct ForwardParams {
   // `natural` brings a score to natural units.
   float factor = 1;
   float natural = 1;
-  bool aligned_q = false;  // rows can be read 16 bytes at a time
+  bool only_scales = false;  // of int8 caches: no rules beyond a positive scale and a window
+  bool aligned_q = false;    // rows can be read 16 bytes at a time
   bool aligned_k = false;
   bool aligned_v = false;
   bool aligned_out = false;  // pairs can be written at once

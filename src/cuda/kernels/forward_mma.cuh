@@ -295,6 +295,7 @@ class ForwardTile {
   __device__ __forceinline__ void apply_rules(float (&scores)[kKeyGroups][4], int block,
                                               const float* key_scales) {
     const int first = first_key(block);
+    if (params_.only_scales) return apply_scales(scores, first, key_scales);
     for_each_score(scores, block, [&](float dot, int key, int row) {
       const int begin = row == 0 ? begin_[0] : begin_[1];
       const int end = row == 0 ? end_[0] : end_[1];
@@ -304,6 +305,20 @@ class ForwardTile {
           call_.rules, sequence_, query_of(row), key,
           softcapped(call_.rules, dot * static_cast<float>(call_.rules.scale)).score);
     });
+  }
+  /// An int8 cache without other rules than a window.
+  __device__ __forceinline__ void apply_scales(float (&scores)[kKeyGroups][4], int first,
+                                               const float* key_scales) {
+    const float scale = static_cast<float>(call_.rules.scale);
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = key_of(first, n, e);
+        const bool is_seen = key >= begin_[e / 2] && key < end_[e / 2];
+        scores[n][e] = is_seen ? scores[n][e] * key_scales[key - first] * scale : -INFINITY;
+      }
+    }
   }
   /// Without an index into registers.
   __device__ __forceinline__ QueryRow query_of(int row) const {
@@ -356,6 +371,14 @@ class ForwardTile {
                                                 const float* value_scales) {
     if (!call_.rules.dropout && !stream_.scaled()) return;
     const int first = first_key(block);
+    if (!call_.rules.dropout) {
+#pragma unroll
+      for (int i = 0; i < kKeyGroups * 4; ++i) {
+        const float scale = value_scales[key_of(first, i / 4, i % 4) - first];
+        weights[i / 4][i % 4] = (masked_ >> i & 1U) != 0 ? 0.0F : weights[i / 4][i % 4] * scale;
+      }
+      return;
+    }
     int i = 0;
     for_each_score(weights, block, [&](float weight, int key, int row) {
       if ((masked_ >> i++ & 1U) != 0) return 0.0F;

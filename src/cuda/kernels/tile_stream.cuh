@@ -86,7 +86,10 @@ class TileStream {
         kv_head_(task.kv_head),
         first_value_(static_cast<int>(task.value_chunk) * kTileColumns),
         key_tiles_(static_cast<int>((params.call.head_dim + kTileColumns - 1) / kTileColumns)),
-        lane_(static_cast<int>(threadIdx.x) % 32) {}
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        looks_up_(params.call.kv_layout.page_size != 0 || params.call.kv_layout.ring_slots != 0 ||
+                  params.call.kv_layout.k_scales != nullptr || !params.aligned_k ||
+                  !params.aligned_v) {}
 
   /// Columns of a tile of K, and of the tile of V.
   __device__ __forceinline__ int key_columns(int part) const {
@@ -107,6 +110,7 @@ class TileStream {
     synchronize_warps<kWarps>();
     block_ = blocks.begin;
     end_ = blocks.end;
+    if (looks_up_) find_slots(block_);
     part_ = 0;
     issued_ = 0;
     used_ = -kTilesAhead;
@@ -127,7 +131,7 @@ class TileStream {
  private:
   __device__ __forceinline__ void issue() {
     if (block_ < end_) {
-      if (part_ == 0) find_slots();
+      if (part_ == 0 && looks_up_) find_slots(block_ + 1);
       copy_tile(part_ < key_tiles_);
       ++issued_;
       if (++part_ > key_tiles_) {
@@ -138,22 +142,21 @@ class TileStream {
     commit_copies();
   }
 
-  /// Each lane looks up two of the block's 64 keys; -1 where there is none.
-  __device__ __forceinline__ void find_slots() {
-    const std::int64_t first =
-        static_cast<std::int64_t>(block_) * kBlockKeys - sequence_.key_origin;
-    const KvLayout& layout = params_.call.kv_layout;
-    is_consecutive_ = layout.page_size == 0 && layout.ring_slots == 0 && first >= 0 &&
-                      first + kBlockKeys <= sequence_.kv_len;
-    first_slot_ = sequence_.first_slot + first;
-    if (is_consecutive_ && layout.k_scales == nullptr && params_.aligned_k && params_.aligned_v) {
-      return;  // nothing will be looked up
-    }
+  /// Each lane looks up two of a block's 64 keys; -1 where there is none. A block ahead of its
+  /// copies: a page table is in memory far away.
+  __device__ __forceinline__ void find_slots(int next_block) {
+    slots_[0] = next_slots_[0];
+    slots_[1] = next_slots_[1];
+    if (next_block >= end_) return;
+    const std::int64_t first = first_key(next_block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int64_t key = first + half * 32 + lane_;
-      slots_[half] = key >= 0 && key < sequence_.kv_len ? slot_of(static_cast<int>(key)) : -1;
+      next_slots_[half] = key >= 0 && key < sequence_.kv_len ? slot_of(static_cast<int>(key)) : -1;
     }
+  }
+  __device__ __forceinline__ std::int64_t first_key(int block) const {
+    return static_cast<std::int64_t>(block) * kBlockKeys - sequence_.key_origin;
   }
 
   /// kv_slot() with divisions of 32 bits.
@@ -184,27 +187,7 @@ class TileStream {
     const int present = max(0, min(kChunkElements, columns - chunk * kChunkElements));
     // Products read half a tile or all of it.
     const bool is_read = chunk < kTileChunks / 2 || columns > kTileColumns / 2;
-    if (scales != nullptr) {
-      const auto* data = static_cast<const signed char*>(operand.data) + start;
-      const KvLayout& layout = call.kv_layout;
-      for_each_row([&](int row, std::int64_t slot) {
-        const int count = slot < 0 ? 0 : present;
-        const uint2 integers =
-            load_integers(data + (count == 0 ? 0 : slot * operand.token_stride), count, aligned);
-        // Values are bf16 whatever the queries are: products with their scales need its range.
-        if (is_read) {
-          store_chunk(tile + chunk_offset(row, chunk),
-                      keys ? to_halves<Half>(integers) : to_halves<__nv_bfloat16>(integers));
-        }
-        if (chunk == 0) {
-          memory_.scales[buffer][row] =
-              slot < 0
-                  ? 0.0F
-                  : scales[slot * layout.scale_slot_stride + kv_head_ * layout.scale_head_stride];
-        }
-      });
-      return;
-    }
+    if (scales != nullptr) return copy_quantised(operand, start, scales, keys, aligned, present);
     const Half* data = static_cast<const Half*>(operand.data) + start;
     if (!aligned) {
       for_each_row([&](int row, std::int64_t slot) {
@@ -214,14 +197,20 @@ class TileStream {
       });
       return;
     }
-    if (is_consecutive_) {
-      const Half* from = data + (first_slot_ + threadIdx.x / kTileChunks) * operand.token_stride;
+    if (!looks_up_) {
+      const std::int64_t first = first_key(block_);
+      const Half* from =
+          data + (sequence_.first_slot + first + row_of_pass(0)) * operand.token_stride;
       const std::int64_t step = kRowsAtOnce * operand.token_stride;
-#pragma unroll
+#pragma unroll 8
       for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += step) {
-        const int row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
-        if (is_read)
-          copy_async_16(tile + chunk_offset(row, chunk), present == 0 ? data : from, present * 2);
+        const int row = row_of_pass(pass);
+        const bool exists = first + row >= 0 && first + row < sequence_.kv_len;
+        const int count = exists ? present : 0;
+        if (is_read) {
+          copy_async_16(tile + chunk_offset(row, chunk), count == 0 ? operand.data : from,
+                        count * 2);
+        }
       }
       return;
     }
@@ -233,15 +222,58 @@ class TileStream {
     });
   }
 
-  /// Calls visit(row, slot) for those rows of a block of which this thread copies a chunk.
+  /// Through registers, many rows at a time: each load waits for memory.
+  __device__ __forceinline__ void copy_quantised(const Operand& operand, std::int64_t start,
+                                                 const float* scales, bool keys, bool aligned,
+                                                 int present) {
+    constexpr int kPasses = kBlockKeys / kRowsAtOnce;
+    constexpr int kBatch = 8;
+    const KvLayout& layout = params_.call.kv_layout;
+    const auto* data = static_cast<const signed char*>(operand.data) + start;
+    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
+    const int buffer = issued_ % kTileBuffers;
+    const unsigned tile = shared_address(memory_.tiles[buffer]);
+#pragma unroll 1
+    for (int first = 0; first < kPasses; first += kBatch) {
+      uint2 integers[kBatch];
+      float scale[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const std::int64_t slot = slot_of_pass(first + i);
+        const int count = slot < 0 ? 0 : present;
+        integers[i] =
+            load_integers(data + (count == 0 ? 0 : slot * operand.token_stride), count, aligned);
+        scale[i] =
+            chunk != 0 || slot < 0
+                ? 0.0F
+                : scales[slot * layout.scale_slot_stride + kv_head_ * layout.scale_head_stride];
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = row_of_pass(first + i);
+        // Values are bf16 whatever the queries are: products with their scales need its range.
+        store_chunk(tile + chunk_offset(row, chunk),
+                    keys ? to_halves<Half>(integers[i]) : to_halves<__nv_bfloat16>(integers[i]));
+        if (chunk == 0) memory_.scales[buffer][row] = scale[i];
+      }
+    }
+  }
+
+  /// Those rows of a block of which this thread copies a chunk.
+  __device__ __forceinline__ int row_of_pass(int pass) const {
+    return pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
+  }
+  __device__ __forceinline__ std::int64_t slot_of_pass(int pass) const {
+    // Rows of one pass are all below 32, or none is.
+    const bool is_low = pass * kRowsAtOnce < 32;
+    return __shfl_sync(0xffffffffU, is_low ? slots_[0] : slots_[1], row_of_pass(pass) % 32);
+  }
+  /// Calls visit(row, slot) for each of them.
   template <class Visit>
   __device__ __forceinline__ void for_each_row(const Visit& visit) const {
 #pragma unroll 4
     for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass) {
-      const int row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
-      // Rows of one pass are all below 32, or none is.
-      const bool is_low = pass * kRowsAtOnce < 32;
-      visit(row, __shfl_sync(0xffffffffU, is_low ? slots_[0] : slots_[1], row % 32));
+      visit(row_of_pass(pass), slot_of_pass(pass));
     }
   }
 
@@ -260,9 +292,9 @@ class TileStream {
   const int first_value_;
   const int key_tiles_;
   const int lane_;
+  const bool looks_up_;  // rows by slots, else consecutive and aligned
   std::int64_t slots_[2] = {-1, -1};
-  bool is_consecutive_ = false;  // the block's keys are in consecutive slots from first_slot_ on
-  std::int64_t first_slot_ = 0;
+  std::int64_t next_slots_[2] = {-1, -1};
   // The next tile to copy.
   int block_ = 0;
   int end_ = 0;
