@@ -199,18 +199,28 @@ class TileStream {
     }
     if (!looks_up_) {
       const std::int64_t first = first_key(block_);
-      const Half* from =
+      const Half* const rows =
           data + (sequence_.first_slot + first + row_of_pass(0)) * operand.token_stride;
       const std::int64_t step = kRowsAtOnce * operand.token_stride;
+      const auto copy_rows = [&](const auto& elements_of) {
+        const Half* from = rows;
 #pragma unroll 8
-      for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += step) {
-        const int row = row_of_pass(pass);
-        const bool exists = first + row >= 0 && first + row < sequence_.kv_len;
-        const int count = exists ? present : 0;
-        if (is_read) {
-          copy_async_16(tile + chunk_offset(row, chunk), count == 0 ? operand.data : from,
-                        count * 2);
+        for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += step) {
+          const int row = row_of_pass(pass);
+          const int count = elements_of(row);
+          if (is_read) {
+            copy_async_16(tile + chunk_offset(row, chunk), count == 0 ? operand.data : from,
+                          count * 2);
+          }
         }
+      };
+      // Most blocks are whole, and need no test of each row.
+      if (first >= 0 && first + kBlockKeys <= sequence_.kv_len) {
+        copy_rows([&](int) { return present; });
+      } else {
+        copy_rows([&](int row) {
+          return first + row >= 0 && first + row < sequence_.kv_len ? present : 0;
+        });
       }
       return;
     }
