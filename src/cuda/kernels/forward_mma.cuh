@@ -417,12 +417,12 @@ class ForwardTile {
             for (int i = 0; i < 4; ++i) seen[i] = huge_where_seen(step * 8 + i * 2);
             multiply_add<Half>(sums, weight, low.finite, high.finite);
             // Each in a sum of its own, which overflows: tensor cores add before they do.
-            float first[4] = {};
-            float second[4] = {};
-            multiply_add<__nv_bfloat16>(first, seen, low.first, high.first);
-            multiply_add<__nv_bfloat16>(second, seen, low.second, high.second);
+            float positive[4] = {};
+            float negative[4] = {};
+            multiply_add<__nv_bfloat16>(positive, seen, low.positive, high.positive);
+            multiply_add<__nv_bfloat16>(negative, seen, low.negative, high.negative);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sums[i] += first[i] + second[i];
+            for (int i = 0; i < 4; ++i) sums[i] += positive[i] + negative[i];
           });
     } else {
       for_each_product<Half>(

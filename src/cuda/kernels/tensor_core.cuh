@@ -86,14 +86,15 @@ __device__ inline unsigned pack(float low, float high) {
   }
 }
 
-/// Two 16-bit elements without their infinities and NaN, which become bf16 of their own: products
-/// of `first` and `second` with kHuge overflow to infinities, of both signs for NaN, so that their
-/// sum is NaN; all others are exact zeros.
+/// Two 16-bit elements without their infinities and NaN, which become bf16 of their own, one for
+/// each sign: products with kHuge overflow to infinities. NaN has both, so that their sum is NaN;
+/// all others are exact zeros. Apart, because opposite signs would cancel before a tensor core
+/// overflows.
 struct NonFinite {
   static constexpr unsigned kHuge = 0x7e80U;  // 2^126
   unsigned finite = 0;
-  unsigned first = 0;
-  unsigned second = 0;
+  unsigned positive = 0;
+  unsigned negative = 0;
 };
 template <class Half>
 __device__ inline NonFinite take_out_non_finite(unsigned pair) {
@@ -107,9 +108,9 @@ __device__ inline NonFinite take_out_non_finite(unsigned pair) {
       continue;
     }
     const bool is_nan = (bits & 0x7fffU) != kExponent;
-    const unsigned sign = is_nan ? 0 : bits & 0x8000U;
-    parts.first |= (NonFinite::kHuge | sign) << shift;
-    if (is_nan) parts.second |= (NonFinite::kHuge | 0x8000U) << shift;
+    const bool is_negative = (bits & 0x8000U) != 0;
+    if (is_nan || !is_negative) parts.positive |= NonFinite::kHuge << shift;
+    if (is_nan || is_negative) parts.negative |= (NonFinite::kHuge | 0x8000U) << shift;
   }
   return parts;
 }
