@@ -207,9 +207,9 @@ int run_layer(const RunOptions& options) {
   const Dims shape = batched ? input.shape() : Dims{1, input.size(0), input.size(1)};
   if (!options.weights.empty()) check_picture(options, model, shape);
   const DType dtype = options.dtype.value_or(input.dtype());
-  const auto layer = load_attention(options.model, options.layer,
-                                    {.dtype = dtype, .ignored_fields = options.ignored_fields});
   const Context context(options.machinery.context_options());
+  const auto layer = load_attention(context, options.model, options.layer,
+                                    {.dtype = dtype, .ignored_fields = options.ignored_fields});
   const Tensor x = Tensor::copy_of(context, input.view().reshape(shape), dtype);
   LayerResult result;
   std::string picture;

@@ -85,7 +85,7 @@ struct Block {
 
 class Decoder {
  public:
-  explicit Decoder(const std::filesystem::path& folder) {
+  Decoder(const ladon::Context& context, const std::filesystem::path& folder) {
     // Everything of attention: heads, rope, biases. What else the model has is read here.
     const ladon::ModelDescription model = ladon::describe_model(folder);
     const ladon::ShardedSafetensors weights = ladon::ShardedSafetensors::open(folder);
@@ -98,7 +98,7 @@ class Decoder {
     for (std::int64_t i = 0; i < model.num_layers; ++i) {
       const std::string prefix = "model.layers." + std::to_string(i) + ".";
       blocks_.push_back(
-          {.attention = ladon::load_attention(weights, model, i, {.dtype = DType::kF32}),
+          {.attention = ladon::load_attention(context, weights, model, i, {.dtype = DType::kF32}),
            .attention_norm = load(prefix + "input_layernorm.weight"),
            .mlp_norm = load(prefix + "post_attention_layernorm.weight"),
            .gate = load(prefix + "mlp.gate_proj.weight"),
@@ -151,8 +151,8 @@ std::int64_t most_likely(const std::vector<float>& logits) {
 
 int decode(const std::filesystem::path& folder, std::vector<std::int64_t> tokens, bool check) {
   constexpr int kNewTokens = 16;
-  const Decoder decoder(folder);
   const ladon::Context context;
+  const Decoder decoder(context, folder);
   for (const std::int64_t id : tokens) {
     if (id < 0 || id >= decoder.vocabulary()) {
       throw std::runtime_error("got token " + std::to_string(id) + ", expected one below " +

@@ -297,9 +297,7 @@ Result train(const ladon::Context& context, const Settings& settings) {
     optimiser.set_learning_rate(kRate * warm * (1 - 0.9 * done));
     optimiser.step(context);
     result.losses.push_back(score.loss);
-    if (step % kReportEvery == 0) {
-      std::printf("  step %4zu  loss %.4f\n", step, score.loss);
-    }
+    if (step % kReportEvery == 0) std::printf("  step %4zu  loss %.4f\n", step, score.loss);
   }
   constexpr int kTests = 16;
   for (int i = 0; i < kTests; ++i) {

@@ -12,6 +12,7 @@
 #ifdef LADON_WITH_CUDA
 #include "cuda/backend.h"
 #include "cuda/device_list.h"
+#include "cuda/pointer_owner.h"
 #endif
 
 namespace ladon {
@@ -39,6 +40,14 @@ std::unique_ptr<Backend> make_backend(const ContextOptions& options, Host& host)
   }
   fail(kOperation, "device",
        "got Device(" + std::to_string(static_cast<int>(options.device)) + "), expected a Device");
+}
+
+DeviceId owner_of([[maybe_unused]] const void* data, DeviceId claimed) noexcept {
+#ifdef LADON_WITH_CUDA
+  return cuda::owner_of(data, claimed);
+#else
+  return claimed;
+#endif
 }
 
 DeviceList list_devices() {

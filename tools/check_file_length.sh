@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Fails on a source file longer than 800 lines; warns from 400. A long file wants splitting.
+# Fails on a source file longer than 400 lines: it wants splitting.
 # Usage: check_file_length.sh; it looks at the checkout that it lies in.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-warn_at=400
-fail_at=800
+limit=400
 # Data tables, by path: exempt.
 exempt=()
 
@@ -27,11 +26,9 @@ while IFS= read -r file; do
   [[ " ${exempt[*]} " == *" $file "* ]] && continue
   count=$((count + 1))
   lines=$(wc -l <"$file")
-  if ((lines > fail_at)); then
-    echo "error: $file: $lines lines, at most $fail_at are allowed"
+  if ((lines > limit)); then
+    echo "error: $file: $lines lines, at most $limit are allowed"
     failures=$((failures + 1))
-  elif ((lines > warn_at)); then
-    echo "warning: $file: $lines lines, more than $warn_at"
   fi
 done <<<"$files"
 

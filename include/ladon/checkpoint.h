@@ -1,6 +1,6 @@
 // Attention layers out of published models' folders, and back under the same names.
 //
-//   const auto layer = load_attention("models/llama-3.1-8b", /*layer_index=*/0);
+//   const auto layer = load_attention(context, "models/llama-3.1-8b", /*layer_index=*/0);
 //
 // reads config.json (Hugging Face's) and the layer's own tensors, and nothing else of the weights.
 // What a config says is honoured or refused: a family that Ladon does not know, a field that would
@@ -68,16 +68,19 @@ struct LoadOptions {
   std::vector<std::string> ignored_fields{};
 };
 
-/// The attention layer with this number, from 0, in eval mode. Reads that layer's tensors alone;
-/// each is checked before the first is read. A missing, unexpected, misshapen or wrongly typed
-/// tensor is an Error (kIo) that names it and its file.
-LADON_API std::unique_ptr<AttentionLayer> load_attention(const std::filesystem::path& folder,
+/// The attention layer with this number, from 0, in eval mode, on the Context's device: tensors go
+/// there one by one. Reads that layer's tensors alone; each is checked before the first is read. A
+/// missing, unexpected, misshapen or wrongly typed tensor is an Error (kIo) that names it and its
+/// file.
+LADON_API std::unique_ptr<AttentionLayer> load_attention(const Context& context,
+                                                         const std::filesystem::path& folder,
                                                          std::int64_t layer_index,
                                                          const LoadOptions& options = {});
 
 /// The same for those who want several layers of one model, or hold its tensors open already.
 /// Only `dtype` of the options is read.
-LADON_API std::unique_ptr<AttentionLayer> load_attention(const ShardedSafetensors& weights,
+LADON_API std::unique_ptr<AttentionLayer> load_attention(const Context& context,
+                                                         const ShardedSafetensors& weights,
                                                          const ModelDescription& model,
                                                          std::int64_t layer_index,
                                                          const LoadOptions& options = {});
@@ -113,7 +116,8 @@ struct TorchAttentionOptions {
 /// From a safetensors file or a folder of them: in_proj_weight, or q_proj_weight, k_proj_weight and
 /// v_proj_weight for inputs of several widths; in_proj_bias; out_proj. In eval mode.
 LADON_API std::unique_ptr<AttentionLayer> load_torch_attention(
-    const std::filesystem::path& path, const TorchAttentionOptions& options);
+    const Context& context, const std::filesystem::path& path,
+    const TorchAttentionOptions& options);
 
 /// The layer's weights under the names that torch.nn.MultiheadAttention would give them.
 LADON_API std::vector<NamedTensor> torch_attention_tensors(const AttentionLayer& layer,

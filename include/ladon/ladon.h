@@ -9,6 +9,7 @@
 #include "ladon/context.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"
+#include "ladon/graph.h"
 #include "ladon/head_ops.h"
 #include "ladon/isa.h"
 #include "ladon/kv_cache.h"

@@ -59,11 +59,7 @@ nb::object py_load_attention(const Path& folder, nb::handle layer_index, const n
   keywords.read("device", device);
   keywords.finish();
   const BoundContext& context = context_of(device);
-  return wrap_layer(without_gil([&] {
-    auto layer = load_attention(folder, index, options);
-    if (!device.is_cpu()) layer->to(context);
-    return layer;
-  }));
+  return wrap_layer(without_gil([&] { return load_attention(context, folder, index, options); }));
 }
 
 nb::object py_load_torch_attention(const Path& path, const nb::kwargs& kwargs) {
@@ -78,11 +74,7 @@ nb::object py_load_torch_attention(const Path& path, const nb::kwargs& kwargs) {
   keywords.read("device", device);
   keywords.finish();
   const BoundContext& context = context_of(device);
-  return wrap_layer(without_gil([&] {
-    auto layer = load_torch_attention(path, options);
-    if (!device.is_cpu()) layer->to(context);
-    return layer;
-  }));
+  return wrap_layer(without_gil([&] { return load_torch_attention(context, path, options); }));
 }
 
 nb::dict tensors_dict(std::vector<NamedTensor>&& tensors) {

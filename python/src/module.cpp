@@ -5,6 +5,7 @@ NB_MODULE(_ladon, module) {
   module.doc() = "The compiled part of the package ladon.";
   bind_errors(module);
   bind_context(module);
+  bind_graph(module);
   bind_attention(module);
   bind_rope(module);
   bind_caches(module);

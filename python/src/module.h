@@ -7,6 +7,7 @@ namespace ladon::python {
 
 void bind_errors(nanobind::module_& module);
 void bind_context(nanobind::module_& module);
+void bind_graph(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_rope(nanobind::module_& module);
 void bind_caches(nanobind::module_& module);

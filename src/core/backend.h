@@ -21,6 +21,7 @@
 #include "core/optimiser_params.h"
 #include "core/projection_params.h"
 #include "core/rope_params.h"
+#include "core/step_recorder.h"
 #include "core/workers.h"
 #include "core/workspace.h"
 #include "ladon/attention.h"
@@ -51,6 +52,8 @@ class Backend {
   virtual Isa isa() const noexcept = 0;
   /// Waits for all that was enqueued.
   virtual void synchronize() = 0;
+  /// For a Graph. Null where operations run at once, and there is nothing to gather.
+  virtual std::unique_ptr<StepRecorder> make_recorder() { return nullptr; }
 
   // Elements, of any dtype and strides.
   virtual void copy(const ConstTensorView& from, const TensorView& to) = 0;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/device_memory.h"
 #include "core/fail.h"
 #include "core/overlap.h"
 
@@ -65,7 +66,14 @@ void check_present(std::string_view operation, const NamedView& argument) {
 }
 
 void check_device(const Operation& operation, const NamedView& argument) {
-  if (!argument.view.absent()) check_device(operation, argument.name, argument.view.device());
+  const auto& [name, view] = argument;
+  if (view.absent()) return;
+  check_device(operation, name, view.device());
+  const DeviceId owner = owner_of(view.data(), view.device());
+  if (owner == view.device()) return;
+  fail(operation, name,
+       "got a view of " + view.device().to_string() + " with a pointer to memory of " +
+           owner.to_string() + ", expected one to its own");
 }
 
 void check_device(const Operation& operation, std::string_view argument, DeviceId device) {

@@ -41,6 +41,10 @@ class DeviceMemory {
 /// "a size that fits the memory of cuda:0, of which 1024 bytes are free": for messages.
 std::string size_that_fits(const DeviceMemory& memory);
 
+/// The device whose memory this is, where it can be told and is not the claimed one. Defined in
+/// backends.cpp, the one file that knows all devices.
+DeviceId owner_of(const void* data, DeviceId claimed) noexcept;
+
 /// The host's memory, for all CPU Contexts and for tensors made without one.
 const std::shared_ptr<DeviceMemory>& host_memory();
 

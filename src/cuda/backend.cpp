@@ -4,6 +4,7 @@
 
 #include "cuda/error.h"
 #include "cuda/operations.h"
+#include "cuda/step_recorder.h"
 
 namespace ladon::cuda {
 namespace {
@@ -21,11 +22,15 @@ CudaBackend::CudaBackend(const ContextOptions& options, Isa isa)
       memory_(cuda_memory_),
       closing_{*cuda_memory_},
       scratch_(memory_),
-      queue_(options.device_index, cuda_memory_->stream(), scratch_) {}
+      queue_(cuda_memory_, scratch_) {}
 
 CudaBackend::~CudaBackend() = default;
 
-void CudaBackend::synchronize() { check(cudaStreamSynchronize(queue_.stream()), "synchronize"); }
+void CudaBackend::synchronize() { queue_.synchronize(); }
+
+std::unique_ptr<StepRecorder> CudaBackend::make_recorder() {
+  return std::make_unique<CudaStepRecorder>(cuda_memory_);
+}
 
 template <class Work>
 auto CudaBackend::enqueue(const Work& work) {

@@ -18,6 +18,7 @@ class CudaBackend final : public Backend {
   WorkspacePool& scratch() noexcept override { return scratch_; }
   Isa isa() const noexcept override { return isa_; }
   void synchronize() override;
+  std::unique_ptr<StepRecorder> make_recorder() override;
 
   void copy(const ConstTensorView& from, const TensorView& to) override;
   void zero(const TensorView& view) override;

@@ -1,12 +1,28 @@
 #include "cuda/gpu.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <map>
+#include <new>
 
 #include "cuda/error.h"
 
 namespace ladon::cuda {
+
+namespace {
+
+// Those of which a Context was made; bit 63 stands for all beyond.
+std::atomic<std::uint64_t> used_gpus = 0;
+
+std::uint64_t bit_of(int index) { return std::uint64_t{1} << std::min(index, 63); }
+
+}  // namespace
+
+bool Gpu::is_used(int index) noexcept {
+  const std::uint64_t used = used_gpus.load(std::memory_order_relaxed);
+  return index == kAny ? used != 0 : (used & bit_of(index)) != 0;
+}
 
 std::shared_ptr<Gpu> Gpu::of(int index) {
   // A GPU is one for the whole process, and so is what is known of it.
@@ -36,6 +52,7 @@ Gpu::Gpu(int index) : index_(index) {
   check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep), "Context");
   check(cudaStreamCreateWithFlags(&reclaim_, cudaStreamNonBlocking), "Context");
   check(cudaEventCreateWithFlags(&enqueued_, cudaEventDisableTiming), "Context");
+  used_gpus |= bit_of(index);
 }
 
 Gpu::~Gpu() {
@@ -65,9 +82,31 @@ void* Gpu::allocate(std::size_t bytes, cudaStream_t stream) noexcept {
   return nullptr;
 }
 
+void Gpu::hold_frees() {
+  const std::lock_guard lock(mutex_);
+  ++holds_;
+}
+
+void Gpu::release_frees() noexcept {
+  const DeviceScope scope(index_);
+  const std::lock_guard lock(mutex_);
+  if (--holds_ != 0) return;
+  for (void* const data : held_) free_now(data);
+  held_.clear();
+}
+
 void Gpu::free(void* data) noexcept {
   const DeviceScope scope(index_);
   const std::lock_guard lock(mutex_);
+  if (holds_ == 0) return free_now(data);
+  try {
+    held_.push_back(data);
+  } catch (const std::bad_alloc&) {
+    // Lost until the process ends: it must not be freed while work is to come that uses it.
+  }
+}
+
+void Gpu::free_now(void* data) noexcept {
   if (streams_.size() == 1) {
     static_cast<void>(cudaFreeAsync(data, streams_.front()));
     return;

@@ -18,6 +18,10 @@ class Gpu {
   /// The GPU with this index; the same object while anything uses it. Throws Error.
   static std::shared_ptr<Gpu> of(int index);
 
+  /// Whether this process has used it. False in a build that could, on a machine that cannot.
+  static bool is_used(int index) noexcept;
+  static constexpr int kAny = -1;
+
   explicit Gpu(int index);
   ~Gpu();
   Gpu(const Gpu&) = delete;
@@ -33,18 +37,25 @@ class Gpu {
   void* allocate(std::size_t bytes, cudaStream_t stream) noexcept;
   /// After everything that any Context has enqueued.
   void free(void* data) noexcept;
+  /// Between the two nothing is freed: work is gathered that no stream knows of yet.
+  void hold_frees();
+  void release_frees() noexcept;
   /// The system's, and the pool's unused memory.
   std::size_t free_bytes() const noexcept;
   /// Returns the pool's unused memory to the system.
   void trim() noexcept;
 
  private:
+  void free_now(void* data) noexcept;
+
   const int index_;
   cudaMemPool_t pool_ = nullptr;
   cudaStream_t reclaim_ = nullptr;
   cudaEvent_t enqueued_ = nullptr;
   std::mutex mutex_;  // of what follows, and of recording and waiting for the event
   std::vector<cudaStream_t> streams_;
+  int holds_ = 0;
+  std::vector<void*> held_;  // to be freed when nobody holds
 };
 
 }  // namespace ladon::cuda

@@ -2,6 +2,7 @@
 
 #include "core/fail.h"
 #include "cuda/error.h"
+#include "cuda/recording.h"
 
 namespace ladon::cuda {
 namespace {
@@ -65,6 +66,25 @@ void CudaMemory::settle() const noexcept {
   if (!open_) static_cast<void>(cudaStreamSynchronize(work_stream()));
 }
 
+void CudaMemory::begin_recording(Recording& recording) {
+  Recording* none = nullptr;
+  if (!recording_.compare_exchange_strong(none, &recording)) {
+    fail("Graph::run", "context", "got one whose calls a Graph records already, expected another");
+  }
+  gpu_->hold_frees();
+}
+
+void CudaMemory::end_recording() noexcept { recording_ = nullptr; }
+
+void CudaMemory::release_frees() noexcept { gpu_->release_frees(); }
+
+void CudaMemory::refuse_while_recording(const char* operation) const {
+  if (recording_ == nullptr) return;
+  fail(operation, "context",
+       "got a call that waits for the device, expected none while a Graph "
+       "records");
+}
+
 void* CudaMemory::allocate(std::size_t bytes) noexcept {
   void* const data = gpu_->allocate(bytes, work_stream());
   settle();
@@ -75,6 +95,7 @@ void CudaMemory::free(void* data, std::size_t) noexcept { gpu_->free(data); }
 
 void CudaMemory::copy(void* to, const void* from, std::size_t bytes) noexcept {
   if (bytes == 0) return;
+  if (Recording* const recording = recording_) return recording->try_copy(to, from, bytes);
   const DeviceScope scope(gpu_->index());
   static_cast<void>(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, work_stream()));
   settle();
@@ -82,6 +103,7 @@ void CudaMemory::copy(void* to, const void* from, std::size_t bytes) noexcept {
 
 void CudaMemory::zero(void* data, std::size_t bytes) noexcept {
   if (bytes == 0) return;
+  if (Recording* const recording = recording_) return recording->try_zero(data, bytes);
   const DeviceScope scope(gpu_->index());
   static_cast<void>(cudaMemsetAsync(data, 0, bytes, work_stream()));
   settle();
@@ -89,6 +111,7 @@ void CudaMemory::zero(void* data, std::size_t bytes) noexcept {
 
 void CudaMemory::upload(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
+  refuse_while_recording("upload");
   const DeviceScope scope(gpu_->index());
   check_ends("upload", from, to, gpu_->index());
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, work_stream()), "upload");
@@ -97,6 +120,7 @@ void CudaMemory::upload(void* to, const void* from, std::size_t bytes) {
 
 void CudaMemory::download(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
+  refuse_while_recording("download");
   const DeviceScope scope(gpu_->index());
   check_ends("download", to, from, gpu_->index());
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, work_stream()), "download");

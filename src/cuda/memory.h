@@ -12,6 +12,8 @@
 
 namespace ladon::cuda {
 
+class Recording;
+
 /// Allocates and copies in the order of the Context's stream. When the Context has gone, what
 /// tensors still hold is freed all the same.
 class CudaMemory final : public DeviceMemory {
@@ -31,6 +33,16 @@ class CudaMemory final : public DeviceMemory {
   void upload(void* to, const void* from, std::size_t bytes) override;
   void download(void* to, const void* from, std::size_t bytes) override;
 
+  /// What a Graph gathers the Context's work in; null where it is enqueued at once.
+  Recording* recording() const noexcept { return recording_; }
+  /// Throws Error where one does already.
+  void begin_recording(Recording& recording);
+  void end_recording() noexcept;
+  /// Frees what was freed meanwhile, when the recorded work is enqueued.
+  void release_frees() noexcept;
+  /// Throws Error for a call that waits while a Graph records.
+  void refuse_while_recording(const char* operation) const;
+
   /// The Context goes. What is done with the memory afterwards waits until it is done.
   void close() noexcept;
 
@@ -44,6 +56,7 @@ class CudaMemory final : public DeviceMemory {
   cudaStream_t stream_ = nullptr;
   bool owns_stream_ = false;
   std::atomic<bool> open_ = true;
+  std::atomic<Recording*> recording_ = nullptr;
 };
 
 }  // namespace ladon::cuda

@@ -1,16 +1,28 @@
 #include "cuda/queue.h"
 
+#include "core/fail.h"
 #include "cuda/error.h"
+#include "cuda/recording.h"
 
 namespace ladon::cuda {
 
-Queue::Queue(int device_index, cudaStream_t stream, WorkspacePool& scratch)
-    : device_index_(device_index), stream_(stream), scratch_(scratch), staging_(device_index) {
-  check(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device_index),
-        "Context");
+Queue::Queue(std::shared_ptr<CudaMemory> memory, WorkspacePool& scratch)
+    : memory_(std::move(memory)),
+      stream_(memory_->stream()),
+      scratch_(scratch),
+      staging_(device_index()),
+      metadata_(memory_) {
+  check(
+      cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device_index()),
+      "Context");
 }
 
-void Queue::launch_kernel(const void* kernel, const Grid& grid, void** arguments) {
+Metadata& Queue::metadata() noexcept {
+  Recording* const recording = memory_->recording();
+  return recording == nullptr ? metadata_ : recording->metadata();
+}
+
+void Queue::launch_kernel(const void* kernel, const Grid& grid, void* params, std::size_t bytes) {
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
   constexpr std::size_t kDefaultLimit = std::size_t{48} << 10;
   if (grid.shared_bytes > kDefaultLimit) {
@@ -18,12 +30,50 @@ void Queue::launch_kernel(const void* kernel, const Grid& grid, void** arguments
                                static_cast<int>(grid.shared_bytes)),
           "launch");
   }
+  if (Recording* const recording = memory_->recording()) {
+    return recording->add_kernel(kernel, grid, params, bytes);
+  }
+  void* arguments[] = {params};
   check(cudaLaunchKernel(kernel, grid.blocks, grid.threads, arguments, grid.shared_bytes, stream_),
         "launch");
 }
 
 void Queue::upload(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (Recording* const recording = memory_->recording()) {
+    return recording->add_upload(to, from, bytes);
+  }
+  // A capture would copy once more from memory that other calls use by then.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_, &capture), "upload");
+  if (capture != cudaStreamCaptureStatusNone) {
+    fail("Context", "stream",
+         "got a stream that is being captured, expected none: ladon::Graph records such calls");
+  }
   staging_.copy(to, from, bytes, stream_);
+}
+
+void Queue::copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (Recording* const recording = memory_->recording()) {
+    return recording->add_copy(to, from, bytes);
+  }
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
+}
+
+void Queue::zero(void* to, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (Recording* const recording = memory_->recording()) return recording->add_zero(to, bytes);
+  check(cudaMemsetAsync(to, 0, bytes, stream_), "zero");
+}
+
+void Queue::download(void* to, const void* from, std::size_t bytes) {
+  memory_->download(to, from, bytes);
+}
+
+void Queue::synchronize() {
+  memory_->refuse_while_recording("synchronize");
+  check(cudaStreamSynchronize(stream_), "synchronize");
 }
 
 }  // namespace ladon::cuda

@@ -2,7 +2,8 @@
 //
 // A kernel takes one params struct, by value, and is launched through Queue::launch(). Work that is
 // enqueued runs in order, so scratch memory may be given back as soon as its last reader is
-// enqueued: whoever takes it next writes it later.
+// enqueued: whoever takes it next writes it later. While a Graph records, everything is gathered
+// instead, in the same order.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,45 +15,49 @@
 #include <span>
 
 #include "core/workspace.h"
+#include "cuda/grid.h"
+#include "cuda/memory.h"
+#include "cuda/metadata.h"
 #include "cuda/staging.h"
 
 namespace ladon::cuda {
 
-/// The size of a launch. `shared_bytes` is dynamic shared memory.
-struct Grid {
-  dim3 blocks;
-  dim3 threads;
-  std::size_t shared_bytes = 0;
-};
-
 class Queue {
  public:
-  Queue(int device_index, cudaStream_t stream, WorkspacePool& scratch);
+  Queue(std::shared_ptr<CudaMemory> memory, WorkspacePool& scratch);
 
-  int device_index() const noexcept { return device_index_; }
-  cudaStream_t stream() const noexcept { return stream_; }
+  int device_index() const noexcept { return memory_->device().index; }
   int num_multiprocessors() const noexcept { return num_multiprocessors_; }
   /// For temporaries of one call.
   WorkspacePool& scratch() noexcept { return scratch_; }
+  /// For lists that describe calls.
+  Metadata& metadata() noexcept;
 
   /// Throws Error where CUDA refuses the launch. A grid without blocks launches nothing.
   template <class Params>
   void launch(void (*kernel)(Params), const Grid& grid, Params params) {
     static_assert(sizeof(Params) <= 4096, "kernel parameters are limited to 4 KiB");
-    void* arguments[] = {&params};
-    launch_kernel(reinterpret_cast<const void*>(kernel), grid, arguments);
+    launch_kernel(reinterpret_cast<const void*>(kernel), grid, &params, sizeof params);
   }
 
   /// Copies host memory to the device. The host's side may be used again when this returns.
   void upload(void* to, const void* from, std::size_t bytes);
+  /// Within the device's memory.
+  void copy(void* to, const void* from, std::size_t bytes);
+  void zero(void* to, std::size_t bytes);
+  /// Copies to the host, and waits. Throws Error while a Graph records.
+  void download(void* to, const void* from, std::size_t bytes);
+  /// Waits for all that was enqueued. Throws Error while a Graph records.
+  void synchronize();
 
  private:
-  void launch_kernel(const void* kernel, const Grid& grid, void** arguments);
+  void launch_kernel(const void* kernel, const Grid& grid, void* params, std::size_t bytes);
 
-  const int device_index_;
+  const std::shared_ptr<CudaMemory> memory_;
   const cudaStream_t stream_;
   WorkspacePool& scratch_;
   Staging staging_;
+  Metadata metadata_;
   int num_multiprocessors_ = 1;
 };
 
@@ -60,17 +65,13 @@ class Queue {
 template <class Element>
 class HostList {
  public:
-  HostList(Queue& queue, std::span<const Element> list) : memory_(queue.scratch(), bytes_of(list)) {
-    if (!list.empty()) queue.upload(memory_.data(), list.data(), list.size_bytes());
-  }
+  HostList(Queue& queue, std::span<const Element> list)
+      : held_(queue.metadata().hold(queue, std::as_bytes(list))) {}
 
-  const Element* data() const noexcept { return reinterpret_cast<const Element*>(memory_.data()); }
+  const Element* data() const noexcept { return reinterpret_cast<const Element*>(held_.data()); }
 
  private:
-  static std::size_t bytes_of(std::span<const Element> list) {
-    return list.empty() ? sizeof(Element) : list.size_bytes();
-  }
-  Workspace memory_;
+  Metadata::Held held_;
 };
 
 }  // namespace ladon::cuda

@@ -1,5 +1,6 @@
 #include "cuda/sequences.h"
 
+#include <cstddef>
 #include <cstring>
 #include <vector>
 
@@ -11,33 +12,35 @@ std::size_t pages_of(const AttentionParams& params, const Sequence& sequence) {
   return size == 0 ? 0 : static_cast<std::size_t>((sequence.kv_len + size - 1) / size);
 }
 
-std::size_t bytes_of(const AttentionParams& params) {
-  std::size_t bytes = static_cast<std::size_t>(params.num_sequences) * sizeof(Sequence);
-  for (std::int64_t s = 0; s < params.num_sequences; ++s) {
-    bytes += pages_of(params, params.sequences[s]) * sizeof(std::int32_t);
+/// The sequences, then their page tables one after the other.
+Metadata::Held hold(Queue& queue, const AttentionParams& params) {
+  const auto count = static_cast<std::size_t>(params.num_sequences);
+  std::vector<Metadata::Pointer> pointers;
+  std::size_t bytes = count * sizeof(Sequence);
+  for (std::size_t s = 0; s < count; ++s) {
+    const std::size_t pages = pages_of(params, params.sequences[s]);
+    if (pages == 0) continue;
+    pointers.push_back({s * sizeof(Sequence) + offsetof(Sequence, pages), bytes});
+    bytes += pages * sizeof(std::int32_t);
   }
-  return bytes;
+  std::vector<std::byte> list(bytes);
+  std::size_t used = count * sizeof(Sequence);
+  for (std::size_t s = 0; s < count; ++s) {
+    Sequence sequence = params.sequences[s];
+    const std::size_t pages = pages_of(params, sequence) * sizeof(std::int32_t);
+    if (pages != 0) std::memcpy(list.data() + used, sequence.pages, pages);
+    used += pages;
+    sequence.pages = nullptr;  // the list is found again by its bytes, wherever tables are
+    std::memcpy(list.data() + s * sizeof(Sequence), &sequence, sizeof sequence);
+  }
+  return queue.metadata().hold(queue, list, pointers);
 }
 
 }  // namespace
 
 DeviceSequences::DeviceSequences(Queue& queue, const AttentionParams& params)
-    : memory_(queue.scratch(), bytes_of(params)), params_(params) {
-  std::vector<std::byte> block(bytes_of(params));
-  auto* const sequences = reinterpret_cast<Sequence*>(block.data());
-  std::size_t used = static_cast<std::size_t>(params.num_sequences) * sizeof(Sequence);
-  for (std::int64_t s = 0; s < params.num_sequences; ++s) {
-    Sequence sequence = params.sequences[s];
-    const std::size_t bytes = pages_of(params, sequence) * sizeof(std::int32_t);
-    if (bytes != 0) {
-      std::memcpy(block.data() + used, sequence.pages, bytes);
-      sequence.pages = reinterpret_cast<const std::int32_t*>(memory_.data() + used);
-      used += bytes;
-    }
-    std::memcpy(&sequences[s], &sequence, sizeof sequence);
-  }
-  queue.upload(memory_.data(), block.data(), block.size());
-  params_.sequences = reinterpret_cast<const Sequence*>(memory_.data());
+    : held_(hold(queue, params)), params_(params) {
+  params_.sequences = reinterpret_cast<const Sequence*>(held_.data());
 }
 
 }  // namespace ladon::cuda

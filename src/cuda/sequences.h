@@ -1,5 +1,4 @@
-// The sequences of an attention call on the device: lengths, offsets and page tables as one block
-// and one copy.
+// The sequences of an attention call on the device: lengths, offsets and page tables as one list.
 #pragma once
 
 #include "core/attention_params.h"
@@ -15,7 +14,7 @@ class DeviceSequences {
   const AttentionParams& params() const noexcept { return params_; }
 
  private:
-  Workspace memory_;
+  Metadata::Held held_;
   AttentionParams params_;
 };
 

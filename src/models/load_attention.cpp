@@ -128,14 +128,16 @@ const Options& options_as(const LayerOptions& options, const ModelDescription& m
 
 }  // namespace
 
-std::unique_ptr<AttentionLayer> load_attention(const std::filesystem::path& folder,
+std::unique_ptr<AttentionLayer> load_attention(const Context& context,
+                                               const std::filesystem::path& folder,
                                                std::int64_t layer_index,
                                                const LoadOptions& options) {
   const ModelDescription model = describe_model(folder, {.ignored_fields = options.ignored_fields});
-  return load_attention(ShardedSafetensors::open(folder), model, layer_index, options);
+  return load_attention(context, ShardedSafetensors::open(folder), model, layer_index, options);
 }
 
-std::unique_ptr<AttentionLayer> load_attention(const ShardedSafetensors& weights,
+std::unique_ptr<AttentionLayer> load_attention(const Context& context,
+                                               const ShardedSafetensors& weights,
                                                const ModelDescription& model,
                                                std::int64_t layer_index,
                                                const LoadOptions& options) {
@@ -149,7 +151,7 @@ std::unique_ptr<AttentionLayer> load_attention(const ShardedSafetensors& weights
   const models::TensorSource source(weights);
   const auto load = [&](const auto& layer_options,
                         const std::vector<models::StoredTensor>& tensors) {
-    return models::load_layer(source,
+    return models::load_layer(context, source,
                               {.operation = kLoad,
                                .prefix = find_prefix(source, family, layer_index),
                                .other_tensors = family.other_tensors},

@@ -161,6 +161,23 @@ const Layer& as_kind(std::string_view operation, const AttentionLayer& layer,
   return *same;
 }
 
+/// A layer whose weights are to be set, on the Context's device.
+template <class Layer, class Options>
+std::unique_ptr<Layer> make_empty(const Context& context, const Options& options) {
+  auto layer = std::make_unique<Layer>(Layer::zeros(options));
+  if (!context.device().is_cpu()) layer->to(context);
+  return layer;
+}
+
+/// Takes the tensor as it is where it can, so that there is no second one on the host.
+void set_value(const Context& context, Parameter& parameter, Tensor stored) {
+  if (context.device().is_cpu() && stored.dtype() == parameter.value.dtype()) {
+    parameter.value = std::move(stored);
+  } else {
+    copy(context, stored, parameter.value);
+  }
+}
+
 }  // namespace
 
 std::vector<StoredTensor> stored_tensors(const Family& family,
@@ -218,22 +235,23 @@ std::vector<StoredTensor> torch_tensors(const MultiHeadAttentionOptions& options
   return with_shapes(std::move(tensors), options);
 }
 
-std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
+std::unique_ptr<AttentionLayer> load_layer(const Context& context, const TensorSource& source,
+                                           const LayerNames& names,
                                            const std::vector<StoredTensor>& tensors,
                                            MultiHeadAttentionOptions options,
                                            std::optional<DType> dtype) {
   options.dtype = check_layer(source, names, tensors, dtype);
-  auto layer = std::make_unique<MultiHeadAttention>(MultiHeadAttention::zeros(options));
+  auto layer = make_empty<MultiHeadAttention>(context, options);
   for (const StoredTensor& tensor : tensors) {
     Tensor stored = source.load(names.prefix + tensor.name);
-    if (tensor.parameters.size() == 1 && !tensor.transposed && stored.dtype() == options.dtype) {
-      layer->parameter(tensor.parameters.front()).value = std::move(stored);
+    if (tensor.parameters.size() == 1 && !tensor.transposed) {
+      set_value(context, layer->parameter(tensor.parameters.front()), std::move(stored));
       continue;
     }
     const auto places = places_of(tensor, options, ConstTensorView(stored));
     for (std::size_t i = 0; i < places.size(); ++i) {
       Tensor& value = layer->parameter(tensor.parameters[i]).value;
-      copy_on_host(nullptr, places[i], value.view().reshape(places[i].shape()));
+      copy(context, places[i], value.view().reshape(places[i].shape()));
     }
   }
   layer->eval();
@@ -264,17 +282,15 @@ std::vector<StoredTensor> stored_tensors(const LatentAttentionOptions& options) 
   return tensors;
 }
 
-std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
+std::unique_ptr<AttentionLayer> load_layer(const Context& context, const TensorSource& source,
+                                           const LayerNames& names,
                                            const std::vector<StoredTensor>& tensors,
                                            LatentAttentionOptions options,
                                            std::optional<DType> dtype) {
   options.dtype = check_layer(source, names, tensors, dtype);
-  auto layer = std::make_unique<LatentAttention>(LatentAttention::zeros(options));
+  auto layer = make_empty<LatentAttention>(context, options);
   for (const StoredTensor& tensor : tensors) {
-    Tensor stored = source.load(names.prefix + tensor.name);
-    Tensor& value = layer->parameter(tensor.name).value;
-    value =
-        stored.dtype() == options.dtype ? std::move(stored) : host_copy_of(stored, options.dtype);
+    set_value(context, layer->parameter(tensor.name), source.load(names.prefix + tensor.name));
   }
   layer->eval();
   return layer;

@@ -62,12 +62,14 @@ struct LayerNames {
   std::string_view other_tensors{};  // under the prefix, and of no concern
 };
 
-/// A layer from its tensors; options as describe_model() gives them.
-std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
+/// A layer from its tensors, where the Context is; options as describe_model() gives them.
+std::unique_ptr<AttentionLayer> load_layer(const Context& context, const TensorSource& source,
+                                           const LayerNames& names,
                                            const std::vector<StoredTensor>& tensors,
                                            MultiHeadAttentionOptions options,
                                            std::optional<DType> dtype);
-std::unique_ptr<AttentionLayer> load_layer(const TensorSource& source, const LayerNames& names,
+std::unique_ptr<AttentionLayer> load_layer(const Context& context, const TensorSource& source,
+                                           const LayerNames& names,
                                            const std::vector<StoredTensor>& tensors,
                                            LatentAttentionOptions options,
                                            std::optional<DType> dtype);

@@ -27,7 +27,7 @@ std::int64_t input_width(const models::TensorSource& source, const std::string& 
   return entry.shape[1];
 }
 
-std::unique_ptr<AttentionLayer> load(const models::TensorSource& source,
+std::unique_ptr<AttentionLayer> load(const Context& context, const models::TensorSource& source,
                                      const TorchAttentionOptions& options) {
   const std::string& prefix = options.prefix;
   for (const std::string name : {"bias_k", "bias_v"}) {
@@ -49,21 +49,22 @@ std::unique_ptr<AttentionLayer> load(const models::TensorSource& source,
   layer.query_bias = layer.key_bias = layer.value_bias = source.has(prefix + "in_proj_bias");
   layer.out_bias = source.has(prefix + "out_proj.bias");
   const MultiHeadAttentionOptions complete = multi_head::complete_options(layer);
-  return models::load_layer(source, {.operation = kLoad, .prefix = prefix},
+  return models::load_layer(context, source, {.operation = kLoad, .prefix = prefix},
                             models::torch_tensors(complete, separate), complete, options.dtype);
 }
 
 }  // namespace
 
-std::unique_ptr<AttentionLayer> load_torch_attention(const std::filesystem::path& path,
+std::unique_ptr<AttentionLayer> load_torch_attention(const Context& context,
+                                                     const std::filesystem::path& path,
                                                      const TorchAttentionOptions& options) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
     const ShardedSafetensors folder = ShardedSafetensors::open(path);
-    return load(models::TensorSource(folder), options);
+    return load(context, models::TensorSource(folder), options);
   }
   const SafetensorsFile file = SafetensorsFile::open(path);
-  return load(models::TensorSource(file), options);
+  return load(context, models::TensorSource(file), options);
 }
 
 std::vector<NamedTensor> torch_attention_tensors(const AttentionLayer& layer,

@@ -56,7 +56,7 @@ class CliRun : public testing::Test {
   }
 
   Tensor expected() const {
-    const auto layer = load_attention(model(), 1, {.dtype = DType::kF32});
+    const auto layer = load_attention(host_context(), model(), 1, {.dtype = DType::kF32});
     return layer->forward(Context(), input_);
   }
 

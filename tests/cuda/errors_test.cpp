@@ -57,10 +57,27 @@ TEST_F(CudaErrors, HostMemoryGivenAsTheDevices) {
   Tensor host(DType::kF32, {8});
   const Tensor source(DType::kF32, {8});
   const TensorView mislabelled(host.data(), DType::kF32, {8}, context().device());
-  const std::string expected = ": data: got memory of the host, expected that of cuda:0";
-  EXPECT_EQ(error_of([&] { copy(context(), source, mislabelled); }), "upload" + expected);
+  const std::string expected =
+      ": got a view of cuda:0 with a pointer to memory of cpu, expected one to its own";
+  EXPECT_EQ(error_of([&] { copy(context(), source, mislabelled); }), "copy: to" + expected);
   Tensor target(DType::kF32, {8});
-  EXPECT_EQ(error_of([&] { copy(context(), mislabelled, target); }), "download" + expected);
+  EXPECT_EQ(error_of([&] { copy(context(), mislabelled, target); }), "copy: from" + expected);
+  expect_whole();
+}
+
+TEST_F(CudaErrors, MislabelledOperands) {
+  const Tensor host(DType::kF32, {1, 3, 2, 4});
+  const Tensor there = host.to(context());
+  const ConstTensorView host_as_device(host.data(), DType::kF32, host.shape(), context().device());
+  const ConstTensorView device_as_host(there.data(), DType::kF32, host.shape());
+  EXPECT_EQ(
+      error_of([&] { attention(context(), there, host_as_device, there); }),
+      "attention: k: got a view of cuda:0 with a pointer to memory of cpu, expected one to its "
+      "own");
+  EXPECT_EQ(
+      error_of([&] { attention(host_context(), host, host, device_as_host); }),
+      "attention: v: got a view of cpu with a pointer to memory of cuda:0, expected one to its "
+      "own");
   expect_whole();
 }
 

@@ -30,7 +30,7 @@ TEST_P(Families, AgreeWithPlainAttention) {
     const Tensor x = input_of(setup_);
     const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
     for (int index = 0; index < setup_.num_layers; ++index) {
-      const auto layer = load_attention(temp_.path(), index);
+      const auto layer = load_attention(host_context(), temp_.path(), index);
       EXPECT_EQ(layer->dtype(), dtype);
       EXPECT_FALSE(layer->is_training());
       const std::vector<double> expected = plain_output(setup_, index, x);
@@ -54,7 +54,7 @@ TEST_P(Families, InShardsAndInOtherDTypes) {
   const int last = setup_.num_layers - 1;
   const std::vector<double> expected = plain_output(setup_, last, x);
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    const auto layer = load_attention(temp_.path(), last, {.dtype = dtype});
+    const auto layer = load_attention(host_context(), temp_.path(), last, {.dtype = dtype});
     EXPECT_EQ(layer->dtype(), dtype);
     const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
     for (const Context& context : test_contexts()) {
@@ -72,7 +72,7 @@ TEST_P(Families, ComeBackUnderTheirNames) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
     write_model(temp_.path(), setup_, dtype);
     for (int index = 0; index < setup_.num_layers; ++index) {
-      const auto layer = load_attention(temp_.path(), index);
+      const auto layer = load_attention(host_context(), temp_.path(), index);
       const std::vector<NamedTensor> saved = attention_tensors(*layer, setup_.family, index);
       const auto names = layer_names(setup_, index);
       ASSERT_EQ(saved.size(), names.size());
@@ -91,7 +91,7 @@ TEST_P(Families, ComeBackUnderTheirNames) {
       const TempFolder other;
       write_bytes(other / "config.json", setup_.config);
       write_safetensors(other / "model.safetensors", items_of(saved));
-      const auto again = load_attention(other.path(), index);
+      const auto again = load_attention(host_context(), other.path(), index);
       for (const Parameter& parameter : layer->named_parameters()) {
         EXPECT_EQ(bytes_of(parameter.value), bytes_of(again->parameter(parameter.name).value))
             << parameter.name;
@@ -254,7 +254,7 @@ TEST_P(MultiHeadFamilies, SpoiltLayersDoNotAgree) {
   const Tensor x = input_of(setup_);
   int spoilt = 0;
   for (int index = 0; index < setup_.num_layers; ++index) {
-    const auto loaded = load_attention(temp_.path(), index);
+    const auto loaded = load_attention(host_context(), temp_.path(), index);
     const std::vector<double> expected = plain_output(setup_, index, x);
     for (const Mutation& mutation : mutations()) {
       MultiHeadAttention layer = dynamic_cast<const MultiHeadAttention&>(*loaded);

@@ -137,7 +137,7 @@ TEST(LargeCheckpoint, LoadingALayerTouchesThatLayerAlone) {
   const std::int64_t resident_before = resident_bytes();
   const std::int64_t files_before = file_bytes_resident();
   const auto start = std::chrono::steady_clock::now();
-  const auto layer = load_attention(temp.path(), chosen);
+  const auto layer = load_attention(host_context(), temp.path(), chosen);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   const std::int64_t read = bytes_read() - read_before;
   const std::int64_t resident = resident_bytes() - resident_before;

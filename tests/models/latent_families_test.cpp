@@ -40,7 +40,7 @@ TEST_P(LatentFamilies, BothFormsAgreeWithPlainAttention) {
     const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
     double worst = 0;
     for (int index = 0; index < setup_.num_layers; ++index) {
-      LatentAttention layer = as_latent(load_attention(temp_.path(), index));
+      LatentAttention layer = as_latent(load_attention(host_context(), temp_.path(), index));
       const std::vector<double> expected = plain_output(setup_, index, x);
       for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
         layer.set_form(form);
@@ -214,7 +214,7 @@ TEST_P(LatentFamilies, SpoiltLayersDoNotAgree) {
   int spoilt = 0;
   double least = 1;
   for (int index = 0; index < setup_.num_layers; ++index) {
-    const auto loaded = load_attention(temp_.path(), index);
+    const auto loaded = load_attention(host_context(), temp_.path(), index);
     const std::vector<double> expected = plain_output(setup_, index, x);
     for (const Mutation& mutation : mutations()) {
       LatentAttention layer = as_latent(loaded);

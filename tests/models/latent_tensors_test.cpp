@@ -9,6 +9,7 @@
 #include "ladon/checkpoint.h"
 #include "models/model_folder.h"
 #include "support/error_of.h"
+#include "support/host_context.h"
 
 namespace ladon::test {
 namespace {
@@ -18,7 +19,7 @@ constexpr const char* kPrefix = "model.layers.0.self_attn.";
 class LatentTensors : public testing::Test {
  protected:
   std::string refusal() {
-    return error_of([&] { load_attention(temp_.path(), 0); }, ErrorCode::kIo);
+    return error_of([&] { load_attention(host_context(), temp_.path(), 0); }, ErrorCode::kIo);
   }
   /// What loading says of a tensor of layer 0.
   std::string about(const std::string& tensor, const std::string& what, bool in_folder = false) {
@@ -42,7 +43,7 @@ TEST_F(LatentTensors, MissingOnes) {
     write_model(temp_.path(), without, DType::kF32);
     EXPECT_EQ(refusal(), about(name, std::string("got none, expected one of shape ") + shape,
                                /*in_folder=*/true));
-    EXPECT_NO_THROW(load_attention(temp_.path(), 1));
+    EXPECT_NO_THROW(load_attention(host_context(), temp_.path(), 1));
   }
 }
 
@@ -59,7 +60,7 @@ TEST_F(LatentTensors, UnexpectedOnes) {
   }
   setup_.tensors.emplace(kPrefix + std::string("rotary_emb.inv_freq"), TensorMaker(1).make({4}, 1));
   write_model(temp_.path(), setup_, DType::kF32);
-  EXPECT_NO_THROW(load_attention(temp_.path(), 0));
+  EXPECT_NO_THROW(load_attention(host_context(), temp_.path(), 0));
 }
 
 TEST_F(LatentTensors, MisshapenOnes) {
@@ -105,13 +106,15 @@ TEST_F(LatentTensors, DescriptionsThatMixKinds) {
   write_model(temp_.path(), setup_, DType::kF32);
   const ShardedSafetensors weights = ShardedSafetensors::open(temp_.path());
   ModelDescription model = describe_model(temp_.path());
-  const auto message = [&] { return error_of([&] { load_attention(weights, model, 0); }); };
+  const auto message = [&] {
+    return error_of([&] { load_attention(host_context(), weights, model, 0); });
+  };
   model.family = "llama";
   EXPECT_EQ(message(),
             "load_attention: model.layers: got options of another kind of layer, expected those "
             "of family llama");
   model.family = "deepseek_v2";
-  EXPECT_NO_THROW(load_attention(weights, model, 0));
+  EXPECT_NO_THROW(load_attention(host_context(), weights, model, 0));
   model.layers[0] = MultiHeadAttentionOptions{.embed_dim = 20, .num_heads = 2};
   EXPECT_EQ(message(),
             "load_attention: model.layers: got options of another kind of layer, expected those "

@@ -22,7 +22,7 @@ class ModelTensors : public testing::Test {
  protected:
   std::string refusal(std::int64_t layer = 0, ErrorCode code = ErrorCode::kIo,
                       const LoadOptions& options = {}) {
-    return error_of([&] { load_attention(temp_.path(), layer, options); }, code);
+    return error_of([&] { load_attention(host_context(), temp_.path(), layer, options); }, code);
   }
   /// "load_attention: <folder>/<file>: tensor "<name>": " and the rest.
   std::string about(const std::string& file, const std::string& tensor, const std::string& what) {
@@ -37,7 +37,7 @@ class ModelTensors : public testing::Test {
 TEST_F(ModelTensors, MissingOnes) {
   setup_.tensors.erase("layers.1.self_attn.k_proj.bias");
   write_model(temp_.path(), setup_, DType::kF32);
-  EXPECT_NO_THROW(load_attention(temp_.path(), 0));
+  EXPECT_NO_THROW(load_attention(host_context(), temp_.path(), 0));
   EXPECT_EQ(refusal(1),
             about("", "layers.1.self_attn.k_proj.bias", "got none, expected one of shape [16]"));
 }
@@ -60,7 +60,7 @@ TEST_F(ModelTensors, MissingLayers) {
 TEST_F(ModelTensors, UnexpectedOnes) {
   setup_.tensors.emplace("layers.0.self_attn.q_norm.weight", TensorMaker(1).make({8}, 1));
   write_model(temp_.path(), setup_, DType::kF32, /*sharded=*/true);
-  EXPECT_NO_THROW(load_attention(temp_.path(), 1));
+  EXPECT_NO_THROW(load_attention(host_context(), temp_.path(), 1));
   const std::string shard =
       ShardedSafetensors::open(temp_.path()).shard_of("layers.0.self_attn.q_norm.weight");
   EXPECT_EQ(refusal(0),
@@ -127,7 +127,8 @@ TEST_F(ModelTensors, WrongTypes) {
             about("model.safetensors", "layers.0.self_attn.v_proj.weight",
                   "got dtype BF16, expected that of \"layers.0.self_attn.q_proj.weight\", "
                   "which is f32 (or ask for a dtype)"));
-  EXPECT_EQ(load_attention(temp_.path(), 0, {.dtype = DType::kF32})->dtype(), DType::kF32);
+  EXPECT_EQ(load_attention(host_context(), temp_.path(), 0, {.dtype = DType::kF32})->dtype(),
+            DType::kF32);
   EXPECT_EQ(refusal(0, ErrorCode::kInvalidArgument, {.dtype = DType::kI8}),
             "load_attention: dtype: got i8, expected f64, f32, f16 or bf16");
 }
@@ -167,7 +168,7 @@ TEST_F(ModelTensors, ShardsThatDisagreeOrAreCutShort) {
   write_model(temp_.path(), setup_, DType::kF32, /*sharded=*/true);
   const std::string index = read_bytes(temp_ / "model.safetensors.index.json");
   const std::string second = read_bytes(temp_ / kSecond);
-  EXPECT_NO_THROW(load_attention(temp_.path(), 0));
+  EXPECT_NO_THROW(load_attention(host_context(), temp_.path(), 0));
   // The index names the wrong file for all of them.
   std::string swapped = index;
   for (std::size_t at = 0; (at = swapped.find("-00001-", at)) != std::string::npos; ++at) {
@@ -196,7 +197,8 @@ TEST_F(ModelTensors, AFileThatIsShortenedMeanwhile) {
   const ShardedSafetensors weights = ShardedSafetensors::open(temp_.path());
   const ModelDescription model = describe_model(temp_.path());
   std::filesystem::resize_file(temp_ / "model.safetensors", 3000);
-  const std::string message = error_of([&] { load_attention(weights, model, 1); }, ErrorCode::kIo);
+  const std::string message =
+      error_of([&] { load_attention(host_context(), weights, model, 1); }, ErrorCode::kIo);
   EXPECT_NE(message.find("got the end of the file"), std::string::npos) << message;
 }
 
@@ -208,10 +210,12 @@ TEST_F(ModelTensors, FamiliesThatThereAreNot) {
       "family: got \"mine\", expected one of bert, bloom, deepseek_v2, deepseek_v3, falcon, "
       "gemma2, gpt2, gpt_bigcode, "
       "gpt_oss, llama, mistral, qwen2, qwen3";
-  EXPECT_EQ(error_of([&] { load_attention(ShardedSafetensors::open(temp_.path()), model, 0); },
-                     ErrorCode::kUnsupported),
-            "load_attention: " + expected);
-  const auto layer = load_attention(temp_.path(), 0);
+  EXPECT_EQ(
+      error_of(
+          [&] { load_attention(host_context(), ShardedSafetensors::open(temp_.path()), model, 0); },
+          ErrorCode::kUnsupported),
+      "load_attention: " + expected);
+  const auto layer = load_attention(host_context(), temp_.path(), 0);
   EXPECT_EQ(error_of([&] { attention_tensors(*layer, "mine", 0); }, ErrorCode::kUnsupported),
             "attention_tensors: " + expected);
   EXPECT_EQ(error_of([&] { attention_tensors(*layer, "llama", -1); }),

@@ -14,12 +14,12 @@ int main(int argc, char** argv) {
   }
   try {
     const std::string which = argv[2];
-    const auto layer =
-        which.starts_with("torch:")
-            ? ladon::load_torch_attention(argv[1], {.num_heads = std::stoll(which.substr(6))})
-            : ladon::load_attention(argv[1], std::stoll(which));
-    const ladon::Tensor x = ladon::read_npy(argv[3]);
     const ladon::Context context;
+    const auto layer = which.starts_with("torch:")
+                           ? ladon::load_torch_attention(context, argv[1],
+                                                         {.num_heads = std::stoll(which.substr(6))})
+                           : ladon::load_attention(context, argv[1], std::stoll(which));
+    const ladon::Tensor x = ladon::read_npy(argv[3]);
     ladon::write_npy(argv[4], layer->forward(context, x.view()));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -108,14 +108,15 @@ TEST_F(TorchAttention, AgreesWithPlainAttention) {
           write_tensors(temp_.path(), tensors, dtype);
           const TorchAttentionOptions options{
               .num_heads = kHeads, .prefix = prefix, .causal = causal, .dropout = 0.5};
-          const auto layer = load_torch_attention(temp_ / "model.safetensors", options);
+          const auto layer =
+              load_torch_attention(host_context(), temp_ / "model.safetensors", options);
           EXPECT_FALSE(layer->is_training());
           EXPECT_EQ(layer->dtype(), dtype);
           const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
           expect_near(layer->forward(context_, converted.view()),
                       plain_of(tensors, prefix, causal).run(rows_of(x)), dtype);
           // The folder is as good as the file.
-          const auto from_folder = load_torch_attention(temp_.path(), options);
+          const auto from_folder = load_torch_attention(host_context(), temp_.path(), options);
           EXPECT_EQ(bytes_of(from_folder->parameter("k_proj.weight").value),
                     bytes_of(layer->parameter("k_proj.weight").value));
         }
@@ -127,7 +128,7 @@ TEST_F(TorchAttention, AgreesWithPlainAttention) {
 TEST_F(TorchAttention, WithKeysAndValuesOfOtherWidths) {
   const TensorMap tensors = state("", true, 10, 14);
   write_tensors(temp_.path(), tensors, DType::kF64);
-  const auto layer = load_torch_attention(temp_.path(), {.num_heads = kHeads});
+  const auto layer = load_torch_attention(host_context(), temp_.path(), {.num_heads = kHeads});
   const Tensor query = TensorMaker(1).make({5, kEmbed}, 1);
   const Tensor key = TensorMaker(2).make({7, 10}, 1);
   const Tensor value = TensorMaker(3).make({7, 14}, 1);
@@ -143,7 +144,7 @@ TEST_F(TorchAttention, ComesBackUnderItsNames) {
         const TensorMap tensors = state("a.", bias, key_width, 14);
         write_tensors(temp_.path(), tensors, dtype);
         const TorchAttentionOptions options{.num_heads = kHeads, .prefix = "a."};
-        const auto layer = load_torch_attention(temp_.path(), options);
+        const auto layer = load_torch_attention(host_context(), temp_.path(), options);
         const std::vector<NamedTensor> saved = torch_attention_tensors(*layer, "a.");
         ASSERT_EQ(saved.size(), tensors.size());
         for (const NamedTensor& each : saved) {
@@ -152,7 +153,8 @@ TEST_F(TorchAttention, ComesBackUnderItsNames) {
                     bytes_of(Tensor::copy_of(host_context(), tensors.at(each.name), dtype)));
         }
         write_safetensors(temp_ / "again.safetensors", items_of(saved));
-        const auto again = load_torch_attention(temp_ / "again.safetensors", options);
+        const auto again =
+            load_torch_attention(host_context(), temp_ / "again.safetensors", options);
         for (const Parameter& parameter : layer->named_parameters()) {
           EXPECT_EQ(bytes_of(parameter.value), bytes_of(again->parameter(parameter.name).value));
         }
@@ -165,8 +167,8 @@ TEST_F(TorchAttention, Refusals) {
   const auto refusal = [&](TensorMap tensors, const TorchAttentionOptions& options,
                            ErrorCode code) {
     write_tensors(temp_.path(), tensors, DType::kF32);
-    const std::string message =
-        error_of([&] { load_torch_attention(temp_ / "model.safetensors", options); }, code);
+    const std::string message = error_of(
+        [&] { load_torch_attention(host_context(), temp_ / "model.safetensors", options); }, code);
     const std::string start =
         "load_torch_attention: " + (temp_ / "model.safetensors").string() + ": ";
     return message.starts_with(start) ? message.substr(start.size()) : message;
@@ -202,7 +204,8 @@ TEST_F(TorchAttention, Refusals) {
             "tensor \"in_proj_weight\": got [71, 24], expected [72, 24]");
   EXPECT_EQ(refusal(with(state("", true), "in_proj_bias", {24}), usual, ErrorCode::kIo),
             "tensor \"in_proj_bias\": got [24], expected [72]");
-  EXPECT_EQ(error_of([&] { load_torch_attention(temp_ / "none", usual); }, ErrorCode::kIo),
+  EXPECT_EQ(error_of([&] { load_torch_attention(host_context(), temp_ / "none", usual); },
+                     ErrorCode::kIo),
             "SafetensorsFile: " + (temp_ / "none").string() +
                 ": got \"No such file or directory\", expected a file that can be read");
 

@@ -200,3 +200,29 @@ def test_ladon_torch_on_the_gpu(torch):
     after.square().mean().backward()
     torch.optim.AdamW(module.parameters()).step()
     assert module.cpu().layer.device == "cpu"
+
+
+def test_a_graph_on_the_cpu_calls_the_step():
+    graph = ladon.Graph(ladon.Context())
+    q = np.ones((1, 3, 2, 8), np.float32)
+    assert np.array_equal(graph.run(lambda: ladon.attention(q, q, q)), q)
+    assert graph.statistics() == {"num_nodes": 0, "num_changed": 0, "num_built": 0}
+    with pytest.raises(ZeroDivisionError):
+        graph.run(lambda: 1 // 0)
+
+
+@needs_gpu
+def test_a_graph_decodes_as_plain_calls_do(torch):
+    context = ladon.Context(device="cuda")
+    layer = layer_of(device="cuda")
+    caches = [ladon.KvCache.contiguous(**layer.cache_options(batch=2)) for _ in range(2)]
+    graph = ladon.Graph(context)
+    for _ in range(20):
+        x = torch.randn(2, 1, 16, device="cuda")
+        expected = layer(x, cache=caches[0], context=context)
+        out = graph.run(lambda: layer(x, cache=caches[1], context=context))
+        assert torch.equal(out, expected)
+    statistics = graph.statistics()
+    assert 0 < statistics["num_changed"] < statistics["num_nodes"] and statistics["num_built"] <= 2
+    with pytest.raises(ladon.InvalidArgumentError, match="waits for the device"):
+        graph.run(context.synchronize)

@@ -1,9 +1,10 @@
 // Copies rows of keys and values into and out of a cache's slots, with conversion.
 //
 // The bound is memory: each row is read once and written once. Large copies bypass the caches,
-// which spares reading what is overwritten. Quantising takes two passes over a row in L1, in f32;
-// rows with a quotient too near the middle between two integers for f32 to decide are divided again
-// in double, so that every int8 is the nearest one.
+// which spares reading what is overwritten. Quantising takes two passes over a row in L1, in f32,
+// and every int8 is the nearest one. (Dividing again in double where f32 leaves doubt took half the
+// time: one bf16 row in four has an element that is half its largest, in the middle between 63 and
+// 64.)
 #pragma once
 
 #include <cstddef>
@@ -72,36 +73,43 @@ inline void for_each_kv_row(const KvRowsParams& params, const KvRowsTask& task,
 }
 
 struct KvRowsScratch {
-  double* row;  // one head, padded to whole vectors
-  float* row_f32;
+  double* row;  // one head
   std::size_t bytes;
 
   KvRowsScratch(const KvRowsParams& params, void* base) {
     ScratchArena arena(base);
-    const std::int64_t longest = larger(params.head_dim, params.value_dim);
-    row = arena.take<double>(round_up(longest, F64::kLanes));
-    row_f32 = arena.take<float>(round_up(longest, F32::kLanes));
+    row = arena.take<double>(larger(params.head_dim, params.value_dim));
     bytes = arena.used();
   }
 };
 
-/// The largest magnitude of a row, padded with zeros to whole vectors; NaN where an element is not
-/// finite.
-template <class V>
-inline typename V::Scalar largest_magnitude(const typename V::Scalar* row, std::int64_t dim) {
-  V top = zero<V>();
-  V trace = zero<V>();  // x - x is 0 for finite x, else NaN
-  for (std::int64_t i = 0; i < dim; i += V::kLanes) {
-    const V value = load<V>(row + i);
-    top = max(abs(value), top);
-    trace = trace + (value - value);
-  }
-  return largest(top) + sum(trace);
-}
+/// How a row is stored: the bits of an element, and a vector of them as f32.
+template <DType kDType>
+struct ElementBits {
+  using Bits = std::uint16_t;
+  static F32 load(const Bits* p) { return load_half<kDType>(p); }
+};
+template <>
+struct ElementBits<DType::kF32> {
+  using Bits = std::uint32_t;
+  static F32 load(const Bits* p) { return cpu::load<F32>(reinterpret_cast<const float*>(p)); }
+};
+template <>
+struct ElementBits<DType::kF64> {
+  using Bits = std::uint64_t;
+};
 
-template <class V>
-inline void pad_with_zeros(typename V::Scalar* row, std::int64_t dim) {
-  for (std::int64_t i = dim; i < round_up(dim, V::kLanes); ++i) row[i] = 0;
+/// The bits of a row's largest magnitude: magnitudes are ordered as their bits are. Infinities and
+/// NaN are the largest of all.
+template <class Bits>
+inline Bits largest_bits(const Bits* row, std::int64_t dim) {
+  constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
+  Bits top = 0;
+  for (std::int64_t i = 0; i < dim; ++i) {
+    const auto magnitude = static_cast<Bits>(row[i] & kMagnitude);
+    top = magnitude > top ? magnitude : top;
+  }
+  return top;
 }
 
 /// The scale that makes the largest magnitude +-127, rounded to float because readers multiply by
@@ -115,67 +123,104 @@ inline float scale_of(double largest_value) {
   return step < kSmallestScale ? 0.0F : static_cast<float>(step);
 }
 
-/// Sets row to row / scale, rounded to integers from -127 to 127, in double.
-inline void quantise_exactly(double* row, std::int64_t dim, float scale) {
-  const F64 divisor = broadcast<F64>(static_cast<double>(scale));
-  for (std::int64_t i = 0; i < dim; i += F64::kLanes) {
-    const F64 units = round_to_integer(load<F64>(row + i) / divisor);
-    store(row + i, max(min(units, broadcast<F64>(127)), broadcast<F64>(-127)));
+/// An element over its row's scale, as the nearest integer from -127 to 127.
+inline signed char quantised(double element, float scale) {
+  const double units = __builtin_nearbyint(element / static_cast<double>(scale));
+  return static_cast<signed char>(units > 127 ? 127 : units < -127 ? -127 : units);
+}
+
+/// A vector over its row's scale, as the nearest integers. Products with the reciprocal are off by
+/// at most 127 * 2^-23, so the nearest is what they round to or its neighbour. What remains of x is
+/// a multiple of half a unit in the scale's last place and at most as large as the scale: exact.
+inline F32 quantised(F32 x, F32 scale, F32 reciprocal) {
+  const F32 units = round_to_integer(x * reciprocal);
+  const F32 remainder = fma(zero<F32>() - units, scale, x);
+  const F32 distance = abs(remainder);
+  const F32 just_below = scale * broadcast<F32>(0.5F - 0x1p-23F);
+  if (!any<F32>(less(just_below, distance))) return units;
+  const F32 half = scale * broadcast<F32>(0.5F);
+  const F32 step =
+      select(less(remainder, zero<F32>()), broadcast<F32>(-0.5F), broadcast<F32>(0.5F));
+  const F32 even = round_to_integer(units + step);  // of the two in the middle between which x is
+  return select(less(distance, half), units,
+                select(identical(distance, half), even, units + step + step));
+}
+
+/// A row over its scale, as integers.
+template <DType kFrom>
+inline void quantise_row(const typename ElementBits<kFrom>::Bits* row, std::int64_t dim,
+                         float scale, signed char* to) {
+  std::int64_t i = 0;
+  if constexpr (kFrom != DType::kF64 && kFusesMultiplyAdd) {
+    // Beyond these, reciprocals and remainders lose precision.
+    if (scale > 0x1p-100F && scale < 0x1p100F) {
+      const F32 divisor = broadcast<F32>(scale);
+      const F32 reciprocal = broadcast<F32>(1 / scale);
+      for (; i + F32::kLanes <= dim; i += F32::kLanes) {
+        store_i8(to + i, quantised(ElementBits<kFrom>::load(row + i), divisor, reciprocal));
+      }
+    }
+  }
+  for (; i < dim; ++i) {
+    double element;
+    load_row(row + i, kFrom, 1, &element);
+    to[i] = quantised(element, scale);
   }
 }
 
-/// The same in f32, by the reciprocal: off by at most 127 * 2^-23 before it is rounded. Returns
-/// false where a quotient is too near the middle between two integers to tell, and the row is
-/// spoilt.
-inline bool quantise_quickly(float* row, std::int64_t dim, float scale) {
-  constexpr float kCertain = 0.5F - 0x1p-14F;
-  const float reciprocal = 1 / scale;
-  if (reciprocal - reciprocal != 0) return false;
-  const F32 factor = broadcast<F32>(reciprocal);
-  F32 farthest = zero<F32>();
-  for (std::int64_t i = 0; i < dim; i += F32::kLanes) {
-    const F32 quotient = load<F32>(row + i) * factor;
-    const F32 units = round_to_integer(quotient);
-    farthest = max(abs(quotient - units), farthest);
-    store(row + i, max(min(units, broadcast<F32>(127)), broadcast<F32>(-127)));
+/// A row to be quantised.
+struct QuantisedRow {
+  const void* from;
+  signed char* to;
+  float* scale;
+};
+/// So many are quantised together: while one waits for its scale, others are read.
+inline constexpr std::int64_t kRowsAtOnce = 8;
+
+/// Quantises up to kRowsAtOnce rows. One with a NaN or an infinity gets a scale of NaN, so that it
+/// reads back as NaN.
+template <DType kFrom>
+inline void quantise_rows(const QuantisedRow* rows, std::int64_t count, std::int64_t dim) {
+  using Bits = typename ElementBits<kFrom>::Bits;
+  Bits tops[kRowsAtOnce];
+  for (std::int64_t r = 0; r < count; ++r) {
+    tops[r] = largest_bits(static_cast<const Bits*>(rows[r].from), dim);
   }
-  return largest(farthest) < kCertain;
+  double largest_values[kRowsAtOnce];
+  load_row(tops, kFrom, count, largest_values);
+  for (std::int64_t r = 0; r < count; ++r) *rows[r].scale = scale_of(largest_values[r]);
+  for (std::int64_t r = 0; r < count; ++r) {
+    const float scale = *rows[r].scale;
+    if (scale == scale && scale != 0) {
+      quantise_row<kFrom>(static_cast<const Bits*>(rows[r].from), dim, scale, rows[r].to);
+      continue;
+    }
+    const auto element = static_cast<signed char>(scale == 0 ? 0 : 1);
+    for (std::int64_t i = 0; i < dim; ++i) rows[r].to[i] = element;
+  }
 }
 
-template <class Scalar>
-inline void store_integers(const Scalar* row, std::int64_t dim, signed char* to) {
-  for (std::int64_t i = 0; i < dim; ++i) {
-    to[i] = static_cast<signed char>(static_cast<std::int32_t>(row[i]));
-  }
-}
+/// Gathers rows and quantises them a few at a time.
+class RowQuantiser {
+ public:
+  RowQuantiser(DType dtype, std::int64_t dim) : dtype_(dtype), dim_(dim) {}
 
-/// Quantises one row to int8. A row with a NaN or an infinity gets a scale of NaN, so that it reads
-/// back as NaN.
-inline void quantise_row(const void* from, DType dtype, std::int64_t dim,
-                         const KvRowsScratch& scratch, signed char* to, float* scale) {
-  const bool is_f64 = dtype == DType::kF64;
-  if (is_f64) {
-    load_row(from, dtype, dim, scratch.row);
-    pad_with_zeros<F64>(scratch.row, dim);
-    *scale = scale_of(largest_magnitude<F64>(scratch.row, dim));
-  } else {
-    load_row(from, dtype, dim, scratch.row_f32);
-    pad_with_zeros<F32>(scratch.row_f32, dim);
-    *scale = scale_of(static_cast<double>(largest_magnitude<F32>(scratch.row_f32, dim)));
+  void add(const QuantisedRow& row) {
+    rows_[count_++] = row;
+    if (count_ == kRowsAtOnce) finish();
   }
-  if (*scale != *scale || *scale == 0) {
-    const auto element = static_cast<signed char>(*scale == 0 ? 0 : 1);
-    for (std::int64_t i = 0; i < dim; ++i) to[i] = element;
-    return;
+  void finish() {
+    with_float_dtype(dtype_,
+                     [&](auto stored) { quantise_rows<stored.kDType>(rows_, count_, dim_); });
+    count_ = 0;
   }
-  if (!is_f64 && quantise_quickly(scratch.row_f32, dim, *scale)) {
-    return store_integers(scratch.row_f32, dim, to);
-  }
-  load_row(from, dtype, dim, scratch.row);
-  pad_with_zeros<F64>(scratch.row, dim);
-  quantise_exactly(scratch.row, dim, *scale);
-  store_integers(scratch.row, dim, to);
-}
+
+ private:
+  DType dtype_;
+  std::int64_t dim_;
+  QuantisedRow rows_[kRowsAtOnce];
+  std::int64_t count_ = 0;
+};
 
 /// Converts a row; past the caches where the operation is larger than they are.
 inline void move_row(const void* from, DType from_dtype, std::int64_t n, void* to, DType to_dtype,
@@ -186,26 +231,28 @@ inline void move_row(const void* from, DType from_dtype, std::int64_t n, void* t
 }
 
 template <class V>
-void write_kv(const KvRowsParams& params, const KvRowsTask& task, void* memory) {
-  const KvRowsScratch scratch(params, memory);
+void write_kv(const KvRowsParams& params, const KvRowsTask& task, void*) {
   const DType stored = params.format.dtype;
   for_each_part(params, params.runs[task.run], [&](const KvRowsPart& part) {
     const DType dtype = part.rows.dtype;
+    RowQuantiser quantiser(dtype, part.dim);
     for_each_kv_row(params, task, part, [&](const KvRow& row) {
       const void* from = at(part.rows.data, dtype, row.outside);
       void* to = at(part.slots.data, stored, row.inside);
-      if (!params.format.scaled) {
-        return move_row(from, dtype, row.count, to, stored, task.streams);
+      if (params.format.scaled) {
+        quantiser.add({from, static_cast<signed char*>(to), row.scale});
+      } else {
+        move_row(from, dtype, row.count, to, stored, task.streams);
       }
-      quantise_row(from, dtype, row.count, scratch, static_cast<signed char*>(to), row.scale);
     });
+    quantiser.finish();
   });
   if (task.streams) finish_streaming();
 }
 
 template <class V>
-std::size_t write_kv_scratch(const KvRowsParams& params) {
-  return KvRowsScratch(params, nullptr).bytes;
+std::size_t write_kv_scratch(const KvRowsParams&) {
+  return 0;
 }
 
 template <class V>

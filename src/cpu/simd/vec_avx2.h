@@ -50,6 +50,8 @@ inline F32 broadcast(F32*, float x) { return {_mm256_set1_ps(x)}; }
 inline F64 broadcast(F64*, double x) { return {_mm256_set1_pd(x)}; }
 
 /// a * b + c.
+/// Whether fma() rounds once.
+inline constexpr bool kFusesMultiplyAdd = true;
 inline F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline F64 fma(F64 a, F64 b, F64 c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
 
@@ -166,6 +168,13 @@ inline void store_bf16(std::uint16_t* p, F32 a) {
   const __m256i result = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(result, result), 0xD8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+/// Integers from -128 to 127.
+inline void store_i8(signed char* p, F32 a) {
+  const __m256i words = _mm256_cvtps_epi32(a.v);
+  const __m128i halves =
+      _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
 }
 inline void store_f16(std::uint16_t* p, F32 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),

@@ -41,6 +41,8 @@ inline F32 broadcast(F32*, float x) { return {_mm512_set1_ps(x)}; }
 inline F64 broadcast(F64*, double x) { return {_mm512_set1_pd(x)}; }
 
 /// a * b + c.
+/// Whether fma() rounds once.
+inline constexpr bool kFusesMultiplyAdd = true;
 inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F64 fma(F64 a, F64 b, F64 c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
 
@@ -128,6 +130,10 @@ inline void store_bf16(std::uint16_t* p, F32 a) {
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
   const __m512i result = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
+}
+/// Integers from -128 to 127.
+inline void store_i8(signed char* p, F32 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
 inline void store_f16(std::uint16_t* p, F32 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

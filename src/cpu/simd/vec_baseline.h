@@ -52,6 +52,8 @@ inline F32 broadcast(F32*, float x) { return {_mm_set1_ps(x)}; }
 inline F64 broadcast(F64*, double x) { return {_mm_set1_pd(x)}; }
 
 /// a * b + c, rounded twice: the baseline has no fused form.
+/// Whether fma() rounds once.
+inline constexpr bool kFusesMultiplyAdd = false;
 inline F32 fma(F32 a, F32 b, F32 c) { return {_mm_add_ps(_mm_mul_ps(a.v, b.v), c.v)}; }
 inline F64 fma(F64 a, F64 b, F64 c) { return {_mm_add_pd(_mm_mul_pd(a.v, b.v), c.v)}; }
 
@@ -154,6 +156,12 @@ inline void store_bf16(std::uint16_t* p, F32 a) {
   float lanes[4];
   _mm_storeu_ps(lanes, a.v);
   for (int i = 0; i < 4; ++i) p[i] = detail::float_to_bfloat16_bits(lanes[i]);
+}
+/// Integers from -128 to 127.
+inline void store_i8(signed char* p, F32 a) {
+  float lanes[4];
+  _mm_storeu_ps(lanes, a.v);
+  for (int i = 0; i < 4; ++i) p[i] = static_cast<signed char>(lanes[i]);
 }
 inline void store_f16(std::uint16_t* p, F32 a) {
   float lanes[4];

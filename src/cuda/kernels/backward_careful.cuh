@@ -119,8 +119,8 @@ __device__ inline void add_product_tile_carefully(const std::uint32_t (&a)[kScor
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
       std::uint32_t b[4];
-      load_matrices_transposed(b_rows + k * 16 * TileShape<kDim>::kPitch + (lane.down ^ (n << 5)),
-                               b);
+      load_matrices_transposed(b,
+                               b_rows + k * 16 * TileShape<kDim>::kPitch + (lane.down ^ (n << 5)));
       multiply_add_carefully<T>(c[2 * n], a[k], values, k, b[0], b[1]);
       multiply_add_carefully<T>(c[2 * n + 1], a[k], values, k, b[2], b[3]);
     }

@@ -230,7 +230,7 @@ struct FragmentSums {
     }
   }
   __device__ static std::uint32_t pack_in_units(float low, float high, float unit) {
-    return kUnits ? packed<T>(low * unit, high * unit) : packed<T>(low, high);
+    return kUnits ? cuda::pack<T>(low * unit, high * unit) : cuda::pack<T>(low, high);
   }
 
   /// Lowers a row's unit where its values would pass 2^14. The four lanes of a row agree.
@@ -276,7 +276,7 @@ __device__ inline void store_sums(const FragmentSums<T, kDim>& sums, float facto
       if (column >= dim) continue;
       const float(&from)[4] = sums.sums[n];
       const std::uint32_t pair =
-          packed<T>(from[2 * half] * row_factor * factor, from[2 * half + 1] * row_factor * factor);
+          pack<T>(from[2 * half] * row_factor * factor, from[2 * half + 1] * row_factor * factor);
       auto* const bits = reinterpret_cast<std::uint16_t*>(to + column);
       if (aligned && column + 1 < dim) {
         *reinterpret_cast<std::uint32_t*>(bits) = pair;

@@ -106,7 +106,7 @@ struct TileLoader {
     const bool exists = token < walk.sequence.query_len;
     const RowStats<float>* from =
         stats_of<float>(params, head, walk.row_start + (exists ? token : 0));
-    copy_8_async(memory + Shared::kStats + (stage * kTile + threadIdx.x) * sizeof(RowStats<float>),
+    copy_async_8(memory + Shared::kStats + (stage * kTile + threadIdx.x) * sizeof(RowStats<float>),
                  from, exists ? 8 : 0);
   }
 
@@ -143,7 +143,7 @@ __device__ inline void for_each_tile(const TileWalk<kOwnKeys>& walk, const Loade
       loader.load(current, live, 0);
       const OtherTile next = walk.after(current);
       if (i + 1 < num_steps) live = loader.live_rows(next);
-      wait_for_copies();
+      wait_for_all_copies();
       __syncthreads();
       step(current, 0);
       current = next;
@@ -154,7 +154,7 @@ __device__ inline void for_each_tile(const TileWalk<kOwnKeys>& walk, const Loade
     if (num_steps > 1) live = loader.live_rows(next);
     for (std::int32_t i = 0; i < num_steps; ++i) {
       const int stage = i % 2;
-      wait_for_copies();
+      wait_for_all_copies();
       __syncthreads();  // tile i is there, tile i - 1 is read
       const OtherTile later = walk.after(next);
       if (i + 1 < num_steps) {

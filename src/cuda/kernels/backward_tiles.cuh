@@ -1,93 +1,17 @@
-// Tensor-core instructions of the backward pass, and tiles of 16-bit rows in shared memory.
+// Tiles of 16-bit rows in shared memory, and their products: the backward pass.
 //
 // A tile is [64][kDim] with rows of kDim / 8 chunks of 16 bytes. Chunk c of row r is stored at
 // place c ^ (r % 8): the 8 rows that one ldmatrix phase reads, and the chunks that a warp writes,
 // are then in different banks.
 //
-// Fragments, with g = lane / 4 and t = lane % 4 (PTX ISA, mma.m16n8k16 and ldmatrix):
-//   A 16 x 16: registers (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8)
-//   B 16 x 8:  registers (k 2t, column g), (k 2t + 8, column g)
-//   C 16 x 8:  floats (row g, column 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
-// A register holds two neighbours along k, the lower in its lower half.
+// Fragments are as tensor_core.cuh says.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
+
+#include "cuda/kernels/tensor_core.cuh"
 
 namespace ladon::cuda::backward {
-
-/// Copies 16 bytes to shared memory, asynchronously; those past `bytes` become 0 and are not read.
-__device__ inline void copy_16_async(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-/// The same for 8 bytes.
-__device__ inline void copy_8_async(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-__device__ inline void store_16(std::uint32_t to, const std::uint32_t (&words)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
-               "r"(words[2]), "r"(words[3])
-               : "memory");
-}
-
-/// Four 8 x 8 matrices; lane 8 m + r gives the address of row r of matrix m.
-__device__ inline void load_matrices(std::uint32_t from, std::uint32_t (&to)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from));
-}
-__device__ inline void load_matrices_transposed(std::uint32_t from, std::uint32_t (&to)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from));
-}
-
-/// c += A B.
-template <class T>
-__device__ inline void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                    std::uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-
-/// 2^x with an error of 2 units in the last place; results below 2^-126 are 0.
-__device__ inline float exp2_approximate(float x) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-  return power;
-}
-
-__device__ inline std::uint32_t shared_address(const void* data) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(data));
-}
-
-/// Rounds two floats to nearest even, the first into the lower half.
-template <class T>
-__device__ inline std::uint32_t packed(float low, float high) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
-}
 
 inline constexpr int kTileRows = 64;
 // Other rows whose scores are in registers at once. All 64 would leave too few for the rest.
@@ -151,7 +75,7 @@ __device__ inline void load_tile(const T* rows, std::int64_t stride, int dim, bo
 #pragma unroll
     for (int i = 0; i < kTileRows / kRowsAtOnce; ++i, from += kRowsAtOnce * stride) {
       const int count = count_of(i);
-      copy_16_async(to + i * kRowsAtOnce * TileShape<kDim>::kPitch, count == 0 ? rows : from,
+      copy_async_16(to + i * kRowsAtOnce * TileShape<kDim>::kPitch, count == 0 ? rows : from,
                     count * 2);
     }
     return;
@@ -167,7 +91,8 @@ __device__ inline void load_tile(const T* rows, std::int64_t stride, int dim, bo
       const std::uint32_t high = 2 * word + 1 < count ? bits[2 * word + 1] : 0;
       words[word] = low | high << 16;
     }
-    store_16(to + i * kRowsAtOnce * TileShape<kDim>::kPitch, words);
+    store_16(to + i * kRowsAtOnce * TileShape<kDim>::kPitch, words[0], words[1], words[2],
+             words[3]);
   }
 }
 
@@ -187,12 +112,12 @@ __device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_fi
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     std::uint32_t a[4];
-    load_matrices(a_rows + (lane.down ^ (k << 5)), a);
+    load_matrices(a, a_rows + (lane.down ^ (k << 5)));
     const std::uint32_t b_rows = b_first + (lane.right ^ (k << 5));
 #pragma unroll
     for (int n = 0; n < kScoreRows / 16; ++n) {
       std::uint32_t b[4];
-      load_matrices(b_rows + n * 16 * TileShape<kDim>::kPitch, b);
+      load_matrices(b, b_rows + n * 16 * TileShape<kDim>::kPitch);
       multiply_add<T>(c[2 * n], a, b[0], b[1]);
       multiply_add<T>(c[2 * n + 1], a, b[2], b[3]);
     }
@@ -209,8 +134,8 @@ __device__ inline void add_product_tile(const std::uint32_t (&a)[kScoreRows / 16
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
       std::uint32_t b[4];
-      load_matrices_transposed(b_rows + k * 16 * TileShape<kDim>::kPitch + (lane.down ^ (n << 5)),
-                               b);
+      load_matrices_transposed(b,
+                               b_rows + k * 16 * TileShape<kDim>::kPitch + (lane.down ^ (n << 5)));
       multiply_add<T>(c[2 * n], a[k], b[0], b[1]);
       multiply_add<T>(c[2 * n + 1], a[k], b[2], b[3]);
     }

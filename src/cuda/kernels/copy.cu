@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "cuda/error.h"
 #include "cuda/kernels/chunk.cuh"
 #include "cuda/kernels/grid.cuh"
 #include "cuda/kernels/number.cuh"
@@ -268,9 +267,7 @@ void copy(Queue& queue, const ConstTensorView& from, const TensorView& to) {
                           .plan = plan_loops(from, to)};
   if (from.dtype() == to.dtype()) {
     if (!is_one_block(params.plan)) return launch_move<MoveUnit>(queue, params);
-    return check(cudaMemcpyAsync(to.data(), from.data(), bytes_of(to), cudaMemcpyDeviceToDevice,
-                                 queue.stream()),
-                 "copy");
+    return queue.copy(to.data(), from.data(), bytes_of(to));
   }
   const std::int64_t row = params.plan.row().count;
   if (!params.plan.rows_are_contiguous() || !is_float(from.dtype()) || !is_float(to.dtype())) {
@@ -292,7 +289,7 @@ void zero(Queue& queue, const TensorView& view) {
                           .plan = plan_loops(view, view)};
   if (!is_one_block(params.plan)) return launch_move<ZeroUnit>(queue, params);
   // Zero is all bits zero, whatever the dtype.
-  check(cudaMemsetAsync(view.data(), 0, bytes_of(view), queue.stream()), "zero");
+  queue.zero(view.data(), bytes_of(view));
 }
 
 }  // namespace ladon::cuda

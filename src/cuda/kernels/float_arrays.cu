@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/error.h"
 #include "cuda/kernels/grid.cuh"
 #include "cuda/kernels/reduce.cuh"
 #include "cuda/operations.h"
@@ -191,9 +190,7 @@ Magnitude magnitude(Queue& queue, std::span<const FloatArray> arrays, int expone
       MagnitudeParams{uploaded.data(), static_cast<std::int64_t>(list.size()), exponent, blocks});
   queue.launch(sum_magnitudes, Grid{1, kThreads}, MagnitudeSumParams{blocks, num_blocks, total});
   Magnitude result;
-  check(cudaMemcpyAsync(&result, total, sizeof result, cudaMemcpyDeviceToHost, queue.stream()),
-        "magnitude");
-  check(cudaStreamSynchronize(queue.stream()), "magnitude");
+  queue.download(&result, total, sizeof result);
   return result;
 }
 

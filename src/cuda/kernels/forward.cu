@@ -10,7 +10,7 @@
 #include "core/fail.h"
 #include "cuda/kernels/forward.cuh"
 #include "cuda/kernels/forward_launch.h"
-#include "cuda/kernels/tensor_core.cuh"
+#include "cuda/kernels/tile_stream.cuh"
 #include "cuda/operations.h"
 #include "cuda/sequences.h"
 

@@ -20,13 +20,10 @@ void launch_forward_mma(Queue& queue, std::int64_t tasks, const ForwardParams<fl
 template <class Half, int kWarps>
 void launch_forward_mma(Queue& queue, const ForwardKind& kind, std::int64_t tasks,
                         const ForwardParams<float>& params) {
-  if (kind.streamed) {
-    kind.full ? launch_forward_mma<Half, kWarps, true, true>(queue, tasks, params)
-              : launch_forward_mma<Half, kWarps, true, false>(queue, tasks, params);
-  } else {
-    kind.full ? launch_forward_mma<Half, kWarps, false, true>(queue, tasks, params)
-              : launch_forward_mma<Half, kWarps, false, false>(queue, tasks, params);
-  }
+  // All rules and the queries are too much for the registers.
+  if (kind.full) return launch_forward_mma<Half, kWarps, true, true>(queue, tasks, params);
+  kind.streamed ? launch_forward_mma<Half, kWarps, true, false>(queue, tasks, params)
+                : launch_forward_mma<Half, kWarps, false, false>(queue, tasks, params);
 }
 
 template <class Half>

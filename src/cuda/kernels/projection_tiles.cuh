@@ -7,11 +7,9 @@
 // matrix are in different banks. What is past the operand's end is 0.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
+
+#include "cuda/kernels/tensor_core.cuh"
 
 namespace ladon::cuda::projection {
 
@@ -23,29 +21,7 @@ inline constexpr int kChunkBytes = 16;
 template <int kExtent>
 inline constexpr int kTileBytes = kExtent* kTileK * 2;
 
-__device__ inline std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
-
-/// Starts a copy of 16 bytes, or sets them to 0 where `valid` is false: `from` is not read then.
-__device__ inline void copy_async(std::uint32_t to, const void* from, bool valid) {
-  asm volatile(
-      "{\n"
-      ".reg .pred ignored;\n"
-      "setp.eq.s32 ignored, %2, 0;\n"
-      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignored;\n"
-      "}" ::"r"(to),
-      "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(valid))
-      : "memory");
-}
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until all but the last kPending groups of this thread's copies have arrived.
-template <int kPending>
-__device__ inline void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-/// The same 16 bytes where they are not aligned: up to `count` elements, and zeros.
+/// 16 bytes that are not aligned: up to `count` elements, and zeros.
 __device__ inline void copy_elements(std::uint32_t to, const std::uint16_t* from, int count) {
   std::uint32_t words[4];
 #pragma unroll
@@ -54,41 +30,7 @@ __device__ inline void copy_elements(std::uint32_t to, const std::uint16_t* from
     const std::uint32_t high = 2 * i + 1 < count ? from[2 * i + 1] : 0;
     words[i] = low | high << 16;
   }
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
-               "r"(words[2]), "r"(words[3])
-               : "memory");
-}
-
-/// Four 8x8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
-__device__ inline void load_matrices(std::uint32_t (&to)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-
-/// sums[16x8] += a[16x16] b[16x8]. Lane 4g + q holds rows g and g + 8, columns 2q and 2q + 1 of the
-/// sums.
-template <class Element>
-__device__ inline void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                    std::uint32_t b1) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
+  store_16(to, words[0], words[1], words[2], words[3]);
 }
 
 /// The byte offset of a chunk in a tile whose lines have kLineChunks of them, 8 or 16.
@@ -130,8 +72,8 @@ class TileCopy {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         const int line = line_ + pass * kLinesPerPass;
-        copy_async(to + chunk_offset<kLineChunks>(line, chunk_),
-                   source_ + pass * kLinesPerPass * stride_, elements > 0 && line < lines);
+        copy_async_line(to + chunk_offset<kLineChunks>(line, chunk_),
+                        source_ + pass * kLinesPerPass * stride_, elements > 0 && line < lines);
       }
     } else {
 #pragma unroll 1

@@ -1,9 +1,11 @@
 // Tensor-core products and the copies that feed them: thin wrappers of PTX instructions, by the
 // names of what they do.
 //
-// A tile in shared memory is rows of kTileColumns 16-bit elements. The 16-byte chunks of a row are
-// permuted by the row's last three bits, so that the eight rows of an 8x8 matrix are in different
-// banks.
+// Fragments, with g = lane / 4 and t = lane % 4 (PTX ISA, mma.m16n8k16 and ldmatrix):
+//   A 16 x 16: registers (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8)
+//   B 16 x 8:  registers (k 2t, column g), (k 2t + 8, column g)
+//   C 16 x 8:  floats (row g, column 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+// A register holds two neighbours along k, the lower in its lower half.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,105 +16,105 @@
 
 namespace ladon::cuda {
 
-inline constexpr int kTileColumns = 128;
-inline constexpr int kChunkElements = 8;                           // 16 bytes
-inline constexpr int kTileChunks = kTileColumns / kChunkElements;  // of one row
-inline constexpr int kTileRowBytes = kTileColumns * 2;
-
-/// The byte offset of a chunk in a tile.
-__device__ inline unsigned chunk_offset(int row, int chunk) {
-  return static_cast<unsigned>(row * kTileRowBytes + ((chunk ^ (row & 7)) * 16));
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-__device__ inline unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+/// A copy that the compiler takes for new. What is computed from it is not kept in registers from
+/// one loop to the next.
+__device__ inline std::uint32_t fresh(std::uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
-/// Starts a copy of 16 bytes, of which the first `bytes` are read and the rest set to 0.
-__device__ inline void copy_async_16(unsigned to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+/// Starts a copy of 16 bytes to shared memory, of which the first `bytes` are read and the rest
+/// become 0.
+__device__ inline void copy_async_16(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+/// The same for 8 bytes.
+__device__ inline void copy_async_8(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+/// All 16 bytes, with a hint to fetch their neighbours; or zeros where `valid` is false: `from` is
+/// not read then.
+__device__ inline void copy_async_line(std::uint32_t to, const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred ignored;\n"
+      "setp.eq.s32 ignored, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignored;\n"
+      "}" ::"r"(to),
+      "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(valid))
+      : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until all but the last kPending groups of this thread's copies have arrived.
 template <int kPending>
-__device__ inline void wait_copies() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+/// Waits for all of them, committed or not.
+__device__ inline void wait_for_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// 16 bytes to shared memory.
+__device__ inline void store_16(std::uint32_t to, std::uint32_t w0, std::uint32_t w1,
+                                std::uint32_t w2, std::uint32_t w3) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w0), "r"(w1), "r"(w2),
+               "r"(w3)
+               : "memory");
 }
 
-/// Four 8x8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
-__device__ inline void load_matrices(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+/// Four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ inline void load_matrices(std::uint32_t (&to)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address)
                : "memory");
 }
-__device__ inline void load_matrices_transposed(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+__device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address)
                : "memory");
 }
 
-/// sums[16x8] += a[16x16] b[16x8]. Lane 4g + t holds rows g and g + 8, columns 2t and 2t + 1 of the
-/// sums.
+/// sums[16 x 8] += a[16 x 16] b[16 x 8].
 template <class Half>
-__device__ inline void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0,
-                                    unsigned b1) {
+__device__ inline void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                    std::uint32_t b1) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};\n"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};\n"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 }
 
-/// Two elements in one register, the first in the low half; rounded to nearest even.
+/// Two elements in one register, the first in the lower half; rounded to nearest even.
 template <class Half>
-__device__ inline unsigned pack(float low, float high) {
+__device__ inline std::uint32_t pack(float low, float high) {
   if constexpr (std::is_same_v<Half, __nv_bfloat16>) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&pair);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
   } else {
     const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&pair);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
   }
 }
 
-/// Two 16-bit elements without their infinities and NaN, which become bf16 of their own, one for
-/// each sign: products with kHuge overflow to infinities. NaN has both, so that their sum is NaN;
-/// all others are exact zeros. Apart, because opposite signs would cancel before a tensor core
-/// overflows.
-struct NonFinite {
-  static constexpr unsigned kHuge = 0x7e80U;  // 2^126
-  unsigned finite = 0;
-  unsigned positive = 0;
-  unsigned negative = 0;
-};
-template <class Half>
-__device__ inline NonFinite take_out_non_finite(unsigned pair) {
-  constexpr unsigned kExponent = std::is_same_v<Half, __nv_bfloat16> ? 0x7f80U : 0x7c00U;
-  NonFinite parts;
-#pragma unroll
-  for (int shift = 0; shift < 32; shift += 16) {
-    const unsigned bits = pair >> shift & 0xffffU;
-    if ((bits & kExponent) != kExponent) {
-      parts.finite |= bits << shift;
-      continue;
-    }
-    const bool is_nan = (bits & 0x7fffU) != kExponent;
-    const bool is_negative = (bits & 0x8000U) != 0;
-    if (is_nan || !is_negative) parts.positive |= NonFinite::kHuge << shift;
-    if (is_nan || is_negative) parts.negative |= (NonFinite::kHuge | 0x8000U) << shift;
-  }
-  return parts;
+/// 2^x with an error of 2 units in the last place; results below 2^-126 are 0.
+__device__ inline float exp2_approximate(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
 }
 
 }  // namespace ladon::cuda

@@ -5,6 +5,9 @@
 // that this block of threads computes. Rows that do not exist and columns past the end are zeros:
 // what is in memory there is not read. 16-byte rows are copied asynchronously; unaligned and int8
 // rows go through registers.
+//
+// A tile's rows are kTileColumns 16-bit elements. The 16-byte chunks of a row are permuted by the
+// row's last three bits, so that the eight rows of an 8x8 matrix are in different banks.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +17,18 @@
 
 namespace ladon::cuda {
 
+inline constexpr int kTileColumns = 128;
+inline constexpr int kChunkElements = 8;                           // 16 bytes
+inline constexpr int kTileChunks = kTileColumns / kChunkElements;  // of one row
+inline constexpr int kTileRowBytes = kTileColumns * 2;
 inline constexpr int kTileBytes = kBlockKeys * kTileRowBytes;
-/// Buffers of a stream. One warp has fewer, so that more blocks fit a multiprocessor.
-constexpr int tile_buffers(int warps) { return warps == 1 ? 3 : 4; }
+/// Buffers of a stream. Fewer where more blocks fit a multiprocessor for it.
+constexpr int tile_buffers(int warps, bool scaled) { return warps == 1 || scaled ? 3 : 4; }
+
+/// The byte offset of a chunk in a tile.
+__device__ inline std::uint32_t chunk_offset(int row, int chunk) {
+  return static_cast<std::uint32_t>(row * kTileRowBytes + ((chunk ^ (row & 7)) * 16));
+}
 
 template <int kWarps>
 __device__ __forceinline__ void synchronize_warps() {
@@ -66,9 +78,10 @@ __device__ __forceinline__ uint2 load_integers(const signed char* from, int coun
   return chunk.vector;
 }
 
-template <class Half, int kWarps>
+/// kScaled: rows may be int8 with scales.
+template <class Half, int kWarps, bool kScaled>
 class TileStream {
-  static constexpr int kTileBuffers = tile_buffers(kWarps);
+  static constexpr int kTileBuffers = tile_buffers(kWarps, kScaled);
   static constexpr int kTilesAhead = kTileBuffers - 1;
 
  public:
@@ -101,12 +114,12 @@ class TileStream {
   __device__ __forceinline__ int first_value() const { return first_value_; }
   __device__ __forceinline__ int key_tiles() const { return key_tiles_; }
   __device__ __forceinline__ bool scaled() const {
-    return params_.call.kv_layout.k_scales != nullptr;
+    return kScaled && params_.call.kv_layout.k_scales != nullptr;
   }
 
   /// Starts, or starts again, at the first tile of a block.
   __device__ __forceinline__ void start(const BlockRange& blocks) {
-    wait_copies<0>();
+    wait_for_copies<0>();
     synchronize_warps<kWarps>();
     block_ = blocks.begin;
     end_ = blocks.end;
@@ -120,7 +133,7 @@ class TileStream {
   /// the first calls, when none has.
   __device__ __forceinline__ int next() {
     if (used_ >= 0) {
-      wait_copies<kTilesAhead - 1>();
+      wait_for_copies<kTilesAhead - 1>();
       synchronize_warps<kWarps>();
     }
     issue();
@@ -187,7 +200,9 @@ class TileStream {
     const int present = max(0, min(kChunkElements, columns - chunk * kChunkElements));
     // Products read half a tile or all of it.
     const bool is_read = chunk < kTileChunks / 2 || columns > kTileColumns / 2;
-    if (scales != nullptr) return copy_quantised(operand, start, scales, keys, aligned, present);
+    if constexpr (kScaled) {
+      if (scales != nullptr) return copy_quantised(operand, start, scales, keys, aligned, present);
+    }
     const Half* data = static_cast<const Half*>(operand.data) + start;
     if (!aligned) {
       for_each_row([&](int row, std::int64_t slot) {
@@ -204,7 +219,7 @@ class TileStream {
       const std::int64_t step = kRowsAtOnce * operand.token_stride;
       const auto copy_rows = [&](const auto& elements_of) {
         const Half* from = rows;
-#pragma unroll 8
+#pragma unroll 4
         for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += step) {
           const int row = row_of_pass(pass);
           const int count = elements_of(row);
@@ -237,7 +252,7 @@ class TileStream {
                                                  const float* scales, bool keys, bool aligned,
                                                  int present) {
     constexpr int kPasses = kBlockKeys / kRowsAtOnce;
-    constexpr int kBatch = 8;
+    constexpr int kBatch = 4;
     const KvLayout& layout = params_.call.kv_layout;
     const auto* data = static_cast<const signed char*>(operand.data) + start;
     const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
@@ -287,10 +302,8 @@ class TileStream {
     }
   }
 
-  __device__ __forceinline__ static void store_chunk(unsigned to, const uint4& chunk) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(chunk.x), "r"(chunk.y),
-                 "r"(chunk.z), "r"(chunk.w)
-                 : "memory");
+  __device__ __forceinline__ static void store_chunk(std::uint32_t to, const uint4& chunk) {
+    store_16(to, chunk.x, chunk.y, chunk.z, chunk.w);
   }
 
   static constexpr int kRowsAtOnce = kWarps * 32 / kTileChunks;

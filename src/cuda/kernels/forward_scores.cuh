@@ -1,0 +1,213 @@
+// Scores of the tensor-core forward kernels: those of a warp's 16 query rows and a block of 64
+// keys, in the registers of its threads. Rules are applied to them here, and they become weights.
+//
+// A thread has two rows, lane / 4 of the warp's 16 and the one 8 below, and of each group of 8 keys
+// two columns: scores[n][e] is of row e / 2 and key 8 n + 2 (lane % 4) + e % 2.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+
+namespace ladon::cuda {
+
+inline constexpr int kKeyGroups = kBlockKeys / 8;
+inline constexpr int kScoresPerThread = kKeyGroups * 4;
+
+/// f16 has few exponents: weights are stored times 2^12, so that small ones keep their precision.
+template <class Half>
+inline constexpr float kWeightShift = std::is_same_v<Half, __half> ? 12.0F : 0.0F;
+
+/// Scores in shared memory, where loops that are not unrolled can reach them: each thread's own.
+struct StagedScores {
+  float scores[kScoresPerThread][32];
+};
+struct NoStagedScores {};
+
+/// kFull: with any rule, else with a window alone.
+template <class Half, bool kFull>
+class ForwardScores {
+ public:
+  using Scores = float[kKeyGroups][4];
+  using Staged = std::conditional_t<kFull, StagedScores, NoStagedScores>;
+
+  /// `first_row` is the thread's first, of the sequence's `rows`.
+  __device__ __forceinline__ ForwardScores(const ForwardParams<float>& params,
+                                           const Sequence& sequence, std::int64_t kv_head,
+                                           int first_row, int rows, Staged& staged)
+      : params_(params),
+        rules_(params.call.rules),
+        sequence_(sequence),
+        staged_(staged),
+        lane_(static_cast<int>(threadIdx.x) % 32) {
+    const int group = static_cast<int>(params.call.group);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = first_row + i * 8;
+      if (row >= rows) continue;
+      token_[i] = row / group;
+      head_[i] = static_cast<int>(kv_head) * group + row % group;
+      const KeyRange window = window_of(rules_, sequence, token_[i]);
+      begin_[i] = static_cast<int>(window.begin);
+      end_[i] = static_cast<int>(window.end > window.begin ? window.end : window.begin);
+    }
+  }
+
+  /// Without an index into registers.
+  __device__ __forceinline__ QueryRow query_of(int row) const {
+    return {row == 0 ? token_[0] : token_[1], row == 0 ? head_[0] : head_[1]};
+  }
+  /// Which of the current block's keys the rows do not see, one bit for each score.
+  __device__ __forceinline__ unsigned masked() const { return masked_; }
+
+  /// Products q k become scores.
+  __device__ __forceinline__ void apply_rules(Scores& scores, int block, const float* key_scales) {
+    const int first = first_key(block);
+    if constexpr (!kFull) {
+      apply_window(scores, first);
+    } else if (params_.only_scales) {
+      apply_scales(scores, first, key_scales);
+    } else {
+      for_each_score(scores, first, [&](float dot, int key, int row) {
+        const int begin = row == 0 ? begin_[0] : begin_[1];
+        const int end = row == 0 ? end_[0] : end_[1];
+        if (key < begin || key >= end) return -INFINITY;
+        if (is_scaled()) dot *= key_scales[key - first];
+        return masked_score(rules_, sequence_, query_of(row), key,
+                            softcapped(rules_, dot * static_cast<float>(rules_.scale)).score);
+      });
+    }
+  }
+
+  /// Scores become weights, which are added to the rows' sums. Returns by what all that was summed
+  /// before must be multiplied: a maximum may have grown.
+  __device__ __forceinline__ float2 weigh(Scores& scores, RowState<float> (&states)[2]) {
+    float base[2];
+    float rescale[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float largest = states[i].maximum;
+#pragma unroll
+      for (int n = 0; n < kKeyGroups; ++n) {
+        largest = fmaxf(largest, fmaxf(scores[n][i * 2], scores[n][i * 2 + 1]));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
+      base[i] = largest == -INFINITY ? 0.0F : largest;
+      rescale[i] = largest == states[i].maximum
+                       ? 1.0F
+                       : exp2_approximate((states[i].maximum - base[i]) * params_.factor);
+      states[i].maximum = largest;
+      states[i].sum *= rescale[i];
+    }
+    masked_ = 0;
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (scores[n][e] == -INFINITY) masked_ |= 1U << (n * 4 + e);
+        scores[n][e] =
+            exp2_approximate(fmaf(scores[n][e] - base[e / 2], params_.factor, kWeightShift<Half>));
+        states[e / 2].sum += scores[n][e];
+      }
+    }
+    return make_float2(rescale[0], rescale[1]);
+  }
+
+  /// Dropout, and the scales of int8 values. A scale may be NaN, and masked keys must not bring it
+  /// in.
+  __device__ __forceinline__ void scale_weights(Scores& weights, int block,
+                                                const float* value_scales) {
+    if constexpr (kFull) {
+      if (!rules_.dropout && !is_scaled()) return;
+      const int first = first_key(block);
+      if (!rules_.dropout) {
+#pragma unroll
+        for (int i = 0; i < kScoresPerThread; ++i) {
+          const float scale = value_scales[key_of(first, i / 4, i % 4) - first];
+          weights[i / 4][i % 4] = is_masked(i) ? 0.0F : weights[i / 4][i % 4] * scale;
+        }
+        return;
+      }
+      int i = 0;
+      for_each_score(weights, first, [&](float weight, int key, int row) {
+        if (is_masked(i++)) return 0.0F;
+        weight *= dropout_factor<float>(rules_, sequence_, query_of(row), key);
+        return is_scaled() ? weight * value_scales[key - first] : weight;
+      });
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool is_scaled() const {
+    return params_.call.kv_layout.k_scales != nullptr;
+  }
+  __device__ __forceinline__ bool is_masked(int i) const { return (masked_ >> i & 1U) != 0; }
+
+  /// Keys are counted from the sequence's first that is held.
+  __device__ __forceinline__ int first_key(int block) const {
+    return static_cast<int>(static_cast<std::int64_t>(block) * kBlockKeys - sequence_.key_origin);
+  }
+  __device__ __forceinline__ int key_of(int first, int n, int e) const {
+    return first + n * 8 + lane_ % 4 * 2 + e % 2;
+  }
+
+  __device__ __forceinline__ void apply_window(Scores& scores, int first) const {
+    const int last = first + kBlockKeys - 1;
+    if (first >= begin_[0] && first >= begin_[1] && last < end_[0] && last < end_[1]) return;
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = key_of(first, n, e);
+        if (key < begin_[e / 2] || key >= end_[e / 2]) scores[n][e] = -INFINITY;
+      }
+    }
+  }
+
+  /// An int8 cache without other rules than a window.
+  __device__ __forceinline__ void apply_scales(Scores& scores, int first,
+                                               const float* key_scales) const {
+    const float scale = static_cast<float>(rules_.scale);
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = key_of(first, n, e);
+        const bool is_seen = key >= begin_[e / 2] && key < end_[e / 2];
+        scores[n][e] = is_seen ? scores[n][e] * key_scales[key - first] * scale : -INFINITY;
+      }
+    }
+  }
+
+  /// Calls change(score, key, row) for each of the thread's scores. By way of shared memory, so
+  /// that the rules are compiled once and not for each register.
+  template <class Change>
+  __device__ __forceinline__ void for_each_score(Scores& scores, int first, const Change& change) {
+    auto& staged = staged_.scores;
+#pragma unroll
+    for (int i = 0; i < kScoresPerThread; ++i) staged[i][lane_] = scores[i / 4][i % 4];
+#pragma unroll 1
+    for (int i = 0; i < kScoresPerThread; ++i) {
+      const bool lower = i % 4 >= 2;
+      staged[i][lane_] = change(staged[i][lane_], key_of(first, i / 4, i % 4), lower ? 1 : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kScoresPerThread; ++i) scores[i / 4][i % 4] = staged[i][lane_];
+  }
+
+  const ForwardParams<float>& params_;
+  const ScoreRules& rules_;
+  const Sequence& sequence_;
+  Staged& staged_;
+  const int lane_;
+  int token_[2] = {};
+  int head_[2] = {};
+  int begin_[2] = {};  // the keys that a row's window leaves
+  int end_[2] = {};
+  unsigned masked_ = 0;
+};
+
+}  // namespace ladon::cuda

@@ -1,0 +1,189 @@
+// Weighted sums of the tensor-core forward kernels: O += P V for a warp's 16 query rows and up to
+// 128 columns of V, in the registers of its threads. sums[n][e] is of row e / 2 of the thread's two
+// (see forward_scores.cuh) and column 8 n + 2 (lane % 4) + e % 2.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_scores.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+#include "cuda/kernels/tile_stream.cuh"
+
+namespace ladon::cuda {
+
+inline constexpr int kValueGroups = kTileColumns / 8;
+inline constexpr int kSumsPerThread = kValueGroups * 4;
+
+template <class Half>
+class ForwardSums {
+ public:
+  using Weights = float[kKeyGroups][4];
+
+  /// `columns` of V, of at most kTileColumns.
+  __device__ __forceinline__ explicit ForwardSums(int columns)
+      : columns_(columns), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ void clear() {
+    for_each([](float& sum, int, int) { sum = 0; });
+  }
+
+  __device__ __forceinline__ void rescale(float2 factors) {
+    if (!__any_sync(0xffffffffU, factors.x != 1 || factors.y != 1)) return;
+    for_each([&](float& sum, int, int e) { sum *= e < 2 ? factors.x : factors.y; });
+  }
+
+  __device__ __forceinline__ bool are_finite() {
+    bool all = true;
+    for_each([&](float& sum, int, int) { all = all && fabsf(sum) <= FLT_MAX; });
+    return all;
+  }
+
+  /// Adds the products of weights with a tile of V.
+  __device__ __forceinline__ void add(const Weights& weights, const unsigned char* tile) {
+    add_products<Half, false>(weights, tile);
+  }
+
+  /// The same for a tile of integers in bf16, whose scales are in the weights. Those keep 16 bits
+  /// of precision, as two bf16.
+  __device__ __forceinline__ void add_scaled(const Weights& weights, const unsigned char* tile) {
+    add_products<__nv_bfloat16, true>(weights, tile);
+  }
+
+  /// Adds the infinities and NaN of a tile of V for those rows that see them. `masked` has a bit
+  /// for each of the thread's weights.
+  __device__ __forceinline__ void add_non_finite(unsigned masked, const unsigned char* tile) {
+    const int column = lane_ % 4 * 2;
+#pragma unroll 1
+    for (int key = 0; key < kBlockKeys; ++key) {
+      // The lane of the same rows that has this key's weights, and their bits.
+      const int owner = lane_ / 4 * 4 + key % 8 / 2;
+      const unsigned bits = __shfl_sync(0xffffffffU, masked, owner) >> (key / 8 * 4 + key % 2);
+#pragma unroll
+      for (int n = 0; n < kValueGroups; ++n) {
+        const Half* pair = reinterpret_cast<const Half*>(tile + chunk_offset(key, n)) + column;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float value = static_cast<float>(pair[e % 2]);
+          const bool is_seen = (bits >> (e / 2 * 2) & 1U) == 0;
+          if (n * 8 < columns_ && is_seen && !(fabsf(value) <= FLT_MAX)) sums_[n][e] += value;
+        }
+      }
+    }
+  }
+
+  /// Folds in the thread's sums of earlier segments, which nobody else reads. After the last
+  /// segment the sums stay in registers.
+  __device__ __forceinline__ void fold(const Fold<float> (&folds)[2], float* earlier, int stride,
+                                       bool has_earlier, bool is_last) {
+    for_each([&](float& sum, int n, int e) {
+      float& kept = earlier[(n * 4 + e) * stride];
+      if (has_earlier) sum = folds[e / 2](kept, sum);
+      if (!is_last) kept = sum;
+    });
+  }
+
+  /// Row i of the thread's two, as it is.
+  __device__ __forceinline__ void store_partial(int i, float* out) const {
+    const int column = lane_ % 4 * 2;
+    int present = columns_ - column;
+    out += column;
+#pragma unroll
+    for (int n = 0; n < kValueGroups; ++n, out += 8, present -= 8) {
+      if (present >= 1) out[0] = sums_[n][i * 2];
+      if (present >= 2) out[1] = sums_[n][i * 2 + 1];
+    }
+  }
+
+  /// Row i times `factor`; 0 where it saw no key, even where the sums are not.
+  __device__ __forceinline__ void store(int i, float factor, bool is_seen, Half* out,
+                                        bool aligned) const {
+#pragma unroll
+    for (int n = 0; n < kValueGroups; ++n) {
+      const int column = n * 8 + lane_ % 4 * 2;
+      const int present = columns_ - column;
+      // -0 becomes 0.
+      const float low = is_seen ? sums_[n][i * 2] * factor + 0.0F : 0.0F;
+      const float high = is_seen ? sums_[n][i * 2 + 1] * factor + 0.0F : 0.0F;
+      const unsigned both = pack<Half>(low, high);
+      if (present >= 2 && aligned) {
+        *reinterpret_cast<unsigned*>(out + column) = both;
+      } else {
+        if (present >= 1) out[column] = reinterpret_cast<const Half*>(&both)[0];
+        if (present >= 2) out[column + 1] = reinterpret_cast<const Half*>(&both)[1];
+      }
+    }
+  }
+
+ private:
+  template <class Visit>
+  __device__ __forceinline__ void for_each(const Visit& visit) {
+#pragma unroll
+    for (int n = 0; n < kValueGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) visit(sums_[n][e], n, e);
+    }
+  }
+
+  /// Half the columns or all of them.
+  template <class Element, bool kTwice>
+  __device__ __forceinline__ void add_products(const Weights& weights, const unsigned char* tile) {
+    if (columns_ > kTileColumns / 2) {
+      add_products<Element, kTwice, kValueGroups>(weights, shared_address(tile));
+    } else {
+      add_products<Element, kTwice, kValueGroups / 2>(weights, shared_address(tile));
+    }
+  }
+  /// kTwice: what rounding takes from the weights is multiplied too.
+  template <class Element, bool kTwice, int kGroups>
+  __device__ __forceinline__ void add_products(const Weights& weights, unsigned values) {
+    const unsigned offset = fresh(chunk_offset(lane_ % 16, lane_ / 16));
+#pragma unroll
+    for (int step = 0; step < kBlockKeys / 16; ++step) {
+      unsigned rounded[4];
+      unsigned rests[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float low = weights[step * 2 + i / 2][i % 2 * 2];
+        const float high = weights[step * 2 + i / 2][i % 2 * 2 + 1];
+        rounded[i] = pack<Element>(low, high);
+        if constexpr (kTwice) rests[i] = pack<Element>(rest<Element>(low), rest<Element>(high));
+      }
+#pragma unroll
+      for (int pair = 0; pair < kGroups / 2; ++pair) {
+        unsigned value[4];
+        load_matrices_transposed(value,
+                                 values + step * 16 * kTileRowBytes + (offset ^ (pair << 5)));
+        multiply_add<Element>(sums_[pair * 2], rounded, value[0], value[1]);
+        multiply_add<Element>(sums_[pair * 2 + 1], rounded, value[2], value[3]);
+        if constexpr (kTwice) {
+          multiply_add<Element>(sums_[pair * 2], rests, value[0], value[1]);
+          multiply_add<Element>(sums_[pair * 2 + 1], rests, value[2], value[3]);
+        }
+      }
+    }
+  }
+  template <class Element>
+  __device__ __forceinline__ static float rest(float weight) {
+    return weight - static_cast<float>(Element(weight));
+  }
+
+  const int columns_;
+  const int lane_;
+  float sums_[kValueGroups][4];
+};
+
+/// Sets the infinities and NaN of a tile to 0.
+template <class Half>
+__device__ __forceinline__ void clear_non_finite(unsigned char* tile) {
+  constexpr unsigned kExponent = std::is_same_v<Half, __nv_bfloat16> ? 0x7f80U : 0x7c00U;
+  auto* const elements = reinterpret_cast<unsigned short*>(tile);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * kTileColumns;
+       i += static_cast<int>(blockDim.x)) {
+    if ((elements[i] & kExponent) == kExponent) elements[i] = 0;
+  }
+}
+
+}  // namespace ladon::cuda

@@ -1,0 +1,78 @@
+// Metadata: small lists of the host's, such as lengths and page tables, in the device's memory.
+// What the device has already is not sent again: all layers of a model read the same lists.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "core/device_memory.h"
+
+namespace ladon::cuda {
+
+class Queue;
+
+/// Thread-safe.
+class Metadata {
+  struct Block;
+
+ public:
+  explicit Metadata(std::shared_ptr<DeviceMemory> memory) noexcept;
+  ~Metadata();
+  Metadata(const Metadata&) = delete;
+  Metadata& operator=(const Metadata&) = delete;
+
+  /// A pointer at byte `at` of a list, to byte `target` of it.
+  struct Pointer {
+    std::size_t at;
+    std::size_t target;
+  };
+
+  /// Keeps a list where it is, until the kernels that read it are enqueued.
+  class Held {
+   public:
+    Held(Metadata& metadata, Block& block) noexcept : metadata_(metadata), block_(block) {}
+    ~Held() { metadata_.release(block_); }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+    const std::byte* data() const noexcept;
+
+   private:
+    Metadata& metadata_;
+    Block& block_;
+  };
+
+  /// Where the device has `list`, with its pointers set there. Sends it where the device has not.
+  Held hold(Queue& queue, std::span<const std::byte> list, std::span<const Pointer> pointers = {});
+
+  /// Forgets what the device has; memory is kept, and given out in the same order as before.
+  /// Nothing is held.
+  void restart() noexcept;
+
+ private:
+  struct Block {
+    std::vector<std::byte> list;
+    std::byte* data = nullptr;
+    std::size_t size = 0;  // of the memory
+    int holders = 0;
+    bool is_known = false;
+    std::uint64_t last_use = 0;
+  };
+
+  Block* find(std::span<const std::byte> list) noexcept;
+  /// One that nobody holds, or a new one.
+  Block& unused();
+  void release(Block& block) noexcept;
+
+  const std::shared_ptr<DeviceMemory> memory_;
+  std::mutex mutex_;
+  std::list<Block> blocks_;  // addresses stay
+  std::uint64_t uses_ = 0;
+};
+
+}  // namespace ladon::cuda
