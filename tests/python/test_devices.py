@@ -1,5 +1,8 @@
 """Devices: what is there, what is refused, and arrays on a GPU where there is one."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -226,3 +229,56 @@ def test_a_graph_decodes_as_plain_calls_do(torch):
     assert 0 < statistics["num_changed"] < statistics["num_nodes"] and statistics["num_built"] <= 2
     with pytest.raises(ladon.InvalidArgumentError, match="waits for the device"):
         graph.run(context.synchronize)
+
+
+@needs_gpu
+def test_cupy_both_ways():
+    cupy = pytest.importorskip("cupy")
+    q, k, v = (cupy.random.standard_normal((2, 33, 4, 16), dtype=cupy.float32) for _ in range(3))
+    out = ladon.attention(q, k, v, causal=True)
+    assert isinstance(out, ladon.DeviceArray)
+    there = cupy.from_dlpack(out)
+    expected = ladon.attention(*(cupy.asnumpy(each) for each in (q, k, v)), causal=True)
+    np.testing.assert_allclose(cupy.asnumpy(there), expected, rtol=1e-5, atol=1e-5)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    context = ladon.Context(device="cuda", stream=stream)
+    assert context.stream == stream.ptr
+    with stream:
+        out = cupy.from_dlpack(ladon.attention(q, k, v, causal=True, context=context))
+    stream.synchronize()
+    assert cupy.array_equal(out, there)
+
+
+@needs_gpu
+def test_jax_both_ways(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX has no GPU")
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 33, 4, 16)) for i in range(3))
+    there = jax.dlpack.from_dlpack(ladon.attention(q, k, v, causal=True))
+    expected = ladon.attention(*(np.asarray(each) for each in (q, k, v)), causal=True)
+    np.testing.assert_allclose(np.asarray(there), expected, rtol=1e-5, atol=1e-5)
+
+
+FAULT = """
+import numpy as np, cupy, ladon
+x = cupy.ones((1, 3, 2, 8), dtype=cupy.float32)
+kept = ladon.attention(x, x, x)
+cupy.RawKernel('extern "C" __global__ void fault(int* p) { *p = 1; }', "fault")((1,), (1,), (np.uintp(0),))
+try:
+    ladon.attention(x, x, x, context=ladon.Context(device="cuda"))
+    ladon.attention(x, x, x).numpy()
+except ladon.DeviceError as error:
+    print("refused:", error)
+host = np.ones((1, 3, 2, 8), np.float32)
+assert np.array_equal(ladon.attention(host, host, host), host)
+"""
+
+
+@needs_gpu
+def test_a_fault_on_the_device_is_an_error_and_the_cpu_goes_on():
+    pytest.importorskip("cupy")
+    done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "refused:" in done.stdout and "cudaErrorIllegalAddress" in done.stdout, done.stdout
