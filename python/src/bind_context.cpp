@@ -50,7 +50,7 @@ void make_context(BoundContext* self, const nb::kwargs& kwargs) {
       throw_value_error(keywords.where("isa"), "got '" + *isa + "', which is not in list_isas()");
     }
   }
-  new (self) BoundContext(options);
+  new (self) BoundContext(options, nb::borrow(stream));
 }
 
 nb::list isa_list() {
@@ -212,8 +212,8 @@ void bind_context(nb::module_& module) {
                   "DeviceLike = 'cpu', stream: Any = None) -> None"),
           "num_threads: 0 is one for each CPU. isa: a name of list_isas(); None is LADON_ISA, or "
           "else the fastest. device: 'cpu', 'cuda' or 'cuda:1'. stream: of a GPU, as an integer, a "
-          "torch.cuda.Stream or a cupy.cuda.Stream, which must outlive the Context; None is CUDA's "
-          "default stream.")
+          "torch.cuda.Stream or a cupy.cuda.Stream, which the Context keeps (the owner of an integer "
+          "must keep it); None is CUDA's default stream.")
       .def_prop_ro("num_threads", [](const BoundContext& self) { return self.num_threads(); })
       .def_prop_ro("isa", [](const BoundContext& self) { return name_of(self.isa()); })
       .def_prop_ro("device", [](const BoundContext& self) { return self.device().to_string(); })

@@ -39,7 +39,8 @@ std::uintptr_t current_stream(DeviceId device) {
 
 }  // namespace
 
-BoundContext::BoundContext(const ContextOptions& options) : Context(options) {
+BoundContext::BoundContext(const ContextOptions& options, nb::object stream)
+    : StreamOwner{std::move(stream)}, Context(options) {
   if (options.stream) stream_ = reinterpret_cast<std::uintptr_t>(*options.stream);
   const std::lock_guard lock(registry().mutex);
   registry().contexts.push_back(this);

@@ -18,11 +18,16 @@ namespace ladon::python {
 namespace nb = nanobind;
 struct Where;
 
+/// Python's object of a stream, which is destroyed after what uses the stream.
+struct StreamOwner {
+  nb::object object;
+};
+
 /// A Context as Python holds it.
-class BoundContext : public Context {
+class BoundContext : private StreamOwner, public Context {
  public:
-  /// On a GPU the stream must be given.
-  explicit BoundContext(const ContextOptions& options);
+  /// On a GPU the stream must be given, and its object where it has one.
+  explicit BoundContext(const ContextOptions& options, nb::object stream = {});
   ~BoundContext();
   BoundContext(const BoundContext&) = delete;
   BoundContext& operator=(const BoundContext&) = delete;

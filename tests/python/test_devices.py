@@ -247,6 +247,9 @@ def test_cupy_both_ways():
         out = cupy.from_dlpack(ladon.attention(q, k, v, causal=True, context=context))
     stream.synchronize()
     assert cupy.array_equal(out, there)
+    del stream  # the Context keeps it
+    out = cupy.from_dlpack(ladon.attention(q, k, v, causal=True, context=context))
+    assert cupy.array_equal(out, there)
 
 
 @needs_gpu
