@@ -212,7 +212,8 @@ void bind_context(nb::module_& module) {
                   "DeviceLike = 'cpu', stream: Any = None) -> None"),
           "num_threads: 0 is one for each CPU. isa: a name of list_isas(); None is LADON_ISA, or "
           "else the fastest. device: 'cpu', 'cuda' or 'cuda:1'. stream: of a GPU, as an integer, a "
-          "torch.cuda.Stream or a cupy.cuda.Stream, which the Context keeps (the owner of an integer "
+          "torch.cuda.Stream or a cupy.cuda.Stream, which the Context keeps (the owner of an "
+          "integer "
           "must keep it); None is CUDA's default stream.")
       .def_prop_ro("num_threads", [](const BoundContext& self) { return self.num_threads(); })
       .def_prop_ro("isa", [](const BoundContext& self) { return name_of(self.isa()); })
