@@ -20,10 +20,12 @@
 //  3. NaN or infinity in a visible input reaches the rows that see it, and no other row.
 //  4. batch, query_len and kv_len may be 0.
 //  5. |error| <= c * epsilon * sum(p * |v|) for every element; docs/numerics.md states c.
-//  6. Same inputs, same bits: for any number of threads and any batch mates.
+//  6. Same inputs, same bits: for any number of threads and any other sequences in the batch.
 //  7. Extra memory grows with query_len + kv_len, never with their product.
 //  8. Any length and any head_dim from 1 on work.
 //  9. Every function here may be called from many threads at once.
+// 10. On GPUs a token's output has the same bits in a whole-sequence forward, in a training forward,
+//     and in chunks of any size, one token included, over a cache of any kind.
 //
 // All functions throw Error and then have written nothing.
 #pragma once

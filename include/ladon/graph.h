@@ -33,6 +33,10 @@ struct GraphStatistics {
 /// host decides are right; on the device only what changed since the last run is changed. Results
 /// are those of the same calls without a Graph, to the bit.
 ///
+/// The gathered work comes after everything else that is enqueued within the step. So work of other
+/// libraries on its results belongs after run(), and memory that is not a Tensor's and that the
+/// step reads must stay until then.
+///
 /// Within a step nothing can be read back or waited for: copies between the host and the device,
 /// synchronize() and clip_gradients() throw Error. So do calls with the Context from other threads.
 /// A step that throws has the effects of the calls before.

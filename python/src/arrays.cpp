@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "keep_arrays.h"
 #include "keywords.h"
 #include "ladon/error.h"
 
@@ -199,6 +200,7 @@ bool Array::import_memory(nb::handle source, const Where& where, std::optional<D
 template <class Memory>
 void Array::take(nb::handle object, const Where& where) {
   object_ = nb::borrow(object);
+  KeepArrays::add(object);
   refuse_gradient(where, object);
   memory_ = handed_over(object, where);
   if (import_memory<Memory>(memory_, where, {})) return;

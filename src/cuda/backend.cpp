@@ -107,7 +107,8 @@ void CudaBackend::accumulate(const AccumulateParams& params) noexcept {
   // A launch fails only where the device has failed, and then the next call says so.
   try {
     enqueue([&] { cuda::accumulate(queue_, params); });
-  } catch (const Error&) {
+  } catch (...) {
+    if (Recording* const recording = cuda_memory_->recording()) recording->mark_incomplete();
   }
 }
 void CudaBackend::scale(const FloatArray& array, double factor) {

@@ -1,7 +1,10 @@
 #include "cuda/gpu.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <map>
 #include <new>
@@ -19,9 +22,14 @@ std::uint64_t bit_of(int index) { return std::uint64_t{1} << std::min(index, 63)
 
 }  // namespace
 
-bool Gpu::is_used(int index) noexcept {
+std::optional<int> Gpu::first_used() noexcept {
   const std::uint64_t used = used_gpus.load(std::memory_order_relaxed);
-  return index == kAny ? used != 0 : (used & bit_of(index)) != 0;
+  if (used == 0) return std::nullopt;
+  return std::countr_zero(used);
+}
+
+bool Gpu::is_used(int index) noexcept {
+  return (used_gpus.load(std::memory_order_relaxed) & bit_of(index)) != 0;
 }
 
 std::shared_ptr<Gpu> Gpu::of(int index) {
@@ -52,6 +60,9 @@ Gpu::Gpu(int index) : index_(index) {
   check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep), "Context");
   check(cudaStreamCreateWithFlags(&reclaim_, cudaStreamNonBlocking), "Context");
   check(cudaEventCreateWithFlags(&enqueued_, cudaEventDisableTiming), "Context");
+  // CUDA does not work in a forked child, which must not be asked for pointers there.
+  static const int kForks = pthread_atfork(nullptr, nullptr, [] { used_gpus = 0; });
+  static_cast<void>(kForks);
   used_gpus |= bit_of(index);
 }
 
@@ -61,6 +72,18 @@ Gpu::~Gpu() {
   static_cast<void>(cudaEventDestroy(enqueued_));
   static_cast<void>(cudaStreamDestroy(reclaim_));
   static_cast<void>(cudaMemPoolDestroy(pool_));
+}
+
+void Gpu::allow_shared_memory(const void* kernel, std::size_t bytes) {
+  constexpr std::size_t kAlways = std::size_t{48} << 10;
+  if (bytes <= kAlways) return;
+  const std::lock_guard lock(mutex_);
+  std::size_t& allowed = shared_bytes_[kernel];
+  if (bytes <= allowed) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "launch");
+  allowed = bytes;
 }
 
 void Gpu::add(cudaStream_t stream) {

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace ladon::cuda {
@@ -18,9 +20,9 @@ class Gpu {
   /// The GPU with this index; the same object while anything uses it. Throws Error.
   static std::shared_ptr<Gpu> of(int index);
 
-  /// Whether this process has used it. False in a build that could, on a machine that cannot.
+  /// Whether this process has made a Context of it, and the first of which it has.
   static bool is_used(int index) noexcept;
-  static constexpr int kAny = -1;
+  static std::optional<int> first_used() noexcept;
 
   explicit Gpu(int index);
   ~Gpu();
@@ -28,6 +30,10 @@ class Gpu {
   Gpu& operator=(const Gpu&) = delete;
 
   int index() const noexcept { return index_; }
+
+  /// Lets a kernel use so much dynamic shared memory; never less than before, because launches of
+  /// other sizes may be gathered. Throws Error.
+  void allow_shared_memory(const void* kernel, std::size_t bytes);
 
   /// Streams of living Contexts.
   void add(cudaStream_t stream);
@@ -55,7 +61,8 @@ class Gpu {
   std::mutex mutex_;  // of what follows, and of recording and waiting for the event
   std::vector<cudaStream_t> streams_;
   int holds_ = 0;
-  std::vector<void*> held_;  // to be freed when nobody holds
+  std::vector<void*> held_;                                    // to be freed when nobody holds
+  std::unordered_map<const void*, std::size_t> shared_bytes_;  // that kernels may use
 };
 
 }  // namespace ladon::cuda

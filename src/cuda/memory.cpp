@@ -74,9 +74,10 @@ void CudaMemory::begin_recording(Recording& recording) {
   gpu_->hold_frees();
 }
 
-void CudaMemory::end_recording() noexcept { recording_ = nullptr; }
-
-void CudaMemory::release_frees() noexcept { gpu_->release_frees(); }
+void CudaMemory::end_recording() noexcept {
+  recording_ = nullptr;
+  gpu_->release_frees();
+}
 
 void CudaMemory::refuse_while_recording(const char* operation) const {
   if (recording_ == nullptr) return;

@@ -24,6 +24,7 @@ class CudaMemory final : public DeviceMemory {
 
   DeviceId device() const noexcept override { return {Device::kCuda, gpu_->index()}; }
   cudaStream_t stream() const noexcept { return stream_; }
+  Gpu& gpu() const noexcept { return *gpu_; }
 
   void* allocate(std::size_t bytes) noexcept override;
   void free(void* data, std::size_t bytes) noexcept override;
@@ -37,9 +38,8 @@ class CudaMemory final : public DeviceMemory {
   Recording* recording() const noexcept { return recording_; }
   /// Throws Error where one does already.
   void begin_recording(Recording& recording);
+  /// The recorded work is enqueued: what was freed meanwhile may go.
   void end_recording() noexcept;
-  /// Frees what was freed meanwhile, when the recorded work is enqueued.
-  void release_frees() noexcept;
   /// Throws Error for a call that waits while a Graph records.
   void refuse_while_recording(const char* operation) const;
 

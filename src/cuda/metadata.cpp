@@ -32,9 +32,11 @@ void Metadata::restart() noexcept {
   for (Block& block : blocks_) block.last_use = 0;
 }
 
-Metadata::Block* Metadata::find(std::span<const std::byte> list) noexcept {
+Metadata::Block* Metadata::find(std::span<const std::byte> list,
+                                std::size_t num_pointers) noexcept {
   for (Block& block : blocks_) {
-    if (block.is_known && std::ranges::equal(block.list, list)) return &block;
+    if (!block.is_known || block.num_pointers != num_pointers) continue;
+    if (std::ranges::equal(block.list, list)) return &block;
   }
   return nullptr;
 }
@@ -52,7 +54,7 @@ Metadata::Block& Metadata::unused() {
 Metadata::Held Metadata::hold(Queue& queue, std::span<const std::byte> list,
                               std::span<const Pointer> pointers) {
   const std::lock_guard lock(mutex_);
-  Block* block = find(list);
+  Block* block = find(list, pointers.size());
   if (block == nullptr) {
     block = &unused();
     block->is_known = false;
@@ -68,6 +70,7 @@ Metadata::Held Metadata::hold(Queue& queue, std::span<const std::byte> list,
       block->size = size;
     }
     block->list.assign(list.begin(), list.end());
+    block->num_pointers = pointers.size();
     std::vector<std::byte> sent = block->list;
     for (const Pointer& pointer : pointers) {
       const std::byte* const target = block->data + pointer.target;

@@ -57,6 +57,7 @@ class Metadata {
  private:
   struct Block {
     std::vector<std::byte> list;
+    std::size_t num_pointers = 0;
     std::byte* data = nullptr;
     std::size_t size = 0;  // of the memory
     int holders = 0;
@@ -64,7 +65,7 @@ class Metadata {
     std::uint64_t last_use = 0;
   };
 
-  Block* find(std::span<const std::byte> list) noexcept;
+  Block* find(std::span<const std::byte> list, std::size_t num_pointers) noexcept;
   /// One that nobody holds, or a new one.
   Block& unused();
   void release(Block& block) noexcept;

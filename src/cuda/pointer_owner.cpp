@@ -5,7 +5,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
+#include "cuda/error.h"
 #include "cuda/gpu.h"
 
 namespace ladon::cuda {
@@ -44,23 +46,33 @@ class KnownOwners {
 // What is known of addresses is known for the whole process.
 KnownOwners known_owners;
 
+/// Some machines' GPUs can use all of the host's memory.
+bool can_use_pageable(DeviceId device) {
+  int can = 0;
+  if (device.is_cpu()) return false;
+  static_cast<void>(cudaDeviceGetAttribute(&can, cudaDevAttrPageableMemoryAccess, device.index));
+  return can != 0;
+}
+
 }  // namespace
 
 DeviceId owner_of(const void* data, DeviceId claimed) noexcept {
-  if (data == nullptr || !Gpu::is_used(claimed.is_cpu() ? Gpu::kAny : claimed.index)) {
+  const std::optional<int> first = Gpu::first_used();
+  if (data == nullptr || !first || (!claimed.is_cpu() && !Gpu::is_used(claimed.index))) {
     return claimed;
   }
   if (known_owners.has(data, claimed)) return claimed;
+  // On a GPU that is in use: another one would get a context of CUDA's by being asked.
+  const DeviceScope scope(claimed.is_cpu() ? *first : claimed.index);
   cudaPointerAttributes attributes{};
   if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return claimed;
   }
   const bool is_device = attributes.type == cudaMemoryTypeDevice;
-  const bool is_pageable = attributes.type == cudaMemoryTypeUnregistered;
   DeviceId owner = claimed;  // pinned and managed memory: both sides can use it
   if (is_device) owner = {Device::kCuda, attributes.device};
-  if (is_pageable) owner = {};
+  if (attributes.type == cudaMemoryTypeUnregistered && !can_use_pageable(claimed)) owner = {};
   if (owner == claimed) known_owners.add(data, claimed);
   return owner;
 }

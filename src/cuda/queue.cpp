@@ -17,6 +17,14 @@ Queue::Queue(std::shared_ptr<CudaMemory> memory, WorkspacePool& scratch)
       "Context");
 }
 
+void Queue::refuse_capture() const {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_, &capture), "Context");
+  if (capture == cudaStreamCaptureStatusNone) return;
+  fail("Context", "stream",
+       "got a stream that is being captured, expected none: ladon::Graph records such calls");
+}
+
 Metadata& Queue::metadata() noexcept {
   Recording* const recording = memory_->recording();
   return recording == nullptr ? metadata_ : recording->metadata();
@@ -24,15 +32,11 @@ Metadata& Queue::metadata() noexcept {
 
 void Queue::launch_kernel(const void* kernel, const Grid& grid, void* params, std::size_t bytes) {
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
-  constexpr std::size_t kDefaultLimit = std::size_t{48} << 10;
-  if (grid.shared_bytes > kDefaultLimit) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(grid.shared_bytes)),
-          "launch");
-  }
+  memory_->gpu().allow_shared_memory(kernel, grid.shared_bytes);
   if (Recording* const recording = memory_->recording()) {
     return recording->add_kernel(kernel, grid, params, bytes);
   }
+  refuse_capture();
   void* arguments[] = {params};
   check(cudaLaunchKernel(kernel, grid.blocks, grid.threads, arguments, grid.shared_bytes, stream_),
         "launch");
@@ -43,13 +47,7 @@ void Queue::upload(void* to, const void* from, std::size_t bytes) {
   if (Recording* const recording = memory_->recording()) {
     return recording->add_upload(to, from, bytes);
   }
-  // A capture would copy once more from memory that other calls use by then.
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream_, &capture), "upload");
-  if (capture != cudaStreamCaptureStatusNone) {
-    fail("Context", "stream",
-         "got a stream that is being captured, expected none: ladon::Graph records such calls");
-  }
+  refuse_capture();
   staging_.copy(to, from, bytes, stream_);
 }
 

@@ -52,6 +52,9 @@ class Queue {
 
  private:
   void launch_kernel(const void* kernel, const Grid& grid, void* params, std::size_t bytes);
+  /// A program's capture would run kernels again over lists and scratch memory that other calls use
+  /// by then.
+  void refuse_capture() const;
 
   const std::shared_ptr<CudaMemory> memory_;
   const cudaStream_t stream_;

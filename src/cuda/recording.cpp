@@ -73,10 +73,13 @@ void Recording::begin() {
   recorder_ = std::this_thread::get_id();
 }
 
+void Recording::check_thread() const {
+  if (std::this_thread::get_id() == recorder_) return;
+  fail("Graph", "context", "got a call from another thread, expected none while a step runs");
+}
+
 Recording::Step& Recording::next(Kind kind, const void* kernel) {
-  if (std::this_thread::get_id() != recorder_) {
-    fail("Graph", "context", "got a call from another thread, expected none while a step runs");
-  }
+  check_thread();
   if (num_steps_ == steps_.size()) {
     steps_.emplace_back();
     is_same_graph_ = false;
@@ -97,7 +100,13 @@ void Recording::add_kernel(const void* kernel, const Grid& grid, const void* par
                     std::memcmp(step.params.data(), from, bytes) != 0;
   if (!step.is_changed) return;
   step.grid = grid;
-  step.params.assign(from, from + bytes);
+  try {
+    step.params.assign(from, from + bytes);
+  } catch (...) {
+    step.node = nullptr;
+    --num_steps_;
+    throw;
+  }
 }
 
 void Recording::add_transfer(Kind kind, void* to, const void* from, std::size_t bytes) {
@@ -133,6 +142,7 @@ void Recording::try_zero(void* to, std::size_t bytes) noexcept {
 }
 
 void Recording::add_upload(void* to, const void* from, std::size_t bytes) {
+  check_thread();
   // The next step's own memory, so that an upload that stays where it is changes no node.
   if (num_steps_ == steps_.size()) {
     steps_.emplace_back();
@@ -207,18 +217,39 @@ void Recording::build() {
   ++statistics_.num_built;
 }
 
+cudaError_t Recording::enqueue_step(const Step& step, cudaStream_t stream) {
+  void* arguments[] = {const_cast<std::byte*>(step.params.data())};
+  switch (step.kind) {
+    case Kind::kKernel:
+      return cudaLaunchKernel(step.kernel, step.grid.blocks, step.grid.threads, arguments,
+                              step.grid.shared_bytes, stream);
+    case Kind::kUpload:
+    case Kind::kCopy:
+      return cudaMemcpyAsync(step.to, step.from, step.bytes, cudaMemcpyDefault, stream);
+    case Kind::kZero: return cudaMemsetAsync(step.to, 0, step.bytes, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+void Recording::enqueue(cudaStream_t stream) {
+  try {
+    const bool is_as_long = num_steps_ == steps_.size() || steps_[num_steps_].node == nullptr;
+    if (!is_same_graph_ || !is_as_long || !update()) build();
+    return check(cudaGraphLaunch(executable_, stream), "Graph");
+  } catch (const Error&) {
+    discard_graph();
+  }
+  for (std::size_t i = 0; i < num_steps_; ++i) check(enqueue_step(steps_[i], stream), "Graph");
+}
+
 void Recording::run(cudaStream_t stream) {
   const DeviceScope scope(device_index_);
-  check(scope.status(), "Graph");
-  const bool is_as_long = num_steps_ == steps_.size() || steps_[num_steps_].node == nullptr;
-  if (!is_same_graph_ || !is_as_long || !update()) build();
+  enqueue(stream);
   statistics_.num_nodes = static_cast<std::int64_t>(num_steps_);
-  check(cudaGraphLaunch(executable_, stream), "Graph");
   check(cudaEventRecord(finished_, stream), "Graph");
   if (is_incomplete_) {
     fail("Graph::run", "step",
-         "got a copy that could not be recorded, such as one of another "
-         "thread, expected none");
+         "got a copy that could not be recorded, such as one of another thread, expected none");
   }
 }
 

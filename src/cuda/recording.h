@@ -43,6 +43,8 @@ class Recording {
   /// The same for callers that cannot fail: run() throws instead.
   void try_copy(void* to, const void* from, std::size_t bytes) noexcept;
   void try_zero(void* to, std::size_t bytes) noexcept;
+  /// A step is missing: run() says so.
+  void mark_incomplete() noexcept { is_incomplete_ = true; }
 
   /// Lists of this recording, at the same places in every run.
   Metadata& metadata() noexcept { return metadata_; }
@@ -68,11 +70,15 @@ class Recording {
     bool is_changed = false;
   };
 
+  void check_thread() const;
   /// The next step, which was of this kind and kernel last time or makes the graph a new one.
   Step& next(Kind kind, const void* kernel);
   void add_transfer(Kind kind, void* to, const void* from, std::size_t bytes);
   void build();
   bool update();
+  /// As the graph, or where CUDA cannot make one, step by step: caches count on the steps by now.
+  void enqueue(cudaStream_t stream);
+  static cudaError_t enqueue_step(const Step& step, cudaStream_t stream);
   static cudaError_t add_node(cudaGraph_t graph, const cudaGraphNode_t* after, Step& step);
   cudaError_t change_node(Step& step) const;
   void discard_graph() noexcept;

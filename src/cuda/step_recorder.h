@@ -18,12 +18,17 @@ class CudaStepRecorder final : public StepRecorder {
 
   void begin() override {
     Recording& next = recordings_[runs_ % 2];
-    next.begin();
     memory_->begin_recording(next);
+    try {
+      next.begin();
+    } catch (...) {
+      memory_->end_recording();
+      throw;
+    }
   }
   void end() override {
-    memory_->end_recording();
-    const Release release{*memory_};
+    // Enqueued before calls of other threads are again.
+    const End end{*memory_};
     recordings_[runs_++ % 2].run(memory_->stream());
   }
   GraphStatistics statistics() const noexcept override {
@@ -33,9 +38,9 @@ class CudaStepRecorder final : public StepRecorder {
   }
 
  private:
-  struct Release {
+  struct End {
     CudaMemory& memory;
-    ~Release() { memory.release_frees(); }
+    ~End() { memory.end_recording(); }
   };
 
   const std::shared_ptr<CudaMemory> memory_;

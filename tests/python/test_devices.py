@@ -225,6 +225,15 @@ def test_a_graph_decodes_as_plain_calls_do(torch):
         expected = layer(x, cache=caches[0], context=context)
         out = graph.run(lambda: layer(x, cache=caches[1], context=context))
         assert torch.equal(out, expected)
+    # On a stream of its own, whose results PyTorch's current stream must wait for.
+    aside = ladon.Context(device="cuda", stream=torch.cuda.Stream())
+    graph_aside = ladon.Graph(aside)
+    caches = [ladon.KvCache.contiguous(**layer.cache_options(batch=2)) for _ in range(2)]
+    for _ in range(20):
+        x = torch.randn(2, 1, 16, device="cuda")
+        expected = layer(x * 2, cache=caches[0])
+        out = graph_aside.run(lambda: layer(x * 2, cache=caches[1], context=aside))
+        assert torch.equal(out, expected)
     statistics = graph.statistics()
     assert 0 < statistics["num_changed"] < statistics["num_nodes"] and statistics["num_built"] <= 2
     with pytest.raises(ladon.InvalidArgumentError, match="waits for the device"):

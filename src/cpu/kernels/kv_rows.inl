@@ -83,7 +83,8 @@ struct KvRowsScratch {
   }
 };
 
-/// How a row is stored: the bits of an element, and a vector of them as f32.
+/// How a row is stored: the bits of an element, which may be those of floats, and a vector of them
+/// as f32.
 template <DType kDType>
 struct ElementBits {
   using Bits = std::uint16_t;
@@ -91,18 +92,20 @@ struct ElementBits {
 };
 template <>
 struct ElementBits<DType::kF32> {
-  using Bits = std::uint32_t;
+  using Bits __attribute__((may_alias)) = std::uint32_t;
   static F32 load(const Bits* p) { return cpu::load<F32>(reinterpret_cast<const float*>(p)); }
 };
 template <>
 struct ElementBits<DType::kF64> {
-  using Bits = std::uint64_t;
+  using Bits __attribute__((may_alias)) = std::uint64_t;
 };
 
 /// The bits of a row's largest magnitude: magnitudes are ordered as their bits are. Infinities and
 /// NaN are the largest of all.
-template <class Bits>
-inline Bits largest_bits(const Bits* row, std::int64_t dim) {
+template <DType kFrom>
+inline auto largest_bits(const void* from, std::int64_t dim) {
+  using Bits = typename ElementBits<kFrom>::Bits;
+  const Bits* const row = static_cast<const Bits*>(from);
   constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
   Bits top = 0;
   for (std::int64_t i = 0; i < dim; ++i) {
@@ -184,7 +187,7 @@ inline void quantise_rows(const QuantisedRow* rows, std::int64_t count, std::int
   using Bits = typename ElementBits<kFrom>::Bits;
   Bits tops[kRowsAtOnce];
   for (std::int64_t r = 0; r < count; ++r) {
-    tops[r] = largest_bits(static_cast<const Bits*>(rows[r].from), dim);
+    tops[r] = largest_bits<kFrom>(rows[r].from, dim);
   }
   double largest_values[kRowsAtOnce];
   load_row(tops, kFrom, count, largest_values);
