@@ -36,6 +36,7 @@ void make_context(BoundContext* self, const nb::kwargs& kwargs) {
     if (device.is_cpu()) {
       throw_value_error(keywords.where("stream"), "got one for the CPU, expected none");
     }
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has a stream as a number
     options.stream = reinterpret_cast<void*>(to_stream(stream, keywords.where("stream")));
   }
   if (num_threads < 0 || num_threads > kMaxThreads) {

@@ -70,6 +70,7 @@ const BoundContext& context_of(DeviceId device) {
     ContextOptions options;
     options.device = device.device;
     options.device_index = device.index;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has a stream as a number
     options.stream = reinterpret_cast<void*>(stream);
     context = std::make_unique<BoundContext>(options);
   }

@@ -84,15 +84,16 @@ void for_each_row(const KvRowsParams& params, const Function& function) {
 }  // namespace
 
 void ReferenceBackend::write_kv(const KvRowsParams& params) {
-  const auto& [dtype, scaled] = params.format;
+  const DType stored = params.format.dtype;
   for_each_row(params, [&](const Part& part, const Row& row) {
     const void* const from = element_at(part.rows.data, part.rows.dtype, row.outside);
-    if (scaled) {
+    if (row.scale != nullptr) {
       return quantise_row(from, part.rows.dtype, part.dim,
                           static_cast<std::int8_t*>(part.slots.data) + row.inside, row.scale);
     }
     for (std::int64_t i = 0; i < part.dim; ++i) {
-      store_element(part.slots.data, dtype, row.inside + i, load_element(from, part.rows.dtype, i));
+      store_element(part.slots.data, stored, row.inside + i,
+                    load_element(from, part.rows.dtype, i));
     }
   });
 }
