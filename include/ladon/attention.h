@@ -24,9 +24,8 @@
 //  7. Extra memory grows with query_len + kv_len, never with their product.
 //  8. Any length and any head_dim from 1 on work.
 //  9. Every function here may be called from many threads at once.
-// 10. On GPUs a token's output has the same bits in a whole-sequence forward, in a training
-// forward,
-//     and in chunks of any size, one token included, over a cache of any kind.
+// 10. On GPUs a token's output has the same bits in a whole-sequence or training forward and in
+//     chunks of any size, one token included, over a cache of any kind.
 //
 // All functions throw Error and then have written nothing.
 #pragma once

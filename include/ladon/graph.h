@@ -24,7 +24,7 @@ struct GraphStatistics {
 ///
 ///   ladon::Graph graph(context);
 ///   while (...) {
-///     graph.run([&] { layer.forward_into(context, input, output.view()); });
+///     graph.run([&] { layer.forward(context, token, cache, {}, output); });
 ///     ...
 ///   }
 ///

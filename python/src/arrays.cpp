@@ -247,6 +247,12 @@ void Array::follow(const Context& context) {
 
 namespace {
 
+std::array<std::size_t, kMaxRank> sizes_of(const TensorView& view) {
+  std::array<std::size_t, kMaxRank> sizes{};
+  std::copy(view.shape().begin(), view.shape().end(), sizes.begin());
+  return sizes;
+}
+
 nb::object share_on_gpu(const TensorView& view, nb::handle owner, Framework framework,
                         const BoundContext* context) {
   // A Context of the caller's must be there as long as something may have to wait for it.
@@ -271,14 +277,18 @@ nb::object share_on_gpu(const TensorView& view, nb::handle owner, Framework fram
 
 nb::object capsule_of(const DeviceArray& array) {
   const TensorView& view = array.view;
-  std::array<std::size_t, kMaxRank> shape{};
-  for (int dim = 0; dim < view.rank(); ++dim) {
-    shape[static_cast<std::size_t>(dim)] = static_cast<std::size_t>(view.size(dim));
-  }
+  const auto shape = sizes_of(view);
   const nb::ndarray<> exported(view.data(), static_cast<std::size_t>(view.rank()), shape.data(),
                                array.owner, view.strides().begin(), dlpack_dtype(view.dtype()),
                                nb::device::cuda::value, view.device().index);
   return nb::cast(exported, nb::rv_policy::reference);
+}
+
+nb::object give_result(const Array& given, Tensor&& memory, Framework framework,
+                       const BoundContext& context) {
+  if (given.absent()) return to_array(std::move(memory), framework, context);
+  if (given.framework() == Framework::kTorch) hand_over_to_torch(context);
+  return given.object();
 }
 
 nb::object share_array(const TensorView& view, nb::handle owner, Framework framework,
@@ -286,10 +296,7 @@ nb::object share_array(const TensorView& view, nb::handle owner, Framework frame
   if (!view.device().is_cpu()) return share_on_gpu(view, owner, framework, context);
   const bool as_integers = framework == Framework::kNumpy && view.dtype() == DType::kBF16;
   const nb::dlpack::dtype dtype = dlpack_dtype(as_integers ? DType::kU16 : view.dtype());
-  std::array<std::size_t, kMaxRank> shape{};
-  for (int dim = 0; dim < view.rank(); ++dim) {
-    shape[static_cast<std::size_t>(dim)] = static_cast<std::size_t>(view.size(dim));
-  }
+  const auto shape = sizes_of(view);
   // An empty tensor has no memory; NumPy wants an address.
   alignas(64) static std::byte nothing[64];
   void* const data = view.data() != nullptr ? view.data() : nothing;

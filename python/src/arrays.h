@@ -89,6 +89,9 @@ struct DeviceArray {
 
 /// Gives a tensor away as an array. The Context is the one that wrote it.
 nb::object to_array(Tensor&& tensor, Framework framework, const BoundContext& context);
+/// The array that the caller gave for the result, where one was given; else the result's memory.
+nb::object give_result(const Array& given, Tensor&& memory, Framework framework,
+                       const BoundContext& context);
 /// An array that shares memory with `view` and keeps `owner` alive. Without a Context any may have
 /// written it.
 nb::object share_array(const TensorView& view, nb::handle owner, Framework framework,

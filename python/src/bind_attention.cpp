@@ -195,11 +195,7 @@ TensorView AttentionOutputs::out() {
 TensorView AttentionOutputs::lse() { return wants_lse_ ? lse_memory_.view() : TensorView{}; }
 
 nb::object AttentionOutputs::give(Framework framework, const BoundContext& context) {
-  nb::object out =
-      given_.absent() ? to_array(std::move(out_memory_), framework, context) : given_.object();
-  if (!given_.absent() && !context.device().is_cpu() && given_.framework() == Framework::kTorch) {
-    hand_over_to_torch(context);
-  }
+  nb::object out = give_result(given_, std::move(out_memory_), framework, context);
   if (!wants_lse_) return out;
   return nb::make_tuple(out, to_array(std::move(lse_memory_), framework, context));
 }

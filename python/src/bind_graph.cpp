@@ -38,10 +38,7 @@ nb::object run(BoundGraph& self, const nb::callable& step) {
     });
   });
   // Within the step PyTorch's stream has waited for nothing.
-  const nb::object torch = imported_torch();
-  if (torch.is_valid() && nb::cast<bool>(torch.attr("cuda").attr("is_initialized")())) {
-    hand_over_to_torch(self.context);
-  }
+  if (torch_uses_gpu()) hand_over_to_torch(self.context);
   return result;
 }
 

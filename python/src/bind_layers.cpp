@@ -52,11 +52,7 @@ nb::object cached_forward(const Layer& self, const Array& x, Cache& cache, const
       self.layer->forward(context, x.view(), cache.cache, call, out.writable_view());
     }
   });
-  if (out.absent()) return to_array(std::move(memory), x.framework(), context);
-  if (!context.device().is_cpu() && out.framework() == Framework::kTorch) {
-    hand_over_to_torch(context);
-  }
-  return out.object();
+  return give_result(out, std::move(memory), x.framework(), context);
 }
 
 nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle value,

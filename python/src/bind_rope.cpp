@@ -46,11 +46,7 @@ nb::object rotate(nb::handle x_object, const nb::kwargs& kwargs, bool back) {
       rope(context, x.view(), options, positions.positions, target);
     }
   });
-  if (out.absent()) return to_array(std::move(memory), x.framework(), context);
-  if (!context.device().is_cpu() && out.framework() == Framework::kTorch) {
-    hand_over_to_torch(context);
-  }
-  return out.object();
+  return give_result(out, std::move(memory), x.framework(), context);
 }
 
 nb::object py_rope(nb::handle x, const nb::kwargs& kwargs) { return rotate(x, kwargs, false); }

@@ -32,10 +32,8 @@ nb::object stream_object(const nb::object& torch, DeviceId device) {
 
 /// PyTorch's current stream where PyTorch uses the GPU already; else CUDA's default stream.
 std::uintptr_t current_stream(DeviceId device) {
-  const nb::object torch = imported_torch();
-  if (!torch.is_valid() || !nb::hasattr(torch, "cuda")) return 0;
-  if (!nb::cast<bool>(torch.attr("cuda").attr("is_initialized")())) return 0;
-  return nb::cast<std::uintptr_t>(stream_object(torch, device).attr("cuda_stream"));
+  if (!torch_uses_gpu()) return 0;
+  return nb::cast<std::uintptr_t>(stream_object(imported_torch(), device).attr("cuda_stream"));
 }
 
 }  // namespace
@@ -126,7 +124,14 @@ nb::object imported_torch() {
   return torch;
 }
 
+bool torch_uses_gpu() {
+  const nb::object torch = imported_torch();
+  return torch.is_valid() && nb::hasattr(torch, "cuda") &&
+         nb::cast<bool>(torch.attr("cuda").attr("is_initialized")());
+}
+
 void hand_over_to_torch(const BoundContext& context) {
+  if (context.device().is_cpu()) return;
   const nb::object torch = imported_torch();
   const nb::object current = stream_object(torch, context.device());
   if (nb::cast<std::uintptr_t>(current.attr("cuda_stream")) == context.stream()) return;

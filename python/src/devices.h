@@ -57,7 +57,10 @@ std::uintptr_t to_stream(nb::handle object, const Where& where);
 
 /// The torch module where it has been imported; else not valid.
 nb::object imported_torch();
-/// Makes PyTorch's current stream wait for what the Context has enqueued so far.
+/// Whether PyTorch uses a GPU already.
+bool torch_uses_gpu();
+/// Makes PyTorch's current stream wait for what the Context has enqueued so far; on the CPU,
+/// nothing.
 void hand_over_to_torch(const BoundContext& context);
 
 }  // namespace ladon::python

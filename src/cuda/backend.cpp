@@ -36,6 +36,7 @@ template <class Work>
 auto CudaBackend::enqueue(const Work& work) {
   const DeviceScope scope(queue_.device_index());
   check(scope.status(), "Context");
+  queue_.refuse_capture();
   return work();
 }
 

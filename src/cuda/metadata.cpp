@@ -28,8 +28,10 @@ Metadata::~Metadata() {
 
 void Metadata::restart() noexcept {
   const std::lock_guard lock(mutex_);
-  for (Block& block : blocks_) block.is_known = false;
-  for (Block& block : blocks_) block.last_use = 0;
+  for (Block& block : blocks_) {
+    block.is_known = false;
+    block.last_use = 0;
+  }
 }
 
 Metadata::Block* Metadata::find(std::span<const std::byte> list,

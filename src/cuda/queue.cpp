@@ -18,6 +18,7 @@ Queue::Queue(std::shared_ptr<CudaMemory> memory, WorkspacePool& scratch)
 }
 
 void Queue::refuse_capture() const {
+  if (memory_->recording() != nullptr) return;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream_, &capture), "Context");
   if (capture == cudaStreamCaptureStatusNone) return;
@@ -36,7 +37,6 @@ void Queue::launch_kernel(const void* kernel, const Grid& grid, void* params, st
   if (Recording* const recording = memory_->recording()) {
     return recording->add_kernel(kernel, grid, params, bytes);
   }
-  refuse_capture();
   void* arguments[] = {params};
   check(cudaLaunchKernel(kernel, grid.blocks, grid.threads, arguments, grid.shared_bytes, stream_),
         "launch");
@@ -47,7 +47,6 @@ void Queue::upload(void* to, const void* from, std::size_t bytes) {
   if (Recording* const recording = memory_->recording()) {
     return recording->add_upload(to, from, bytes);
   }
-  refuse_capture();
   staging_.copy(to, from, bytes, stream_);
 }
 

@@ -33,6 +33,10 @@ class Queue {
   /// For lists that describe calls.
   Metadata& metadata() noexcept;
 
+  /// Throws Error where the program captures the stream: its graph would run kernels again over
+  /// lists and scratch memory that other calls use by then.
+  void refuse_capture() const;
+
   /// Throws Error where CUDA refuses the launch. A grid without blocks launches nothing.
   template <class Params>
   void launch(void (*kernel)(Params), const Grid& grid, Params params) {
@@ -55,9 +59,6 @@ class Queue {
 
  private:
   void launch_kernel(const void* kernel, const Grid& grid, void* params, std::size_t bytes);
-  /// A program's capture would run kernels again over lists and scratch memory that other calls use
-  /// by then.
-  void refuse_capture() const;
 
   const std::shared_ptr<CudaMemory> memory_;
   const cudaStream_t stream_;

@@ -73,18 +73,20 @@ void Recording::begin() {
   recorder_ = std::this_thread::get_id();
 }
 
-void Recording::check_thread() const {
-  if (std::this_thread::get_id() == recorder_) return;
-  fail("Graph", "context", "got a call from another thread, expected none while a step runs");
-}
-
-Recording::Step& Recording::next(Kind kind, const void* kernel) {
-  check_thread();
+Recording::Step& Recording::upcoming() {
+  if (std::this_thread::get_id() != recorder_) {
+    fail("Graph", "context", "got a call from another thread, expected none while a step runs");
+  }
   if (num_steps_ == steps_.size()) {
     steps_.emplace_back();
     is_same_graph_ = false;
   }
-  Step& step = steps_[num_steps_++];
+  return steps_[num_steps_];
+}
+
+Recording::Step& Recording::next(Kind kind, const void* kernel) {
+  Step& step = upcoming();
+  ++num_steps_;
   if (step.kind != kind || step.kernel != kernel || step.node == nullptr) is_same_graph_ = false;
   step.kind = kind;
   step.kernel = kernel;
@@ -142,13 +144,8 @@ void Recording::try_zero(void* to, std::size_t bytes) noexcept {
 }
 
 void Recording::add_upload(void* to, const void* from, std::size_t bytes) {
-  check_thread();
-  // The next step's own memory, so that an upload that stays where it is changes no node.
-  if (num_steps_ == steps_.size()) {
-    steps_.emplace_back();
-    is_same_graph_ = false;
-  }
-  Step& step = steps_[num_steps_];
+  // The step's own memory, so that an upload that stays where it is changes no node.
+  Step& step = upcoming();
   if (step.pinned_bytes < bytes) {
     const std::size_t size = std::max(kSmallestPinned, std::bit_ceil(bytes));
     void* pinned = nullptr;

@@ -70,7 +70,8 @@ class Recording {
     bool is_changed = false;
   };
 
-  void check_thread() const;
+  /// The next step as it was last time, or a new one. Throws as the others do.
+  Step& upcoming();
   /// The next step, which was of this kind and kernel last time or makes the graph a new one.
   Step& next(Kind kind, const void* kernel);
   void add_transfer(Kind kind, void* to, const void* from, std::size_t bytes);
