@@ -46,13 +46,22 @@ function(ladon_add_cuda target)
     target_link_options(${target} PRIVATE LINKER:--exclude-libs,libcudart_static.a)
   endif()
   set_target_properties(${target} PROPERTIES CUDA_VISIBILITY_PRESET hidden)
-  # One front-end pass for all: PTX of Ampere, and machine code of Ampere and Hopper from it.
+  set(kernel_sources ${ARGN})
+  list(FILTER kernel_sources INCLUDE REGEX "\\.cu$")
+  foreach(source IN LISTS kernel_sources)
+    if(source MATCHES "/hopper/")
+      # Hopper's own instructions: for no other GPU, not even newer ones.
+      set(code arch=compute_90a,code=sm_90a)
+    else()
+      # One front-end pass for all: PTX of Ampere, and machine code of Ampere and Hopper from it.
+      set(code arch=compute_80,code=[compute_80,sm_80,sm_90])
+    endif()
+    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -gencode ${code})
+  endforeach()
   target_compile_options(${target} PRIVATE
-    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_80,code=[compute_80,sm_80,sm_90]>"
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-std=c++20 --expt-relaxed-constexpr --extended-lambda -Xcompiler=-Wall,-Wextra>")
   # Careful kernels run where inputs hold NaN or infinity; elsewhere registers must suffice.
-  set(hot_sources ${ARGN})
-  list(FILTER hot_sources INCLUDE REGEX "\\.cu$")
+  set(hot_sources ${kernel_sources})
   list(FILTER hot_sources EXCLUDE REGEX "_careful_")
   set_property(SOURCE ${hot_sources} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=--warn-on-spills)
   if(LADON_WERROR)

@@ -11,7 +11,8 @@ Queue::Queue(std::shared_ptr<CudaMemory> memory, WorkspacePool& scratch)
       stream_(memory_->stream()),
       scratch_(scratch),
       staging_(device_index()),
-      metadata_(memory_) {
+      metadata_(memory_),
+      kernels_(choose_kernels(device_index())) {
   check(
       cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device_index()),
       "Context");

@@ -16,6 +16,7 @@
 
 #include "core/workspace.h"
 #include "cuda/grid.h"
+#include "cuda/kernel_set.h"
 #include "cuda/memory.h"
 #include "cuda/metadata.h"
 #include "cuda/staging.h"
@@ -28,6 +29,7 @@ class Queue {
 
   int device_index() const noexcept { return memory_->device().index; }
   int num_multiprocessors() const noexcept { return num_multiprocessors_; }
+  KernelSet kernels() const noexcept { return kernels_; }
   /// For temporaries of one call.
   WorkspacePool& scratch() noexcept { return scratch_; }
   /// For lists that describe calls.
@@ -66,6 +68,7 @@ class Queue {
   Staging staging_;
   Metadata metadata_;
   int num_multiprocessors_ = 1;
+  const KernelSet kernels_;
 };
 
 /// A list of the host's, as kernels of one call see it.

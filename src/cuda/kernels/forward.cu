@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "core/fail.h"
+#include "cuda/hopper/attend.h"
 #include "cuda/kernels/forward.cuh"
 #include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/tile_stream.cuh"
@@ -42,7 +43,7 @@ __global__ void fold_segments(const __grid_constant__ FoldParams<Compute, Exp> p
   const std::int64_t token = row / call.group;
   const std::int64_t head = place % call.num_kv_heads * call.group + row % call.group;
 
-  const BlockRange blocks = visible_blocks(call, sequence, row, row);
+  const BlockRange blocks = visible_blocks(call.rules, sequence, token, token);
   const std::int64_t first_segment = sequence.key_origin / kSegmentKeys;
   const std::int64_t begin = blocks.begin / kSegmentBlocks - first_segment;
   const std::int64_t end = blocks.begin == blocks.end
@@ -186,6 +187,10 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
     params.aligned_out =
         call.out.dtype == call.q.dtype && is_aligned(call, call.out, &Sequence::out, 2, 4);
+    if (queue.kernels() == KernelSet::kHopper && !kind.full &&
+        hopper::attend(queue, call, params)) {
+      return;
+    }
     run(
         queue, params, mma_rows(kind.few_rows), kTileColumns,
         [&](std::int64_t tasks, const ForwardParams<float>& ready) {

@@ -23,6 +23,9 @@ struct ForwardParams {
   bool aligned_k = false;
   bool aligned_v = false;
   bool aligned_out = false;  // pairs can be written at once
+  // Tiles that a faster kernel could not compute, because they have infinities or NaN: whether
+  // there are any, then a flag for each tile of [sequence, kv_head, row_tile].
+  int* unfinished = nullptr;
 };
 
 /// Which part of a call a block of threads computes.
@@ -48,6 +51,14 @@ struct ForwardTask {
   }
 };
 
+/// Rows of a tile: those of `heads` neighbouring query heads, token by token.
+struct RowHeads {
+  int first = 0;
+  int heads = 1;
+
+  __device__ QueryRow query_of(int row) const { return {row / heads, first + row % heads}; }
+};
+
 /// Blocks of keys, counted from the sequence's first token, so that they are cut at the same places
 /// whether or not a window has dropped tokens.
 struct BlockRange {
@@ -55,12 +66,12 @@ struct BlockRange {
   int end = 0;
 };
 
-/// The blocks that rows [first_row, last_row] of a KV head see. Windows move with the token, so the
-/// first row's begins first and the last row's ends last.
-__device__ inline BlockRange visible_blocks(const AttentionParams& call, const Sequence& sequence,
-                                            std::int64_t first_row, std::int64_t last_row) {
-  const std::int64_t begin = window_of(call.rules, sequence, first_row / call.group).begin;
-  const std::int64_t end = window_of(call.rules, sequence, last_row / call.group).end;
+/// The blocks that queries [first_token, last_token] see. Windows move with the token, so the first
+/// token's begins first and the last token's ends last.
+__device__ inline BlockRange visible_blocks(const ScoreRules& rules, const Sequence& sequence,
+                                            std::int64_t first_token, std::int64_t last_token) {
+  const std::int64_t begin = window_of(rules, sequence, first_token).begin;
+  const std::int64_t end = window_of(rules, sequence, last_token).end;
   if (begin >= end) return {};
   return {static_cast<int>((begin + sequence.key_origin) / kBlockKeys),
           static_cast<int>((end - 1 + sequence.key_origin) / kBlockKeys) + 1};

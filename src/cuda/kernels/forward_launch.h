@@ -24,8 +24,13 @@ void launch_forward_f32(Queue& queue, const ForwardKind& kind, std::int64_t task
 void launch_forward_f64(Queue& queue, const ForwardKind& kind, std::int64_t tasks,
                         const ForwardParams<double>& params);
 
+/// Computes what params.unfinished names.
+void finish_forward_bf16(Queue& queue, const ForwardParams<float>& params);
+void finish_forward_f16(Queue& queue, const ForwardParams<float>& params);
+
 /// Query rows of one block of threads.
-constexpr std::int64_t mma_rows(bool few_rows) { return few_rows ? 16 : 64; }
+inline constexpr int kMmaRows = 64;
+constexpr std::int64_t mma_rows(bool few_rows) { return few_rows ? 16 : kMmaRows; }
 constexpr std::int64_t simt_rows(bool few_rows, bool is_f64) {
   return few_rows ? 8 : is_f64 ? 16 : 32;
 }

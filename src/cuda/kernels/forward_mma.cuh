@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/forward_scores.cuh"
 #include "cuda/kernels/forward_sums.cuh"
 #include "cuda/kernels/tensor_core.cuh"
@@ -34,7 +35,7 @@ struct ForwardMemory {
   typename TileStream<Half, kWarps, kFull>::Memory stream;
   typename ForwardScores<Half, kFull>::Staged staged[kWarps];
   // Sums of earlier segments. One warp's segments are always computed apart.
-  float earlier[kWarps == 1 ? 1 : kSumsPerThread * kWarps * 32];
+  float4 earlier[kWarps == 1 ? 1 : kValueGroups * kWarps * 32];
   // Followed by the query tiles where they are kept here.
 
   __device__ __forceinline__ unsigned char* query_tile(int part) {
@@ -65,13 +66,16 @@ class ForwardTile {
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
         stream_(params, sequence, task, memory.stream),
-        scores_(params, sequence, task.kv_head, row_of(0), rows_, memory.staged[warp_]),
+        heads_{static_cast<int>(task.kv_head * params.call.group),
+               static_cast<int>(params.call.group)},
+        scores_(params, sequence, heads_, row_of(0), rows_, memory.staged[warp_]),
         sums_(stream_.value_columns()) {}
 
   __device__ __forceinline__ void run() {
     if (first_row_ >= rows_) return;
     const int last_row = min(rows_, first_row_ + kRows) - 1;
-    BlockRange blocks = visible_blocks(call_, sequence_, first_row_, last_row);
+    BlockRange blocks =
+        visible_blocks(call_.rules, sequence_, first_row_ / call_.group, last_row / call_.group);
     if (is_partial()) {
       blocks = blocks_in_segment(sequence_, blocks, task_.segment);
       if (blocks.begin == blocks.end) return;
@@ -129,9 +133,7 @@ class ForwardTile {
   }
 
   __device__ __forceinline__ const Half* query_row(int row) const {
-    const int group = static_cast<int>(call_.group);
-    const std::int64_t token = row / group;
-    const std::int64_t head = task_.kv_head * group + row % group;
+    const auto [token, head] = heads_.query_of(row);
     return static_cast<const Half*>(call_.q.data) + sequence_.q + token * call_.q.token_stride +
            head * call_.q.head_stride;
   }
@@ -168,10 +170,7 @@ class ForwardTile {
       }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      segment_[i].sum += __shfl_xor_sync(0xffffffffU, segment_[i].sum, 1);
-      segment_[i].sum += __shfl_xor_sync(0xffffffffU, segment_[i].sum, 2);
-    }
+    for (int i = 0; i < 2; ++i) segment_[i] = row_sum(segment_[i]);
     const bool is_finite = sums_.are_finite();
     if constexpr (kWarps == 1) return __all_sync(0xffffffffU, is_finite);
     return __syncthreads_and(is_finite);
@@ -253,19 +252,8 @@ class ForwardTile {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (row_of(i) >= rows_) continue;
-      const auto [token, head] = scores_.query_of(i);
-      const RowResult<float> result =
-          finish_row(call_.rules, head, total_[i].maximum * params_.natural, total_[i].sum,
-                     exp2f(kWeightShift<Half>));
-      if (call_.lse.data != nullptr && lane_ % 4 == 0 && task_.value_chunk == 0) {
-        store_lse(call_.lse,
-                  sequence_.lse + token * call_.lse.token_stride + head * call_.lse.head_stride,
-                  result.lse);
-      }
-      const std::int64_t start = sequence_.out + token * call_.out.token_stride +
-                                 head * call_.out.head_stride + stream_.first_value();
-      sums_.store(i, result.weight, total_[i].sum != 0, static_cast<Half*>(call_.out.data) + start,
-                  params_.aligned_out);
+      store_row(params_, sequence_, scores_.query_of(i), i, total_[i], sums_,
+                stream_.first_value());
     }
   }
 
@@ -279,6 +267,7 @@ class ForwardTile {
   const int lane_;
   const int warp_;
   TileStream<Half, kWarps, kFull> stream_;
+  const RowHeads heads_;
   ForwardScores<Half, kFull> scores_;
   ForwardSums<Half> sums_;
   unsigned queries_[kStreamed ? 1 : kQuerySteps][4];

@@ -20,6 +20,24 @@ inline constexpr int kScoresPerThread = kKeyGroups * 4;
 template <class Half>
 inline constexpr float kWeightShift = std::is_same_v<Half, __half> ? 12.0F : 0.0F;
 
+/// The weights of 16 keys, from 16 `step` on, as an operand of products.
+template <class Half>
+__device__ __forceinline__ void rounded_weights(const float (&weights)[kKeyGroups][4], int step,
+                                                unsigned (&rounded)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float(&group)[4] = weights[step * 2 + i / 2];
+    rounded[i] = pack<Half>(group[i % 2 * 2], group[i % 2 * 2 + 1]);
+  }
+}
+
+/// A row's state by one thread, of the four that have some of its keys, becomes that of them all.
+__device__ __forceinline__ RowState<float> row_sum(RowState<float> state) {
+  state.sum += __shfl_xor_sync(0xffffffffU, state.sum, 1);
+  state.sum += __shfl_xor_sync(0xffffffffU, state.sum, 2);
+  return state;
+}
+
 /// Scores in shared memory, where loops that are not unrolled can reach them: each thread's own.
 struct StagedScores {
   float scores[kScoresPerThread][32];
@@ -35,20 +53,20 @@ class ForwardScores {
 
   /// `first_row` is the thread's first, of the sequence's `rows`.
   __device__ __forceinline__ ForwardScores(const ForwardParams<float>& params,
-                                           const Sequence& sequence, std::int64_t kv_head,
+                                           const Sequence& sequence, const RowHeads& heads,
                                            int first_row, int rows, Staged& staged)
       : params_(params),
         rules_(params.call.rules),
         sequence_(sequence),
         staged_(staged),
         lane_(static_cast<int>(threadIdx.x) % 32) {
-    const int group = static_cast<int>(params.call.group);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + i * 8;
       if (row >= rows) continue;
-      token_[i] = row / group;
-      head_[i] = static_cast<int>(kv_head) * group + row % group;
+      const QueryRow query = heads.query_of(row);
+      token_[i] = static_cast<int>(query.token);
+      head_[i] = static_cast<int>(query.head);
       const KeyRange window = window_of(rules_, sequence, token_[i]);
       begin_[i] = static_cast<int>(window.begin);
       end_[i] = static_cast<int>(window.end > window.begin ? window.end : window.begin);

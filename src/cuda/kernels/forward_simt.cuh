@@ -58,7 +58,8 @@ class SimtForwardTile {
   __device__ void run() {
     if (first_row_ >= rows_) return;
     const std::int64_t last_row = min(rows_, first_row_ + kRows) - 1;
-    BlockRange blocks = visible_blocks(call_, sequence_, first_row_, last_row);
+    BlockRange blocks =
+        visible_blocks(call_.rules, sequence_, first_row_ / call_.group, last_row / call_.group);
     const bool is_partial = params_.partials.maximum != nullptr;
     if (is_partial) {
       blocks = blocks_in_segment(sequence_, blocks, task_.segment);

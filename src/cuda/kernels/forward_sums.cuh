@@ -14,16 +14,19 @@
 namespace ladon::cuda {
 
 inline constexpr int kValueGroups = kTileColumns / 8;
-inline constexpr int kSumsPerThread = kValueGroups * 4;
 
-template <class Half>
+/// kGroups of 8 columns.
+template <class Half, int kGroups = kValueGroups>
 class ForwardSums {
  public:
+  using Sums = float[kGroups][4];
   using Weights = float[kKeyGroups][4];
 
   /// `columns` of V, of at most kTileColumns.
   __device__ __forceinline__ explicit ForwardSums(int columns)
       : columns_(columns), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ Sums& accumulators() { return sums_; }
 
   __device__ __forceinline__ void clear() {
     for_each([](float& sum, int, int) { sum = 0; });
@@ -37,6 +40,16 @@ class ForwardSums {
   __device__ __forceinline__ bool are_finite() {
     bool all = true;
     for_each([&](float& sum, int, int) { all = all && fabsf(sum) <= FLT_MAX; });
+    return all;
+  }
+
+  /// Row i of the thread's two alone.
+  __device__ __forceinline__ bool is_finite(int i) const {
+    bool all = true;
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      all = all && fabsf(sums_[n][i * 2]) <= FLT_MAX && fabsf(sums_[n][i * 2 + 1]) <= FLT_MAX;
+    }
     return all;
   }
 
@@ -61,7 +74,7 @@ class ForwardSums {
       const int owner = lane_ / 4 * 4 + key % 8 / 2;
       const unsigned bits = __shfl_sync(0xffffffffU, masked, owner) >> (key / 8 * 4 + key % 2);
 #pragma unroll
-      for (int n = 0; n < kValueGroups; ++n) {
+      for (int n = 0; n < kGroups; ++n) {
         const Half* pair = reinterpret_cast<const Half*>(tile + chunk_offset(key, n)) + column;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -75,13 +88,21 @@ class ForwardSums {
 
   /// Folds in the thread's sums of earlier segments, which nobody else reads. After the last
   /// segment the sums stay in registers.
-  __device__ __forceinline__ void fold(const Fold<float> (&folds)[2], float* earlier, int stride,
+  __device__ __forceinline__ void fold(const Fold<float> (&folds)[2], float4* earlier, int stride,
                                        bool has_earlier, bool is_last) {
-    for_each([&](float& sum, int n, int e) {
-      float& kept = earlier[(n * 4 + e) * stride];
-      if (has_earlier) sum = folds[e / 2](kept, sum);
-      if (!is_last) kept = sum;
-    });
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      float4& kept = earlier[n * stride];
+      float(&sums)[4] = sums_[n];
+      if (has_earlier) {
+        const float4 before = kept;
+        sums[0] = folds[0](before.x, sums[0]);
+        sums[1] = folds[0](before.y, sums[1]);
+        sums[2] = folds[1](before.z, sums[2]);
+        sums[3] = folds[1](before.w, sums[3]);
+      }
+      if (!is_last) kept = make_float4(sums[0], sums[1], sums[2], sums[3]);
+    }
   }
 
   /// Row i of the thread's two, as it is.
@@ -90,7 +111,7 @@ class ForwardSums {
     int present = columns_ - column;
     out += column;
 #pragma unroll
-    for (int n = 0; n < kValueGroups; ++n, out += 8, present -= 8) {
+    for (int n = 0; n < kGroups; ++n, out += 8, present -= 8) {
       if (present >= 1) out[0] = sums_[n][i * 2];
       if (present >= 2) out[1] = sums_[n][i * 2 + 1];
     }
@@ -100,7 +121,7 @@ class ForwardSums {
   __device__ __forceinline__ void store(int i, float factor, bool is_seen, Half* out,
                                         bool aligned) const {
 #pragma unroll
-    for (int n = 0; n < kValueGroups; ++n) {
+    for (int n = 0; n < kGroups; ++n) {
       const int column = n * 8 + lane_ % 4 * 2;
       const int present = columns_ - column;
       // -0 becomes 0.
@@ -120,7 +141,7 @@ class ForwardSums {
   template <class Visit>
   __device__ __forceinline__ void for_each(const Visit& visit) {
 #pragma unroll
-    for (int n = 0; n < kValueGroups; ++n) {
+    for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) visit(sums_[n][e], n, e);
     }
@@ -130,28 +151,30 @@ class ForwardSums {
   template <class Element, bool kTwice>
   __device__ __forceinline__ void add_products(const Weights& weights, const unsigned char* tile) {
     if (columns_ > kTileColumns / 2) {
-      add_products<Element, kTwice, kValueGroups>(weights, shared_address(tile));
+      add_products<Element, kTwice, kGroups>(weights, shared_address(tile));
     } else {
-      add_products<Element, kTwice, kValueGroups / 2>(weights, shared_address(tile));
+      add_products<Element, kTwice, kGroups / 2>(weights, shared_address(tile));
     }
   }
   /// kTwice: what rounding takes from the weights is multiplied too.
-  template <class Element, bool kTwice, int kGroups>
+  template <class Element, bool kTwice, int kUsed>
   __device__ __forceinline__ void add_products(const Weights& weights, unsigned values) {
     const unsigned offset = fresh(chunk_offset(lane_ % 16, lane_ / 16));
 #pragma unroll
     for (int step = 0; step < kBlockKeys / 16; ++step) {
       unsigned rounded[4];
       unsigned rests[4];
+      rounded_weights<Element>(weights, step, rounded);
+      if constexpr (kTwice) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float low = weights[step * 2 + i / 2][i % 2 * 2];
-        const float high = weights[step * 2 + i / 2][i % 2 * 2 + 1];
-        rounded[i] = pack<Element>(low, high);
-        if constexpr (kTwice) rests[i] = pack<Element>(rest<Element>(low), rest<Element>(high));
+        for (int i = 0; i < 4; ++i) {
+          const float(&group)[4] = weights[step * 2 + i / 2];
+          rests[i] =
+              pack<Element>(rest<Element>(group[i % 2 * 2]), rest<Element>(group[i % 2 * 2 + 1]));
+        }
       }
 #pragma unroll
-      for (int pair = 0; pair < kGroups / 2; ++pair) {
+      for (int pair = 0; pair < kUsed / 2; ++pair) {
         unsigned value[4];
         load_matrices_transposed(value,
                                  values + step * 16 * kTileRowBytes + (offset ^ (pair << 5)));
@@ -171,8 +194,29 @@ class ForwardSums {
 
   const int columns_;
   const int lane_;
-  float sums_[kValueGroups][4];
+  Sums sums_;
 };
+
+/// Writes row i of the thread's two, `query`, and its lse. The sums begin at column `first_value`.
+template <class Half, int kGroups>
+__device__ __forceinline__ void store_row(const ForwardParams<float>& params,
+                                          const Sequence& sequence, const QueryRow& query, int i,
+                                          const RowState<float>& total,
+                                          const ForwardSums<Half, kGroups>& sums, int first_value) {
+  const AttentionParams& call = params.call;
+  const RowResult<float> result = finish_row(call.rules, query.head, total.maximum * params.natural,
+                                             total.sum, exp2f(kWeightShift<Half>));
+  if (call.lse.data != nullptr && threadIdx.x % 4 == 0 && first_value == 0) {
+    store_lse(
+        call.lse,
+        sequence.lse + query.token * call.lse.token_stride + query.head * call.lse.head_stride,
+        result.lse);
+  }
+  const std::int64_t start = sequence.out + query.token * call.out.token_stride +
+                             query.head * call.out.head_stride + first_value;
+  sums.store(i, result.weight, total.sum != 0, static_cast<Half*>(call.out.data) + start,
+             params.aligned_out);
+}
 
 /// Sets the infinities and NaN of a tile to 0.
 template <class Half>

@@ -62,9 +62,10 @@ struct Fold {
   }
 
   __device__ Compute operator()(Compute before, Compute added) const {
-    if (!takes_segment) return before;
-    if (!takes_earlier) return added;
-    return fma(before, earlier, added * segment);
+    // Selected, not branched to: this runs for every element of a tile.
+    const Compute both = fma(before, earlier, added * segment);
+    const Compute either = takes_segment ? added : before;
+    return takes_segment && takes_earlier ? both : either;
   }
 };
 

@@ -1,0 +1,127 @@
+// attend(): which calls Hopper's kernel takes, and how their tiles are numbered.
+
+#include "cuda/hopper/attend.h"
+
+#include <algorithm>
+
+#include "cuda/hopper/forward_launch.h"
+#include "cuda/hopper/forward_params.h"
+#include "cuda/hopper/tensor_map.h"
+#include "cuda/kernels/forward_launch.h"
+
+namespace ladon::cuda::hopper {
+namespace {
+
+constexpr std::int64_t kLongestHead = 128;
+// Keys and values that stay in the L2 cache (50 MiB on an H200) while other tiles stream through
+// it.
+constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+// Below this many rows of a head, half a tile is padding, and the generic kernel splits the keys
+// among more blocks of threads.
+constexpr std::int64_t kFewestRows = 64;
+
+/// One operand's tokens as rows, token_stride apart: sequences start at whole rows.
+struct TokenRows {
+  std::int64_t count = 0;  // up to the end of the last sequence; 0 where they are not rows
+};
+
+TokenRows rows_of(const AttentionParams& call, const Operand& operand,
+                  std::int64_t Sequence::*start, std::int64_t Sequence::*length) {
+  TokenRows rows;
+  if (operand.token_stride <= 0) return {};
+  for (std::int64_t s = 0; s < call.num_sequences; ++s) {
+    const Sequence& sequence = call.sequences[s];
+    const std::int64_t offset = sequence.*start;
+    if (offset < 0 || offset % operand.token_stride != 0) return {};
+    const std::int64_t slot = start == &Sequence::q ? 0 : sequence.first_slot;
+    rows.count = std::max(rows.count, offset / operand.token_stride + slot + sequence.*length);
+  }
+  return rows;
+}
+
+std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_heads) {
+  const TokenRows rows = rows_of(call, call.q, &Sequence::q, &Sequence::query_len);
+  return make_tensor_map({call.q.data,
+                          call.q.dtype,
+                          {call.head_dim, call.num_heads, rows.count},
+                          {call.q.head_stride, call.q.token_stride},
+                          {64, packed_heads, kTileRows / packed_heads}});
+}
+
+std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& operand,
+                                   std::int64_t Sequence::*start, std::int64_t columns) {
+  const TokenRows rows = rows_of(call, operand, start, &Sequence::kv_len);
+  return make_tensor_map({operand.data,
+                          operand.dtype,
+                          {columns, rows.count, call.num_kv_heads},
+                          {operand.token_stride, operand.head_stride},
+                          {64, kBlockKeys, 1}});
+}
+
+/// Heads that share a KV head are rows of one tile where a tile has room for them.
+int packed_heads(const AttentionParams& call) {
+  const bool packs =
+      call.group <= kTileRows && kTileRows % call.group == 0 && call.max_query_len < kTileRows;
+  return packs ? static_cast<int>(call.group) : 1;
+}
+
+ForwardSchedule make_schedule(const AttentionParams& call) {
+  ForwardSchedule schedule;
+  schedule.num_heads = static_cast<int>(call.num_heads);
+  schedule.packed_heads = packed_heads(call);
+  const std::int64_t packs = call.num_heads / schedule.packed_heads;
+  const std::int64_t tokens = kTileRows / schedule.packed_heads;
+  schedule.columns = static_cast<int>(call.num_sequences * packs);
+  schedule.row_tiles = static_cast<int>((call.max_query_len + tokens - 1) / tokens);
+  const std::int64_t bytes = std::max<std::int64_t>(
+      1, call.max_kv_len * (call.head_dim + call.value_dim) * std::int64_t{2});
+  const std::int64_t kv_heads = std::max<std::int64_t>(1, kSectionBytes / bytes);
+  schedule.section_columns = static_cast<int>(
+      std::min<std::int64_t>(schedule.columns, kv_heads * (call.group / schedule.packed_heads)));
+  return schedule;
+}
+
+bool is_suited(const AttentionParams& call, const ForwardParams<float>& params) {
+  return params.partials.maximum == nullptr && call.kv_layout.plain() &&
+         call.k.dtype == call.q.dtype && call.v.dtype == call.q.dtype &&
+         call.out.dtype == call.q.dtype && call.head_dim <= kLongestHead &&
+         call.value_dim <= kLongestHead && call.max_kv_len > 0 &&
+         call.max_query_len * packed_heads(call) >= kFewestRows &&
+         call.num_sequences * call.num_heads * (call.max_query_len / kTileRows + 1) < (1 << 30);
+}
+
+}  // namespace
+
+bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params) {
+  if (!is_suited(call, params)) return false;
+  HopperForwardParams ready;
+  ready.schedule = make_schedule(call);
+  const std::optional<CUtensorMap> q = query_map(call, ready.schedule.packed_heads);
+  const std::optional<CUtensorMap> k = key_map(call, call.k, &Sequence::k, call.head_dim);
+  const std::optional<CUtensorMap> v = key_map(call, call.v, &Sequence::v, call.value_dim);
+  if (!q || !k || !v) return false;
+  ready.q = *q;
+  ready.k = *k;
+  ready.v = *v;
+
+  params.row_tiles = (call.max_query_len * call.group + kMmaRows - 1) / kMmaRows;
+  params.value_chunks = 1;
+  const auto careful_tiles =
+      static_cast<std::size_t>(call.num_sequences * call.num_kv_heads * params.row_tiles);
+  const std::size_t bytes = (2 + careful_tiles) * sizeof(int);
+  const Workspace counters(queue.scratch(), bytes);
+  queue.zero(counters.data(), bytes);
+  ready.next_ticket = reinterpret_cast<int*>(counters.data());
+  params.unfinished = ready.next_ticket + 1;
+  ready.forward = params;
+
+  const int tickets = ready.schedule.columns * ready.schedule.row_tiles;
+  const int blocks = std::min(queue.num_multiprocessors(), tickets);
+  const bool is_wide = call.head_dim > 64 || call.value_dim > 64;
+  const bool is_bf16 = call.q.dtype == DType::kBF16;
+  (is_bf16 ? launch_forward_bf16 : launch_forward_f16)(queue, blocks, is_wide, ready);
+  (is_bf16 ? finish_forward_bf16 : finish_forward_f16)(queue, params);
+  return true;
+}
+
+}  // namespace ladon::cuda::hopper

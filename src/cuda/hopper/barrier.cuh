@@ -1,0 +1,93 @@
+// Barriers of Hopper kernels: mbarriers in shared memory, which count arrivals and the bytes of
+// bulk copies, and a ring of them.
+//
+// A barrier's phase ends when all expected arrivals have come and all expected bytes have landed.
+// Waiting for parity p returns when the phase with that parity has ended; a new barrier answers for
+// parity 1 at once, as if a phase before the first had ended.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/tensor_core.cuh"
+
+namespace ladon::cuda::hopper {
+
+class Barrier {
+ public:
+  __device__ __forceinline__ void init(int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals)
+                 : "memory");
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+  }
+  /// Arrives, and lets the phase wait for so many bytes of copies too.
+  __device__ __forceinline__ void arrive_expecting(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),
+                 "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ void wait(unsigned parity) {
+    while (!try_wait(parity)) {
+    }
+  }
+  __device__ __forceinline__ std::uint32_t address() const { return shared_address(&word_); }
+
+ private:
+  __device__ __forceinline__ bool try_wait(unsigned parity) {
+    unsigned done;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(address()), "r"(parity)
+        : "memory");
+    return done != 0;
+  }
+
+  std::uint64_t word_;
+};
+
+/// Makes new barriers known to the copy engine; then the block's threads may synchronise.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// One buffer: `full` when it has been filled, `empty` when all its readers are done.
+struct BufferBarriers {
+  Barrier full;
+  Barrier empty;
+};
+
+/// Which buffer of a ring comes next, and the parity of its phase.
+template <int kStages>
+class RingPosition {
+ public:
+  __device__ __forceinline__ int stage() const { return stage_; }
+  __device__ __forceinline__ unsigned filled() const { return parity_; }
+  __device__ __forceinline__ unsigned emptied() const { return parity_ ^ 1U; }
+  __device__ __forceinline__ void advance() {
+    if (++stage_ < kStages) return;
+    stage_ = 0;
+    parity_ ^= 1U;
+  }
+
+ private:
+  int stage_ = 0;
+  unsigned parity_ = 0;
+};
+
+/// Hands registers of a warpgroup to the block's other warpgroups, or takes them.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace ladon::cuda::hopper

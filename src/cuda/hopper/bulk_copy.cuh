@@ -1,0 +1,40 @@
+// Copies of boxes of a tensor to shared memory by Hopper's copy engine (TMA).
+//
+// A tensor map (tensor_map.h) describes the tensor; coordinates choose the box, and elements
+// outside the tensor become 0. A box is 64 16-bit columns wide: 128 bytes a row, whose 16-byte
+// chunks are permuted by the row's last three bits, as wgmma's descriptors and swizzled_offset()
+// expect.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/hopper/barrier.cuh"
+
+namespace ladon::cuda::hopper {
+
+inline constexpr int kBoxColumns = 64;
+inline constexpr int kBoxRowBytes = kBoxColumns * 2;
+
+/// The byte offset of 16-byte chunk 0 to 7 of a row, in a box that starts at a multiple of 1024.
+__device__ __forceinline__ std::uint32_t swizzled_offset(int row, int chunk) {
+  return static_cast<std::uint32_t>(row * kBoxRowBytes + ((chunk ^ (row & 7)) << 4));
+}
+
+/// Loads the map itself ahead of its first use.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Starts a copy whose bytes `barrier` waits for. One thread calls it.
+__device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& map, int x, int y,
+                                         int z, const Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier.address())
+      : "memory");
+}
+
+}  // namespace ladon::cuda::hopper

@@ -1,0 +1,439 @@
+// Attention forward on Hopper's tensor cores, for q, k and v of one 16-bit dtype, heads up to 128,
+// with a scale and a window as the only rules (sinks and lse included).
+//
+// A block owns tiles of 128 query rows: tokens of one query head, or of several that share a KV
+// head. One warp copies (Q once, then K and V in blocks of 64 keys, through rings of kStages
+// buffers); two warpgroups of 64 rows compute:
+//   S(n) = Q K(n)^T, 64 x 64 in 32 registers a thread, Q in registers
+//   P(n) = exp(S(n) - maximum) in 16 registers; O += P(n) V(n), 64 x 128 in 64 registers
+// S(n + 1) is multiplied before P(n) V(n), so that its softmax runs while the latter is under way.
+//
+// Every step is the arithmetic of forward_mma.cuh, in the same order: the same blocks of keys,
+// segments, sums and folds (ForwardScores and ForwardSums are the same code), so a row has the same
+// bits from both kernels. Tiles whose sums come out infinite or NaN are marked, and computed again
+// by the careful kernel there.
+//
+// At head_dim 128 a block of keys is 1024 cycles of tensor cores a tile (2 x 128 x 64 x 128
+// products), and 512 (Q K^T, P V) + 256 (copies) cycles of the shared memory's port; 512 cycles of
+// exponentials.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/hopper/barrier.cuh"
+#include "cuda/hopper/bulk_copy.cuh"
+#include "cuda/hopper/forward_params.h"
+#include "cuda/hopper/wgmma.cuh"
+#include "cuda/kernels/forward_launch.h"
+#include "cuda/kernels/forward_scores.cuh"
+#include "cuda/kernels/forward_sums.cuh"
+
+namespace ladon::cuda::hopper {
+
+inline constexpr int kGroupThreads = 128;  // of a warpgroup
+inline constexpr int kGroupRows = 64;
+inline constexpr int kConsumers = kTileRows / kGroupRows;
+inline constexpr int kForwardThreads = (1 + kConsumers) * kGroupThreads;
+
+/// What a tile is, for the warpgroups that compute it.
+struct ForwardTile {
+  int sequence = -1;  // negative: there is no more work
+  int first_token = 0;
+  RowHeads heads;
+};
+
+template <int kColumns>
+struct ForwardMemory {
+  static constexpr int kBoxes = kColumns / kBoxColumns;
+  static constexpr int kStages = kColumns == 128 ? 4 : 6;
+  static constexpr int kQueryBytes = kTileRows * kBoxRowBytes;  // of one box
+  static constexpr int kKeyBytes = kBlockKeys * kBoxRowBytes;
+
+  alignas(1024) unsigned char queries[kBoxes][kQueryBytes];
+  alignas(1024) unsigned char keys[kStages][kBoxes][kKeyBytes];
+  alignas(1024) unsigned char values[kStages][kBoxes][kKeyBytes];
+  float4 earlier[kColumns / 8 * kConsumers * kGroupThreads];  // sums of earlier segments
+  BufferBarriers query_barriers;
+  BufferBarriers key_barriers[kStages];
+  BufferBarriers value_barriers[kStages];
+  ForwardTile tile;
+};
+
+/// Tile number `ticket`: within a section of columns (sequences and heads) whose keys and values
+/// fit in the L2 cache, all columns' last tiles come first. Those are the longest of causal calls,
+/// and the short ones fill the gaps at the end.
+__device__ __forceinline__ ForwardTile tile_of(const ForwardSchedule& schedule, int ticket) {
+  const int per_section = schedule.section_columns * schedule.row_tiles;
+  const int section = ticket / per_section;
+  const int first_column = section * schedule.section_columns;
+  const int columns = min(schedule.section_columns, schedule.columns - first_column);
+  const int place = ticket - section * per_section;
+  const int row_tile = schedule.row_tiles - 1 - place / columns;
+  const int column = first_column + place % columns;
+  const int packs = schedule.num_heads / schedule.packed_heads;
+  return {column / packs,
+          row_tile * (kTileRows / schedule.packed_heads),
+          {column % packs * schedule.packed_heads, schedule.packed_heads}};
+}
+
+/// Tells the compiler that all threads of the warp have the same value: products must not start in
+/// what it takes for divergent code.
+__device__ __forceinline__ BlockRange uniform(const BlockRange& blocks) {
+  return {__shfl_sync(0xffffffffU, blocks.begin, 0), __shfl_sync(0xffffffffU, blocks.end, 0)};
+}
+
+/// The blocks of keys that some of a tile's rows [first_row, last_row] see.
+__device__ __forceinline__ BlockRange blocks_of_rows(const AttentionParams& call,
+                                                     const Sequence& sequence,
+                                                     const ForwardTile& tile, int first_row,
+                                                     int last_row) {
+  const std::int64_t first = tile.first_token + first_row / tile.heads.heads;
+  const std::int64_t last = tile.first_token + last_row / tile.heads.heads;
+  if (first >= sequence.query_len) return {};
+  return visible_blocks(call.rules, sequence, first,
+                        last < sequence.query_len ? last : sequence.query_len - 1);
+}
+
+/// The thread that copies.
+template <int kColumns>
+class ForwardProducer {
+ public:
+  using Memory = ForwardMemory<kColumns>;
+
+  __device__ __forceinline__ ForwardProducer(const HopperForwardParams& params, Memory& memory)
+      : params_(params), call_(params.forward.call), memory_(memory) {}
+
+  __device__ __forceinline__ void run() {
+    prefetch_map(params_.q);
+    prefetch_map(params_.k);
+    prefetch_map(params_.v);
+    const int tickets = params_.schedule.columns * params_.schedule.row_tiles;
+    for (int ticket = static_cast<int>(blockIdx.x); ticket < tickets;
+         ticket = static_cast<int>(gridDim.x) + atomicAdd(params_.next_ticket, 1)) {
+      const ForwardTile tile = tile_of(params_.schedule, ticket);
+      const Sequence& sequence = call_.sequences[tile.sequence];
+      if (tile.first_token < sequence.query_len) copy_tile(tile, sequence);
+    }
+    announce({}, 0);
+  }
+
+ private:
+  /// Gives the tile to the warpgroups, with so many bytes of queries to come.
+  __device__ __forceinline__ void announce(const ForwardTile& tile, int bytes) {
+    memory_.query_barriers.empty.wait(queries_.emptied());
+    memory_.tile = tile;
+    memory_.query_barriers.full.arrive_expecting(bytes);
+    queries_.advance();
+  }
+
+  __device__ __forceinline__ void copy_tile(const ForwardTile& tile, const Sequence& sequence) {
+    const int key_row = static_cast<int>(sequence.k / call_.k.token_stride + sequence.first_slot);
+    const int value_row = static_cast<int>(sequence.v / call_.v.token_stride + sequence.first_slot);
+    const int query_row = static_cast<int>(sequence.q / call_.q.token_stride) + tile.first_token;
+    const int kv_head = tile.heads.first / static_cast<int>(call_.group);
+    const BlockRange blocks = blocks_of_rows(call_, sequence, tile, 0, kTileRows - 1);
+    const int origin = static_cast<int>(sequence.key_origin);
+
+    announce(tile, sizeof memory_.queries);
+    for (int box = 0; box < Memory::kBoxes; ++box) {
+      copy_box(shared_address(memory_.queries[box]), params_.q, box * kBoxColumns, tile.heads.first,
+               query_row, memory_.query_barriers.full);
+    }
+    // Values are needed a block later than keys.
+    for (int block = blocks.begin; block < blocks.end; ++block) {
+      const int first = block * kBlockKeys - origin;
+      copy_block(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row + first, kv_head);
+      if (block > blocks.begin) {
+        copy_block(memory_.values, memory_.value_barriers, values_, params_.v,
+                   value_row + first - kBlockKeys, kv_head);
+      }
+    }
+    if (blocks.begin == blocks.end) return;
+    copy_block(memory_.values, memory_.value_barriers, values_, params_.v,
+               value_row + (blocks.end - 1) * kBlockKeys - origin, kv_head);
+  }
+
+  __device__ __forceinline__ void copy_block(
+      unsigned char (&buffers)[Memory::kStages][Memory::kBoxes][Memory::kKeyBytes],
+      BufferBarriers (&barriers)[Memory::kStages], RingPosition<Memory::kStages>& ring,
+      const CUtensorMap& map, int row, int head) {
+    BufferBarriers& barrier = barriers[ring.stage()];
+    barrier.empty.wait(ring.emptied());
+    barrier.full.arrive_expecting(sizeof buffers[0]);
+    for (int box = 0; box < Memory::kBoxes; ++box) {
+      copy_box(shared_address(buffers[ring.stage()][box]), map, box * kBoxColumns, row, head,
+               barrier.full);
+    }
+    ring.advance();
+  }
+
+  const HopperForwardParams& params_;
+  const AttentionParams& call_;
+  Memory& memory_;
+  RingPosition<1> queries_;
+  RingPosition<Memory::kStages> keys_;
+  RingPosition<Memory::kStages> values_;
+};
+
+/// A warpgroup that computes 64 rows of each tile.
+template <class Half, int kColumns>
+class ForwardConsumer {
+ public:
+  using Memory = ForwardMemory<kColumns>;
+  using Scores = ForwardScores<Half, false>;
+  using Sums = ForwardSums<Half, kColumns / 8>;
+
+  __device__ __forceinline__ ForwardConsumer(const HopperForwardParams& params, Memory& memory)
+      : params_(params),
+        call_(params.forward.call),
+        memory_(memory),
+        thread_(static_cast<int>(threadIdx.x) - kGroupThreads),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        first_row_(thread_ / kGroupThreads * kGroupRows) {}
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      memory_.query_barriers.full.wait(queries_position_.filled());
+      const ForwardTile tile = memory_.tile;
+      if (tile.sequence < 0) return;
+      load_queries();
+      release(memory_.query_barriers);
+      queries_position_.advance();
+      run_tile(tile, call_.sequences[tile.sequence]);
+    }
+  }
+
+ private:
+  static constexpr int kQuerySteps = kColumns / 16;
+  static constexpr int kWeightSteps = kBlockKeys / 16;
+
+  /// The thread's two rows are this one and 8 below.
+  __device__ __forceinline__ int row_of_thread() const {
+    return first_row_ + thread_ % kGroupThreads / 32 * 16 + lane_ / 4;
+  }
+
+  __device__ __forceinline__ void load_queries() {
+    const int row = first_row_ + thread_ % kGroupThreads / 32 * 16 + lane_ % 16;
+#pragma unroll
+    for (int step = 0; step < kQuerySteps; ++step) {
+      load_matrices(queries_[step], shared_address(memory_.queries[step / 4]) +
+                                        swizzled_offset(row, step % 4 * 2 + lane_ / 16));
+    }
+  }
+
+  /// One arrival a warp, after all its lanes are done with the buffer.
+  __device__ __forceinline__ void release(BufferBarriers& barriers) {
+    __syncwarp();
+    if (lane_ == 0) barriers.empty.arrive();
+  }
+  __device__ __forceinline__ void release_keys() {
+    release(memory_.key_barriers[keys_.stage()]);
+    keys_.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    release(memory_.value_barriers[values_.stage()]);
+    values_.advance();
+  }
+
+  __device__ __forceinline__ void run_tile(const ForwardTile& tile, const Sequence& sequence) {
+    const BlockRange copied = uniform(blocks_of_rows(call_, sequence, tile, 0, kTileRows - 1));
+    const BlockRange blocks =
+        uniform(blocks_of_rows(call_, sequence, tile, first_row_, first_row_ + kGroupRows - 1));
+    const int first_row = tile.first_token * tile.heads.heads + row_of_thread();
+    const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
+    NoStagedScores none;
+    Scores scores(params_.forward, sequence, tile.heads, first_row, rows, none);
+    Sums sums(static_cast<int>(call_.value_dim));
+    RowState<float> total[2];
+
+    const bool is_empty = blocks.begin == blocks.end;
+    skip(is_empty ? copied.end - copied.begin : blocks.begin - copied.begin);
+    sums.clear();
+    if (!is_empty) {
+      run_blocks(scores, sums, blocks, total);
+      skip(copied.end - blocks.end);
+    }
+    store(tile, sequence, scores, sums, total, first_row, rows);
+  }
+
+  /// Blocks that only the other warpgroup's rows see.
+  __device__ __forceinline__ void skip(int blocks) {
+    for (; blocks > 0; --blocks) {
+      memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
+      release_keys();
+      memory_.value_barriers[values_.stage()].full.wait(values_.filled());
+      release_values();
+    }
+  }
+
+  __device__ __forceinline__ void run_blocks(Scores& rules, Sums& sums, const BlockRange& blocks,
+                                             RowState<float> (&total)[2]) {
+    RowState<float> segment[2];
+    RowState<float> finished[2];
+    float2 rescale = make_float2(1, 1);
+    bool starts_segment = false;
+    bool has_earlier = false;
+    float scores[kKeyGroups][4];
+
+    start_scores(scores);
+    finish_products<0>();
+    hold_in_place(scores);
+    release_keys();
+    rules.apply_rules(scores, blocks.begin, nullptr);
+    rules.weigh(scores, segment);
+    for (int block = blocks.begin + 1;; ++block) {
+      // The softmax of this block's weights ran beside the products of the last one's. The wait for
+      // those is here, behind the loop's branch, because the assembler moves it up to where its basic
+      // block begins: it would stand before the softmax.
+      finish_products<0>();
+      hold_in_place(sums.accumulators());
+      if (block > blocks.begin + 1) release_values();
+      if (starts_segment) {
+        fold(sums, finished, total, has_earlier, false);
+        sums.clear();
+        has_earlier = true;
+      } else {
+        sums.rescale(rescale);
+      }
+      round_weights(scores);
+      if (block == blocks.end) break;
+      start_scores(scores);
+      start_sums(sums);
+      finish_products<1>();
+      hold_in_place(scores);
+      release_keys();
+      rules.apply_rules(scores, block, nullptr);
+      starts_segment = block % kSegmentBlocks == 0;
+      if (starts_segment) {
+        finished[0] = segment[0];
+        finished[1] = segment[1];
+        segment[0] = {};
+        segment[1] = {};
+      }
+      rescale = rules.weigh(scores, segment);
+    }
+    start_sums(sums);
+    finish_products<0>();
+    hold_in_place(sums.accumulators());
+    release_values();
+    fold(sums, segment, total, has_earlier, true);
+  }
+
+  /// S = Q K^T.
+  __device__ __forceinline__ void start_scores(float (&scores)[kKeyGroups][4]) {
+    memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
+    const OperandB keys(shared_address(memory_.keys[keys_.stage()]), Memory::kKeyBytes);
+    hold_in_place(scores);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < kQuerySteps; ++step) {
+      start_product<Half, false>(scores, queries_[step],
+                                 keys.descriptor(step / 4 * Memory::kKeyBytes + step % 4 * 32),
+                                 step != 0);
+    }
+    commit_products();
+  }
+
+  /// O (+)= P V.
+  __device__ __forceinline__ void start_sums(Sums& sums) {
+    memory_.value_barriers[values_.stage()].full.wait(values_.filled());
+    const OperandB values(shared_address(memory_.values[values_.stage()]), Memory::kKeyBytes);
+    hold_in_place(sums.accumulators());
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < kWeightSteps; ++step) {
+      start_product<Half, true>(sums.accumulators(), weights_[step],
+                                values.descriptor(step * 16 * kBoxRowBytes), true);
+    }
+    commit_products();
+  }
+
+  __device__ __forceinline__ void round_weights(const float (&weights)[kKeyGroups][4]) {
+#pragma unroll
+    for (int step = 0; step < kWeightSteps; ++step) {
+      rounded_weights<Half>(weights, step, weights_[step]);
+    }
+  }
+
+  __device__ __forceinline__ void fold(Sums& sums, const RowState<float> (&finished)[2],
+                                       RowState<float> (&total)[2], bool has_earlier,
+                                       bool is_last) {
+    const Base2Exp exp_of{params_.forward.factor};
+    const Fold<float> folds[2] = {{total[0], row_sum(finished[0]), exp_of},
+                                  {total[1], row_sum(finished[1]), exp_of}};
+    total[0] = folds[0].state;
+    total[1] = folds[1].state;
+    sums.fold(folds, memory_.earlier + thread_, kConsumers * kGroupThreads, has_earlier, is_last);
+  }
+
+  __device__ __forceinline__ void store(const ForwardTile& tile, const Sequence& sequence,
+                                        const Scores& scores, Sums& sums,
+                                        const RowState<float> (&total)[2], int first_row,
+                                        int rows) {
+    bool is_finite = true;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (first_row + i * 8 >= rows) continue;
+      is_finite = is_finite && (total[i].sum == 0 || sums.is_finite(i));
+      store_row(params_.forward, sequence, scores.query_of(i), i, total[i], sums, 0);
+    }
+    if (!is_finite) mark_unfinished(tile, scores);
+  }
+
+  /// The tiles of the careful kernel that hold the thread's rows: 64 rows of a KV head each.
+  __device__ __forceinline__ void mark_unfinished(const ForwardTile& tile, const Scores& scores) {
+    const std::int64_t group = call_.group;
+    const std::int64_t kv_head = tile.heads.first / group;
+    const std::int64_t first_tile =
+        (tile.sequence * call_.num_kv_heads + kv_head) * params_.forward.row_tiles;
+    for (int i = 0; i < 2; ++i) {
+      const QueryRow row = scores.query_of(i);
+      const std::int64_t careful_row = row.token * group + row.head % group;
+      params_.forward.unfinished[1 + first_tile + careful_row / kMmaRows] = 1;
+    }
+    params_.forward.unfinished[0] = 1;
+  }
+
+  const HopperForwardParams& params_;
+  const AttentionParams& call_;
+  Memory& memory_;
+  const int thread_;  // among all warpgroups that compute
+  const int lane_;
+  const int first_row_;  // of the warpgroup, in a tile
+  std::uint32_t queries_[kQuerySteps][4];
+  std::uint32_t weights_[kWeightSteps][4];
+  RingPosition<1> queries_position_;
+  RingPosition<Memory::kStages> keys_;
+  RingPosition<Memory::kStages> values_;
+};
+
+template <class Half, int kColumns>
+__global__ void __launch_bounds__(kForwardThreads, 1)
+    forward_wgmma(const __grid_constant__ HopperForwardParams params) {
+  using Memory = ForwardMemory<kColumns>;
+  extern __shared__ unsigned char shared[];
+  // Dynamic shared memory need not start at a multiple of 1024, which the swizzle counts from.
+  auto& memory = *reinterpret_cast<Memory*>((reinterpret_cast<std::uintptr_t>(shared) + 1023) &
+                                            ~std::uintptr_t{1023});
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = kConsumers * kGroupThreads / 32;
+    const auto init = [](BufferBarriers& barriers) {
+      barriers.full.init(1);
+      barriers.empty.init(kWarps);
+    };
+    init(memory.query_barriers);
+    for (BufferBarriers& barriers : memory.key_barriers) init(barriers);
+    for (BufferBarriers& barriers : memory.value_barriers) init(barriers);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < kGroupThreads) {
+    give_registers<40>();
+    if (threadIdx.x == 0) ForwardProducer<kColumns>(params, memory).run();
+  } else {
+    take_registers<232>();
+    ForwardConsumer<Half, kColumns>(params, memory).run();
+  }
+}
+
+}  // namespace ladon::cuda::hopper

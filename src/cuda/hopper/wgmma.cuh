@@ -1,0 +1,127 @@
+// Products of a warpgroup (wgmma): sums[64 x N] += a[64 x 16] b[16 x N], with A in registers and B
+// in shared memory.
+//
+// A thread holds of the sums what it holds of an m16n8k16 product, for N / 8 groups of columns:
+// sums[n][e] is of row e / 2 of its two (lane / 4 and 8 below, of the warp's 16) and column
+// 8 n + 2 (lane % 4) + e % 2; A is as in tensor_core.cuh. The bits are those of mma.sync, too,
+// where the steps of 16 come in the same order.
+//
+// Between the start of products and finish_products(), nothing may touch their registers.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/hopper/bulk_copy.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+
+namespace ladon::cuda::hopper {
+
+/// B in shared memory, in boxes of 64 columns with permuted chunks (bulk_copy.cuh). Only the low
+/// word of its descriptor varies: 16-byte units of the address, and those between boxes.
+class OperandB {
+ public:
+  /// The tile is the same for all threads; a uniform register wants to be told.
+  __device__ __forceinline__ OperandB(std::uint32_t address, int box_bytes)
+      : low_(__shfl_sync(0xffffffffU,
+                         (address & 0x3ffffU) >> 4 | static_cast<unsigned>(box_bytes >> 4) << 16,
+                         0)) {}
+
+  /// `bytes` further into the tile.
+  __device__ __forceinline__ std::uint64_t descriptor(int bytes) const {
+    // 128-byte swizzle; groups of 8 rows are 1024 bytes apart.
+    constexpr std::uint64_t kHigh = std::uint64_t{0x40000040} << 32;
+    return kHigh | (low_ + static_cast<unsigned>(bytes >> 4));
+  }
+
+ private:
+  const unsigned low_;
+};
+
+__device__ __forceinline__ void begin_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+/// Ends a group of products, which is waited for as one.
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/// Waits until at most kPending groups are under way.
+template <int kPending>
+__device__ __forceinline__ void finish_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+/// Keeps the compiler from moving uses of accumulators across this place.
+template <int kGroups>
+__device__ __forceinline__ void hold_in_place(float (&sums)[kGroups][4]) {
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[n][e])::"memory");
+  }
+}
+
+#define LADON_SUMS_4(s, n) "+f"((s)[n][0]), "+f"((s)[n][1]), "+f"((s)[n][2]), "+f"((s)[n][3])
+#define LADON_SUMS_16(s, n) \
+  LADON_SUMS_4(s, n), LADON_SUMS_4(s, (n) + 1), LADON_SUMS_4(s, (n) + 2), LADON_SUMS_4(s, (n) + 3)
+#define LADON_SUMS_32(s, n) LADON_SUMS_16(s, n), LADON_SUMS_16(s, (n) + 4)
+#define LADON_SUMS_64(s, n) LADON_SUMS_32(s, n), LADON_SUMS_32(s, (n) + 8)
+// The names of the sums in the instruction.
+#define LADON_NAMES_32                                                     \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LADON_NAMES_64                                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LADON_PRODUCT_64(type)                                                           \
+  asm volatile(                                                                          \
+      "{\n"                                                                              \
+      ".reg .pred adds;\n"                                                               \
+      "setp.ne.b32 adds, %37, 0;\n"                                                      \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" LADON_NAMES_32    \
+      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, %38;\n"                                 \
+      "}"                                                                                \
+      : LADON_SUMS_32(sums, 0)                                                           \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)), \
+        "n"(kTransposed ? 1 : 0))
+#define LADON_PRODUCT_128(type)                                                          \
+  asm volatile(                                                                          \
+      "{\n"                                                                              \
+      ".reg .pred adds;\n"                                                               \
+      "setp.ne.b32 adds, %69, 0;\n"                                                      \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" LADON_NAMES_64   \
+      "}, {%64, %65, %66, %67}, %68, adds, 1, 1, %70;\n"                                 \
+      "}"                                                                                \
+      : LADON_SUMS_64(sums, 0)                                                           \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)), \
+        "n"(kTransposed ? 1 : 0))
+
+/// Starts sums (+)= a b; without `adds` the sums that were there do not count. kTransposed: rows of
+/// B in memory are steps of k, else columns of the product.
+template <class Half, bool kTransposed, int kGroups>
+__device__ __forceinline__ void start_product(float (&sums)[kGroups][4],
+                                              const std::uint32_t (&a)[4], std::uint64_t b,
+                                              bool adds) {
+  constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
+  static_assert(kGroups == 8 || kGroups == 16);
+  if constexpr (kGroups == 8 && kBf16) {
+    LADON_PRODUCT_64("bf16");
+  } else if constexpr (kGroups == 8) {
+    LADON_PRODUCT_64("f16");
+  } else if constexpr (kBf16) {
+    LADON_PRODUCT_128("bf16");
+  } else {
+    LADON_PRODUCT_128("f16");
+  }
+}
+
+#undef LADON_PRODUCT_128
+#undef LADON_PRODUCT_64
+#undef LADON_NAMES_64
+#undef LADON_NAMES_32
+#undef LADON_SUMS_64
+#undef LADON_SUMS_32
+#undef LADON_SUMS_16
+#undef LADON_SUMS_4
+
+}  // namespace ladon::cuda::hopper

@@ -1,0 +1,159 @@
+// Hopper's kernels give the bits of the generic ones: for every length, head and window, and where
+// keys or values that a row does not see are NaN.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <string>
+
+#include "cuda/cuda_test.h"
+#include "ladon/attention.h"
+#include "support/error_of.h"
+#include "support/run_case.h"
+
+namespace ladon::test {
+namespace {
+
+constexpr const char* kVariable = "LADON_CUDA_KERNELS";
+
+/// A Context that runs the kernels of that name.
+Context context_of(const std::string& kernels) {
+  setenv(kVariable, kernels.c_str(), 1);
+  Context context = cuda_context();
+  unsetenv(kVariable);
+  return context;
+}
+
+class CudaHopper : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    const std::string capability = list_devices().devices[0].capability;
+    if (capability != "9.0") {
+      GTEST_SKIP() << "skipped: the GPU has compute capability " << capability << ", not 9.0";
+    }
+    hopper_ = context_of("hopper");
+    generic_ = context_of("generic");
+  }
+
+  std::optional<Context> hopper_;
+  std::optional<Context> generic_;
+};
+
+/// Calls that Hopper's kernels take, or nearly.
+Case random_plain_case(Random& random) {
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return low + random.below(high - low + 1);
+  };
+  constexpr std::int64_t kGroups[] = {1, 2, 3, 4, 8};
+  constexpr std::int64_t kDims[] = {64, 128, 8, 40, 120, 96, 72, 33};
+  Case c;
+  c.batch = pick(1, 3);
+  c.query_len = pick(1, 10) > 3 ? pick(64, 420) : pick(1, 64);
+  c.kv_len = pick(1, 4) == 1 ? c.query_len : pick(1, 1400);
+  c.num_kv_heads = pick(1, 2);
+  c.num_heads = c.num_kv_heads * kGroups[pick(0, 4)];
+  c.head_dim = kDims[pick(0, 7)];
+  c.value_dim = pick(1, 4) == 1 ? kDims[pick(0, 7)] : c.head_dim;
+  c.dtype = c.kv_dtype = pick(0, 1) == 0 ? DType::kBF16 : DType::kF16;
+  c.causal = pick(0, 1) == 0;
+  c.alignment = pick(0, 1) == 0 ? Alignment::kBottomRight : Alignment::kTopLeft;
+  if (pick(0, 2) == 0) c.window_left = pick(0, 600);
+  if (!c.causal && pick(0, 3) == 0) c.window_right = pick(0, 300);
+  c.lengths = static_cast<Lengths>(pick(0, 2));
+  c.sinks = pick(0, 3) == 0;
+  c.memory = pick(0, 2) == 0 ? Memory::kHeadsFirst : Memory::kDense;
+  c.seed = static_cast<std::uint64_t>(pick(1, 1 << 20));
+  return c;
+}
+
+TEST_F(CudaHopper, SameBitsAsTheGenericKernels) {
+  for (int i = 0; i < 600; ++i) {
+    Random random(7, static_cast<std::uint64_t>(i));
+    const CaseData data(random_plain_case(random));
+    const CaseResults fast = run(*hopper_, data);
+    const CaseResults expected = run(*generic_, data);
+    ASSERT_TRUE(same_bits(fast, expected)) << i << ": " << data.problem().describe();
+  }
+}
+
+TEST_F(CudaHopper, WithinTheBound) {
+  for (int i = 0; i < 40; ++i) {
+    Random random(8, static_cast<std::uint64_t>(i));
+    const CaseData data(random_plain_case(random));
+    EXPECT_EQ(check_case(*hopper_, data, truth_of(data)), "") << data.problem().describe();
+  }
+}
+
+TEST_F(CudaHopper, LongSequencesHaveTheSameBits) {
+  constexpr std::int64_t kLength = 5000;
+  for (const std::int64_t dim : {64, 128}) {
+    const Tensor q = normal(DType::kBF16, {2, kLength, 8, dim}, 1, 3);
+    const Tensor k = normal(DType::kBF16, {2, kLength, 2, dim}, 2, 3);
+    const Tensor v = normal(DType::kBF16, {2, kLength, 2, dim}, 3);
+    for (const AttentionOptions& options :
+         {AttentionOptions{}, AttentionOptions{.causal = true},
+          AttentionOptions{.causal = true, .window_left = 1000}}) {
+      context().synchronize();
+      const Tensor fast = attention(*hopper_, q, k, v, options);
+      const Tensor expected = attention(*generic_, q, k, v, options);
+      EXPECT_TRUE(same_bits(fast, expected)) << dim;
+    }
+  }
+}
+
+TEST_F(CudaHopper, SameBitsEveryTime) {
+  const Tensor q = normal(DType::kBF16, {2, 1500, 12, 128}, 1);
+  const Tensor k = normal(DType::kBF16, {2, 1500, 4, 128}, 2);
+  const Tensor v = normal(DType::kBF16, {2, 1500, 4, 128}, 3);
+  context().synchronize();
+  const Tensor first = attention(*hopper_, q, k, v, {.causal = true});
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_TRUE(same_bits(attention(*hopper_, q, k, v, {.causal = true}), first)) << i;
+  }
+}
+
+/// `tensor` with one token's elements replaced.
+Tensor with_token(const Context& context, const Tensor& tensor, std::int64_t token, float value) {
+  const Context host;
+  Tensor changed = tensor.to_host();
+  Tensor spot(DType::kF32, {1, 1, tensor.size(2), tensor.size(3)});
+  std::fill_n(spot.data_as<float>(), spot.num_elements(), value);
+  copy(host, spot, changed.view().slice(1, token, token + 1));
+  Tensor there = changed.to(context);
+  context.synchronize();
+  return there;
+}
+
+TEST_F(CudaHopper, InfinityAndNanReachTheRowsThatSeeThem) {
+  constexpr std::int64_t kLength = 700;
+  const Tensor q = normal(DType::kBF16, {1, kLength, 4, 64}, 1);
+  const Tensor k = normal(DType::kBF16, {1, kLength, 2, 64}, 2);
+  const Tensor v = normal(DType::kBF16, {1, kLength, 2, 64}, 3);
+  const AttentionOptions options{.causal = true};
+  for (const float value :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -1e38F}) {
+    for (const std::int64_t token : {std::int64_t{0}, std::int64_t{300}, kLength - 1}) {
+      const Tensor keys = with_token(context(), k, token, value);
+      EXPECT_TRUE(same_bits(attention(*hopper_, q, keys, v, options),
+                            attention(*generic_, q, keys, v, options)))
+          << "key " << token << " of " << value;
+      const Tensor values = with_token(context(), v, token, value);
+      EXPECT_TRUE(same_bits(attention(*hopper_, q, k, values, options),
+                            attention(*generic_, q, k, values, options)))
+          << "value " << token << " of " << value;
+    }
+  }
+}
+
+TEST_F(CudaHopper, AnUnknownNameIsRefused) {
+  setenv(kVariable, "fastest", 1);
+  EXPECT_EQ(error_of([] { cuda_context(); }),
+            "Context: LADON_CUDA_KERNELS: got 'fastest', expected generic or hopper");
+  unsetenv(kVariable);
+}
+
+}  // namespace
+}  // namespace ladon::test
