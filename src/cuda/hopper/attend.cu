@@ -49,13 +49,14 @@ std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_hea
 }
 
 std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& operand,
-                                   std::int64_t Sequence::*start, std::int64_t columns) {
+                                   std::int64_t Sequence::*start, std::int64_t columns,
+                                   int box_rows) {
   const TokenRows rows = rows_of(call, operand, start, &Sequence::kv_len);
   return make_tensor_map({operand.data,
                           operand.dtype,
                           {columns, rows.count, call.num_kv_heads},
                           {operand.token_stride, operand.head_stride},
-                          {64, kBlockKeys, 1}});
+                          {64, box_rows, 1}});
 }
 
 /// Heads that share a KV head are rows of one tile where a tile has room for them.
@@ -97,8 +98,10 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
   HopperForwardParams ready;
   ready.schedule = make_schedule(call);
   const std::optional<CUtensorMap> q = query_map(call, ready.schedule.packed_heads);
-  const std::optional<CUtensorMap> k = key_map(call, call.k, &Sequence::k, call.head_dim);
-  const std::optional<CUtensorMap> v = key_map(call, call.v, &Sequence::v, call.value_dim);
+  const std::optional<CUtensorMap> k =
+      key_map(call, call.k, &Sequence::k, call.head_dim, 2 * kBlockKeys);
+  const std::optional<CUtensorMap> v =
+      key_map(call, call.v, &Sequence::v, call.value_dim, kBlockKeys);
   if (!q || !k || !v) return false;
   ready.q = *q;
   ready.k = *k;

@@ -69,6 +69,11 @@ class RingPosition {
   __device__ __forceinline__ int stage() const { return stage_; }
   __device__ __forceinline__ unsigned filled() const { return parity_; }
   __device__ __forceinline__ unsigned emptied() const { return parity_ ^ 1U; }
+  /// Tells the compiler that all threads of the warp have the same position.
+  __device__ __forceinline__ void make_uniform() {
+    stage_ = __shfl_sync(0xffffffffU, stage_, 0);
+    parity_ = __shfl_sync(0xffffffffU, parity_, 0);
+  }
   __device__ __forceinline__ void advance() {
     if (++stage_ < kStages) return;
     stage_ = 0;

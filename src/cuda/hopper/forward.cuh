@@ -45,17 +45,20 @@ struct ForwardTile {
 template <int kColumns>
 struct ForwardMemory {
   static constexpr int kBoxes = kColumns / kBoxColumns;
-  static constexpr int kStages = kColumns == 128 ? 4 : 6;
-  static constexpr int kQueryBytes = kTileRows * kBoxRowBytes;  // of one box
-  static constexpr int kKeyBytes = kBlockKeys * kBoxRowBytes;
+  static constexpr int kKeyStages = kColumns == 128 ? 2 : 4;
+  static constexpr int kValueStages = 2 * kKeyStages;
+  // Of one box.
+  static constexpr int kQueryBytes = kTileRows * kBoxRowBytes;
+  static constexpr int kKeyBytes = 2 * kBlockKeys * kBoxRowBytes;
+  static constexpr int kValueBytes = kBlockKeys * kBoxRowBytes;
 
   alignas(1024) unsigned char queries[kBoxes][kQueryBytes];
-  alignas(1024) unsigned char keys[kStages][kBoxes][kKeyBytes];
-  alignas(1024) unsigned char values[kStages][kBoxes][kKeyBytes];
+  alignas(1024) unsigned char keys[kKeyStages][kBoxes][kKeyBytes];  // of two blocks
+  alignas(1024) unsigned char values[kValueStages][kBoxes][kValueBytes];
   float4 earlier[kColumns / 8 * kConsumers * kGroupThreads];  // sums of earlier segments
   BufferBarriers query_barriers;
-  BufferBarriers key_barriers[kStages];
-  BufferBarriers value_barriers[kStages];
+  BufferBarriers key_barriers[kKeyStages];
+  BufferBarriers value_barriers[kValueStages];
   ForwardTile tile;
 };
 
@@ -76,23 +79,39 @@ __device__ __forceinline__ ForwardTile tile_of(const ForwardSchedule& schedule, 
           {column % packs * schedule.packed_heads, schedule.packed_heads}};
 }
 
-/// Tells the compiler that all threads of the warp have the same value: products must not start in
-/// what it takes for divergent code.
+/// Tell the compiler that all threads of the warp have the same value: it must not take the code
+/// that products start in for divergent.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
 __device__ __forceinline__ BlockRange uniform(const BlockRange& blocks) {
-  return {__shfl_sync(0xffffffffU, blocks.begin, 0), __shfl_sync(0xffffffffU, blocks.end, 0)};
+  return {uniform(blocks.begin), uniform(blocks.end)};
+}
+__device__ __forceinline__ ForwardTile uniform(const ForwardTile& tile) {
+  return {uniform(tile.sequence),
+          uniform(tile.first_token),
+          {uniform(tile.heads.first), uniform(tile.heads.heads)}};
 }
 
-/// The blocks of keys that some of a tile's rows [first_row, last_row] see.
-__device__ __forceinline__ BlockRange blocks_of_rows(const AttentionParams& call,
-                                                     const Sequence& sequence,
+/// The queries of a tile's rows [first_row, last_row] that exist; none where last < first.
+struct TokenRange {
+  std::int64_t first;
+  std::int64_t last;
+};
+__device__ __forceinline__ TokenRange tokens_of_rows(const Sequence& sequence,
                                                      const ForwardTile& tile, int first_row,
                                                      int last_row) {
-  const std::int64_t first = tile.first_token + first_row / tile.heads.heads;
   const std::int64_t last = tile.first_token + last_row / tile.heads.heads;
-  if (first >= sequence.query_len) return {};
-  return visible_blocks(call.rules, sequence, first,
-                        last < sequence.query_len ? last : sequence.query_len - 1);
+  return {tile.first_token + first_row / tile.heads.heads,
+          last < sequence.query_len ? last : sequence.query_len - 1};
 }
+__device__ __forceinline__ BlockRange blocks_of(const AttentionParams& call,
+                                                const Sequence& sequence,
+                                                const TokenRange& tokens) {
+  if (tokens.last < tokens.first) return {};
+  return visible_blocks(call.rules, sequence, tokens.first, tokens.last);
+}
+
+/// Keys come in pairs of blocks: the first pair that holds some of them.
+__device__ __forceinline__ int first_pair(const BlockRange& blocks) { return blocks.begin / 2 * 2; }
 
 /// The thread that copies.
 template <int kColumns>
@@ -131,32 +150,39 @@ class ForwardProducer {
     const int value_row = static_cast<int>(sequence.v / call_.v.token_stride + sequence.first_slot);
     const int query_row = static_cast<int>(sequence.q / call_.q.token_stride) + tile.first_token;
     const int kv_head = tile.heads.first / static_cast<int>(call_.group);
-    const BlockRange blocks = blocks_of_rows(call_, sequence, tile, 0, kTileRows - 1);
+    const BlockRange blocks =
+        blocks_of(call_, sequence, tokens_of_rows(sequence, tile, 0, kTileRows - 1));
     const int origin = static_cast<int>(sequence.key_origin);
 
+    // The first keys come before the queries, whose buffer is in use until the last tile's last
+    // scores.
+    const int first_row = first_pair(blocks) * kBlockKeys - origin;
+    if (blocks.begin < blocks.end) {
+      copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row + first_row, kv_head);
+    }
     announce(tile, sizeof memory_.queries);
     for (int box = 0; box < Memory::kBoxes; ++box) {
       copy_box(shared_address(memory_.queries[box]), params_.q, box * kBoxColumns, tile.heads.first,
                query_row, memory_.query_barriers.full);
     }
-    // Values are needed a block later than keys.
-    for (int block = blocks.begin; block < blocks.end; ++block) {
-      const int first = block * kBlockKeys - origin;
-      copy_block(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row + first, kv_head);
-      if (block > blocks.begin) {
-        copy_block(memory_.values, memory_.value_barriers, values_, params_.v,
-                   value_row + first - kBlockKeys, kv_head);
+    for (int pair = first_pair(blocks); pair < blocks.end; pair += 2) {
+      const int row = pair * kBlockKeys - origin;
+      if (row != first_row) {
+        copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row + row, kv_head);
+      }
+      for (int half = 0; half < 2; ++half) {
+        copy_rows(memory_.values, memory_.value_barriers, values_, params_.v,
+                  value_row + row + half * kBlockKeys, kv_head);
       }
     }
-    if (blocks.begin == blocks.end) return;
-    copy_block(memory_.values, memory_.value_barriers, values_, params_.v,
-               value_row + (blocks.end - 1) * kBlockKeys - origin, kv_head);
   }
 
-  __device__ __forceinline__ void copy_block(
-      unsigned char (&buffers)[Memory::kStages][Memory::kBoxes][Memory::kKeyBytes],
-      BufferBarriers (&barriers)[Memory::kStages], RingPosition<Memory::kStages>& ring,
-      const CUtensorMap& map, int row, int head) {
+  /// Fills the ring's next buffer.
+  template <int kStages, int kBytes>
+  __device__ __forceinline__ void copy_rows(
+      unsigned char (&buffers)[kStages][Memory::kBoxes][kBytes],
+      BufferBarriers (&barriers)[kStages], RingPosition<kStages>& ring, const CUtensorMap& map,
+      int row, int head) {
     BufferBarriers& barrier = barriers[ring.stage()];
     barrier.empty.wait(ring.emptied());
     barrier.full.arrive_expecting(sizeof buffers[0]);
@@ -171,8 +197,8 @@ class ForwardProducer {
   const AttentionParams& call_;
   Memory& memory_;
   RingPosition<1> queries_;
-  RingPosition<Memory::kStages> keys_;
-  RingPosition<Memory::kStages> values_;
+  RingPosition<Memory::kKeyStages> keys_;
+  RingPosition<Memory::kValueStages> values_;
 };
 
 /// A warpgroup that computes 64 rows of each tile.
@@ -193,12 +219,10 @@ class ForwardConsumer {
 
   __device__ __forceinline__ void run() {
     while (true) {
-      memory_.query_barriers.full.wait(queries_position_.filled());
-      const ForwardTile tile = memory_.tile;
+      memory_.query_barriers.full.wait(queries_.filled());
+      const ForwardTile tile = uniform(memory_.tile);
+      begin_products();
       if (tile.sequence < 0) return;
-      load_queries();
-      release(memory_.query_barriers);
-      queries_position_.advance();
       run_tile(tile, call_.sequences[tile.sequence]);
     }
   }
@@ -210,15 +234,6 @@ class ForwardConsumer {
   /// The thread's two rows are this one and 8 below.
   __device__ __forceinline__ int row_of_thread() const {
     return first_row_ + thread_ % kGroupThreads / 32 * 16 + lane_ / 4;
-  }
-
-  __device__ __forceinline__ void load_queries() {
-    const int row = first_row_ + thread_ % kGroupThreads / 32 * 16 + lane_ % 16;
-#pragma unroll
-    for (int step = 0; step < kQuerySteps; ++step) {
-      load_matrices(queries_[step], shared_address(memory_.queries[step / 4]) +
-                                        swizzled_offset(row, step % 4 * 2 + lane_ / 16));
-    }
   }
 
   /// One arrival a warp, after all its lanes are done with the buffer.
@@ -236,9 +251,13 @@ class ForwardConsumer {
   }
 
   __device__ __forceinline__ void run_tile(const ForwardTile& tile, const Sequence& sequence) {
-    const BlockRange copied = uniform(blocks_of_rows(call_, sequence, tile, 0, kTileRows - 1));
-    const BlockRange blocks =
-        uniform(blocks_of_rows(call_, sequence, tile, first_row_, first_row_ + kGroupRows - 1));
+    const BlockRange copied =
+        uniform(blocks_of(call_, sequence, tokens_of_rows(sequence, tile, 0, kTileRows - 1)));
+    const TokenRange tokens =
+        tokens_of_rows(sequence, tile, first_row_, first_row_ + kGroupRows - 1);
+    const BlockRange blocks = uniform(blocks_of(call_, sequence, tokens));
+    const BlockRange whole =
+        uniform(whole_blocks(call_.rules, sequence, tokens.first, tokens.last));
     const int first_row = tile.first_token * tile.heads.heads + row_of_thread();
     const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
     NoStagedScores none;
@@ -246,104 +265,165 @@ class ForwardConsumer {
     Sums sums(static_cast<int>(call_.value_dim));
     RowState<float> total[2];
 
-    const bool is_empty = blocks.begin == blocks.end;
-    skip(is_empty ? copied.end - copied.begin : blocks.begin - copied.begin);
+    keys_.make_uniform();
+    values_.make_uniform();
     sums.clear();
-    if (!is_empty) {
-      run_blocks(scores, sums, blocks, total);
-      skip(copied.end - blocks.end);
+    if (blocks.begin == blocks.end) {
+      skip(first_pair(copied), copied.end);
+      release(memory_.query_barriers);
+    } else {
+      skip(first_pair(copied), first_pair(blocks));
+      run_blocks(scores, sums, blocks, whole, total);
+      skip((blocks.end + 1) / 2 * 2, copied.end);
     }
+    queries_.advance();
     store(tile, sequence, scores, sums, total, first_row, rows);
   }
 
-  /// Blocks that only the other warpgroup's rows see.
-  __device__ __forceinline__ void skip(int blocks) {
-    for (; blocks > 0; --blocks) {
+  /// Pairs of blocks that only the other warpgroup's rows see.
+  __device__ __forceinline__ void skip(int pair, int end) {
+    for (; pair < end; pair += 2) {
       memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
       release_keys();
-      memory_.value_barriers[values_.stage()].full.wait(values_.filled());
-      release_values();
+      skip_values();
+      skip_values();
     }
   }
+  __device__ __forceinline__ void skip_values() {
+    memory_.value_barriers[values_.stage()].full.wait(values_.filled());
+    release_values();
+  }
 
-  __device__ __forceinline__ void run_blocks(Scores& rules, Sums& sums, const BlockRange& blocks,
-                                             RowState<float> (&total)[2]) {
+  /// Where the rows are among their blocks.
+  struct Steps {
+    BlockRange whole;  // blocks that need no mask
     RowState<float> segment[2];
-    RowState<float> finished[2];
+    RowState<float> finished[2];  // the segment before, where the last block starts one
     float2 rescale = make_float2(1, 1);
     bool starts_segment = false;
-    bool has_earlier = false;
-    float scores[kKeyGroups][4];
+    bool has_earlier = false;  // sums of earlier segments
+  };
 
+  __device__ __forceinline__ void run_blocks(Scores& rules, Sums& sums, const BlockRange& blocks,
+                                             const BlockRange& whole, RowState<float> (&total)[2]) {
+    Steps steps;
+    steps.whole = whole;
+    float scores[2][kKeyGroups][4];
+    const int first = first_pair(blocks);
+    int pair = first;
     start_scores(scores);
     finish_products<0>();
     hold_in_place(scores);
     release_keys();
-    rules.apply_rules(scores, blocks.begin, nullptr);
-    rules.weigh(scores, segment);
-    for (int block = blocks.begin + 1;; ++block) {
-      // The softmax of this block's weights ran beside the products of the last one's. The wait for
-      // those is here, behind the loop's branch, because the assembler moves it up to where its basic
-      // block begins: it would stand before the softmax.
-      finish_products<0>();
-      hold_in_place(sums.accumulators());
-      if (block > blocks.begin + 1) release_values();
-      if (starts_segment) {
-        fold(sums, finished, total, has_earlier, false);
-        sums.clear();
-        has_earlier = true;
-      } else {
-        sums.rescale(rescale);
-      }
-      round_weights(scores);
-      if (block == blocks.end) break;
+    for (; pair + 2 < blocks.end; pair += 2) {
+      add_block(rules, scores[0], pair, pair == first, sums, steps, total);
+      weigh(rules, scores[1], pair + 1, steps);
+      settle(sums, steps, false, total);
+      round_weights(scores[1]);
       start_scores(scores);
       start_sums(sums);
       finish_products<1>();
       hold_in_place(scores);
       release_keys();
-      rules.apply_rules(scores, block, nullptr);
-      starts_segment = block % kSegmentBlocks == 0;
-      if (starts_segment) {
-        finished[0] = segment[0];
-        finished[1] = segment[1];
-        segment[0] = {};
-        segment[1] = {};
-      }
-      rescale = rules.weigh(scores, segment);
     }
-    start_sums(sums);
+    release(memory_.query_barriers);
+    add_block(rules, scores[0], pair, pair == first, sums, steps, total);
+    if (pair + 1 < blocks.end) {
+      add_block(rules, scores[1], pair + 1, false, sums, steps, total);
+    }
     finish_products<0>();
     hold_in_place(sums.accumulators());
     release_values();
-    fold(sums, segment, total, has_earlier, true);
+    if (blocks.end % 2 == 1) skip_values();
+    fold(sums, steps.segment, total, steps.has_earlier, true);
   }
 
-  /// S = Q K^T.
-  __device__ __forceinline__ void start_scores(float (&scores)[kKeyGroups][4]) {
+  __device__ __forceinline__ void add_block(Scores& rules, float (&scores)[kKeyGroups][4],
+                                            int block, bool is_first, Sums& sums, Steps& steps,
+                                            RowState<float> (&total)[2]) {
+    weigh(rules, scores, block, steps);
+    settle(sums, steps, is_first, total);
+    round_weights(scores);
+    start_sums(sums);
+  }
+
+  /// Scores of a block become weights.
+  __device__ __forceinline__ void weigh(Scores& rules, float (&scores)[kKeyGroups][4], int block,
+                                        Steps& steps) {
+    if (block < steps.whole.begin || block >= steps.whole.end) {
+      rules.apply_rules(scores, block, nullptr);
+    }
+    steps.starts_segment = block % kSegmentBlocks == 0;
+    if (steps.starts_segment) {
+      steps.finished[0] = steps.segment[0];
+      steps.finished[1] = steps.segment[1];
+      steps.segment[0] = {};
+      steps.segment[1] = {};
+    }
+    steps.rescale = rules.template weigh<false>(scores, steps.segment);
+    keep_before_wait(steps.segment[0].sum, steps.segment[1].sum);
+  }
+
+  /// The assembler would move the wait for products up to before the softmax that is to run beside
+  /// them. It does not move it past a store, and this one, which never happens, needs the sums.
+  __device__ __forceinline__ void keep_before_wait(float first, float second) {
+    asm volatile(
+        "{\n"
+        ".reg .pred never;\n"
+        "setp.lt.f32 never, %0, 0f00000000;\n"
+        "@never st.shared.f32 [%2], %0;\n"
+        "setp.lt.f32 never, %1, 0f00000000;\n"
+        "@never st.shared.f32 [%2], %1;\n"
+        "}" ::"f"(first),
+        "f"(second), "r"(shared_address(&memory_.tile))
+        : "memory");
+  }
+
+  /// Waits for the products of the block before, and prepares the sums for those of the next.
+  __device__ __forceinline__ void settle(Sums& sums, Steps& steps, bool is_first,
+                                         RowState<float> (&total)[2]) {
+    finish_products<0>();
+    hold_in_place(sums.accumulators());
+    if (!is_first) release_values();
+    if (steps.starts_segment && !is_first) {
+      fold(sums, steps.finished, total, steps.has_earlier, false);
+      sums.clear();
+      steps.has_earlier = true;
+    } else {
+      sums.rescale(steps.rescale);
+    }
+  }
+
+  /// S = Q K^T of two blocks.
+  __device__ __forceinline__ void start_scores(float (&scores)[2][kKeyGroups][4]) {
     memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
-    const OperandB keys(shared_address(memory_.keys[keys_.stage()]), Memory::kKeyBytes);
-    hold_in_place(scores);
+    const TileOperand keys(shared_address(memory_.keys[keys_.stage()]), Memory::kKeyBytes);
+    const TileOperand queries(
+        shared_address(memory_.queries) + static_cast<unsigned>(first_row_ * kBoxRowBytes),
+        Memory::kQueryBytes);
+    auto& sums = reinterpret_cast<float(&)[2 * kKeyGroups][4]>(scores);
+    hold_in_place(sums);
     begin_products();
 #pragma unroll
     for (int step = 0; step < kQuerySteps; ++step) {
-      start_product<Half, false>(scores, queries_[step],
-                                 keys.descriptor(step / 4 * Memory::kKeyBytes + step % 4 * 32),
-                                 step != 0);
+      const int inside = step % 4 * 32;
+      const std::uint64_t a = queries.descriptor(step / 4 * Memory::kQueryBytes + inside);
+      const std::uint64_t b = keys.descriptor(step / 4 * Memory::kKeyBytes + inside);
+      step == 0 ? start_product<Half, false>(sums, a, b) : start_product<Half, true>(sums, a, b);
     }
     commit_products();
   }
 
-  /// O (+)= P V.
+  /// O += P V.
   __device__ __forceinline__ void start_sums(Sums& sums) {
     memory_.value_barriers[values_.stage()].full.wait(values_.filled());
-    const OperandB values(shared_address(memory_.values[values_.stage()]), Memory::kKeyBytes);
+    const TileOperand values(shared_address(memory_.values[values_.stage()]), Memory::kValueBytes);
     hold_in_place(sums.accumulators());
     begin_products();
 #pragma unroll
     for (int step = 0; step < kWeightSteps; ++step) {
       start_product<Half, true>(sums.accumulators(), weights_[step],
-                                values.descriptor(step * 16 * kBoxRowBytes), true);
+                                values.descriptor(step * 16 * kBoxRowBytes));
     }
     commit_products();
   }
@@ -373,9 +453,9 @@ class ForwardConsumer {
     bool is_finite = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (first_row + i * 8 >= rows) continue;
-      is_finite = is_finite && (total[i].sum == 0 || sums.is_finite(i));
-      store_row(params_.forward, sequence, scores.query_of(i), i, total[i], sums, 0);
+      const bool exists = first_row + i * 8 < rows;
+      is_finite = is_finite && (!exists || total[i].sum == 0 || sums.is_finite(i));
+      store_row(params_.forward, sequence, scores.query_of(i), i, exists, total[i], sums, 0);
     }
     if (!is_finite) mark_unfinished(tile, scores);
   }
@@ -400,11 +480,10 @@ class ForwardConsumer {
   const int thread_;  // among all warpgroups that compute
   const int lane_;
   const int first_row_;  // of the warpgroup, in a tile
-  std::uint32_t queries_[kQuerySteps][4];
   std::uint32_t weights_[kWeightSteps][4];
-  RingPosition<1> queries_position_;
-  RingPosition<Memory::kStages> keys_;
-  RingPosition<Memory::kStages> values_;
+  RingPosition<1> queries_;
+  RingPosition<Memory::kKeyStages> keys_;
+  RingPosition<Memory::kValueStages> values_;
 };
 
 template <class Half, int kColumns>

@@ -16,12 +16,12 @@
 
 namespace ladon::cuda::hopper {
 
-/// B in shared memory, in boxes of 64 columns with permuted chunks (bulk_copy.cuh). Only the low
-/// word of its descriptor varies: 16-byte units of the address, and those between boxes.
-class OperandB {
+/// A tile in shared memory, in boxes of 64 columns with permuted chunks (bulk_copy.cuh). Only the
+/// low word of its descriptor varies: 16-byte units of the address, and those between boxes.
+class TileOperand {
  public:
   /// The tile is the same for all threads; a uniform register wants to be told.
-  __device__ __forceinline__ OperandB(std::uint32_t address, int box_bytes)
+  __device__ __forceinline__ TileOperand(std::uint32_t address, int box_bytes)
       : low_(__shfl_sync(0xffffffffU,
                          (address & 0x3ffffU) >> 4 | static_cast<unsigned>(box_bytes >> 4) << 16,
                          0)) {}
@@ -50,13 +50,13 @@ __device__ __forceinline__ void finish_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 /// Keeps the compiler from moving uses of accumulators across this place.
-template <int kGroups>
-__device__ __forceinline__ void hold_in_place(float (&sums)[kGroups][4]) {
+__device__ __forceinline__ void hold_in_place(float& sum) {
+  asm volatile("" : "+f"(sum)::"memory");
+}
+template <class Sums, int kCount>
+__device__ __forceinline__ void hold_in_place(Sums (&sums)[kCount]) {
 #pragma unroll
-  for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[n][e])::"memory");
-  }
+  for (int i = 0; i < kCount; ++i) hold_in_place(sums[i]);
 }
 
 #define LADON_SUMS_4(s, n) "+f"((s)[n][0]), "+f"((s)[n][1]), "+f"((s)[n][2]), "+f"((s)[n][3])
@@ -73,50 +73,55 @@ __device__ __forceinline__ void hold_in_place(float (&sums)[kGroups][4]) {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define LADON_PRODUCT_64(type)                                                           \
-  asm volatile(                                                                          \
-      "{\n"                                                                              \
-      ".reg .pred adds;\n"                                                               \
-      "setp.ne.b32 adds, %37, 0;\n"                                                      \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" LADON_NAMES_32    \
-      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, %38;\n"                                 \
-      "}"                                                                                \
-      : LADON_SUMS_32(sums, 0)                                                           \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)), \
-        "n"(kTransposed ? 1 : 0))
-#define LADON_PRODUCT_128(type)                                                          \
-  asm volatile(                                                                          \
-      "{\n"                                                                              \
-      ".reg .pred adds;\n"                                                               \
-      "setp.ne.b32 adds, %69, 0;\n"                                                      \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" LADON_NAMES_64   \
-      "}, {%64, %65, %66, %67}, %68, adds, 1, 1, %70;\n"                                 \
-      "}"                                                                                \
-      : LADON_SUMS_64(sums, 0)                                                           \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)), \
-        "n"(kTransposed ? 1 : 0))
 
-/// Starts sums (+)= a b; without `adds` the sums that were there do not count. kTransposed: rows of
-/// B in memory are steps of k, else columns of the product.
+/// Starts sums += a b with A in registers. kTransposed: rows of B in memory are steps of k, else
+/// columns of the product.
 template <class Half, bool kTransposed, int kGroups>
 __device__ __forceinline__ void start_product(float (&sums)[kGroups][4],
-                                              const std::uint32_t (&a)[4], std::uint64_t b,
-                                              bool adds) {
+                                              const std::uint32_t (&a)[4], std::uint64_t b) {
   constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
   static_assert(kGroups == 8 || kGroups == 16);
   if constexpr (kGroups == 8 && kBf16) {
-    LADON_PRODUCT_64("bf16");
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LADON_NAMES_32
+                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+                 : LADON_SUMS_32(sums, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0));
   } else if constexpr (kGroups == 8) {
-    LADON_PRODUCT_64("f16");
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" LADON_NAMES_32
+                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+                 : LADON_SUMS_32(sums, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0));
   } else if constexpr (kBf16) {
-    LADON_PRODUCT_128("bf16");
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LADON_NAMES_64
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                 : LADON_SUMS_64(sums, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0));
   } else {
-    LADON_PRODUCT_128("f16");
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" LADON_NAMES_64
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                 : LADON_SUMS_64(sums, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0));
   }
 }
 
-#undef LADON_PRODUCT_128
-#undef LADON_PRODUCT_64
+/// The same with A in shared memory; rows of A and of B are rows and columns of the product.
+/// Without kAdds the sums that were there do not count.
+template <class Half, bool kAdds>
+__device__ __forceinline__ void start_product(float (&sums)[16][4], std::uint64_t a,
+                                              std::uint64_t b) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LADON_NAMES_64
+                 "}, %64, %65, %66, 1, 1, 0, 0;"
+                 : LADON_SUMS_64(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0));
+  } else {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" LADON_NAMES_64
+                 "}, %64, %65, %66, 1, 1, 0, 0;"
+                 : LADON_SUMS_64(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0));
+  }
+}
+
 #undef LADON_NAMES_64
 #undef LADON_NAMES_32
 #undef LADON_SUMS_64

@@ -186,7 +186,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
     params.aligned_out =
-        call.out.dtype == call.q.dtype && is_aligned(call, call.out, &Sequence::out, 2, 4);
+        call.out.dtype == call.q.dtype && is_aligned(call, call.out, &Sequence::out, 8, 16);
     if (queue.kernels() == KernelSet::kHopper && !kind.full &&
         hopper::attend(queue, call, params)) {
       return;
@@ -197,7 +197,7 @@ void attend(Queue& queue, const AttentionParams& call) {
           is_bf16 ? launch_forward_bf16(queue, kind, tasks, ready)
                   : launch_forward_f16(queue, kind, tasks, ready);
         },
-        Base2Exp{params.factor}, is_bf16 ? 1.0F : 4096.0F);
+        Base2Exp{params.factor}, is_bf16 ? 1.0F : 128.0F);
     return;
   }
   const bool is_f64 = call.q.dtype == DType::kF64;

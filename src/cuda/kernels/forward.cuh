@@ -22,7 +22,7 @@ struct ForwardParams {
   bool aligned_q = false;    // rows can be read 16 bytes at a time
   bool aligned_k = false;
   bool aligned_v = false;
-  bool aligned_out = false;  // pairs can be written at once
+  bool aligned_out = false;  // rows can be written so
   // Tiles that a faster kernel could not compute, because they have infinities or NaN: whether
   // there are any, then a flag for each tile of [sequence, kv_head, row_tile].
   int* unfinished = nullptr;
@@ -75,6 +75,16 @@ __device__ inline BlockRange visible_blocks(const ScoreRules& rules, const Seque
   if (begin >= end) return {};
   return {static_cast<int>((begin + sequence.key_origin) / kBlockKeys),
           static_cast<int>((end - 1 + sequence.key_origin) / kBlockKeys) + 1};
+}
+
+/// The blocks of which all those queries see every key.
+__device__ inline BlockRange whole_blocks(const ScoreRules& rules, const Sequence& sequence,
+                                          std::int64_t first_token, std::int64_t last_token) {
+  const std::int64_t begin = window_of(rules, sequence, last_token).begin;
+  const std::int64_t end = window_of(rules, sequence, first_token).end;
+  if (begin >= end) return {};
+  return {static_cast<int>((begin + sequence.key_origin + kBlockKeys - 1) / kBlockKeys),
+          static_cast<int>((end + sequence.key_origin) / kBlockKeys)};
 }
 
 /// Those of them that are in one segment.

@@ -160,7 +160,8 @@ class ForwardTile {
         if (part < key_tiles) multiply_keys(scores, part, tile);
         if (part == key_tiles - 1) {
           scores_.apply_rules(scores, block, scales);
-          sums_.rescale(scores_.weigh(scores, segment_));
+          sums_.rescale(kFull || careful ? scores_.template weigh<true>(scores, segment_)
+                                         : scores_.template weigh<false>(scores, segment_));
         }
         if (part == key_tiles) {
           scores_.scale_weights(scores, block, scales);
@@ -251,8 +252,7 @@ class ForwardTile {
   __device__ __forceinline__ void store_rows() const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (row_of(i) >= rows_) continue;
-      store_row(params_, sequence_, scores_.query_of(i), i, total_[i], sums_,
+      store_row(params_, sequence_, scores_.query_of(i), i, row_of(i) < rows_, total_[i], sums_,
                 stream_.first_value());
     }
   }

@@ -16,9 +16,16 @@ namespace ladon::cuda {
 inline constexpr int kKeyGroups = kBlockKeys / 8;
 inline constexpr int kScoresPerThread = kKeyGroups * 4;
 
-/// f16 has few exponents: weights are stored times 2^12, so that small ones keep their precision.
+/// Weights are relative to a maximum that may be this much too small, as a power of two: as long as
+/// it is, what was summed before need not be rescaled. Which keys raise it depends on the row
+/// alone.
+inline constexpr float kMaximumSlack = 8;
+/// f16 has few exponents: weights are stored times 2^7, so that small ones keep their precision.
 template <class Half>
-inline constexpr float kWeightShift = std::is_same_v<Half, __half> ? 12.0F : 0.0F;
+inline constexpr float kWeightShift = std::is_same_v<Half, __half> ? 7.0F : 0.0F;
+/// Scores up to this, as powers of two, take one multiply-add: maximum * factor is rounded first,
+/// which is an error of 2^-17 at most. Larger ones are subtracted from the maximum exactly.
+inline constexpr float kLargestFused = 256;
 
 /// The weights of 16 keys, from 16 `step` on, as an operand of products.
 template <class Half>
@@ -100,10 +107,14 @@ class ForwardScores {
   }
 
   /// Scores become weights, which are added to the rows' sums. Returns by what all that was summed
-  /// before must be multiplied: a maximum may have grown.
+  /// before must be multiplied: a maximum may have grown. kMasks: masked() is wanted.
+  template <bool kMasks>
   __device__ __forceinline__ float2 weigh(Scores& scores, RowState<float> (&states)[2]) {
+    if constexpr (kMasks) note_masked(scores);
     float base[2];
+    float offset[2];
     float rescale[2];
+    bool is_fused[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = states[i].maximum;
@@ -113,23 +124,27 @@ class ForwardScores {
       }
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
-      base[i] = largest == -INFINITY ? 0.0F : largest;
-      rescale[i] = largest == states[i].maximum
+      // The first maximum is always taken: the difference is infinite, or NaN where there is none.
+      const bool grows = !((largest - states[i].maximum) * params_.factor <= kMaximumSlack);
+      const float maximum = grows ? largest : states[i].maximum;
+      base[i] = maximum == -INFINITY ? 0.0F : maximum;
+      rescale[i] = maximum == states[i].maximum
                        ? 1.0F
                        : exp2_approximate((states[i].maximum - base[i]) * params_.factor);
-      states[i].maximum = largest;
+      states[i].maximum = maximum;
       states[i].sum *= rescale[i];
+      const float reference = base[i] * params_.factor;
+      is_fused[i] = fabsf(reference) <= kLargestFused;
+      offset[i] = kWeightShift<Half> - reference;
     }
-    masked_ = 0;
-#pragma unroll
-    for (int n = 0; n < kKeyGroups; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (scores[n][e] == -INFINITY) masked_ |= 1U << (n * 4 + e);
-        scores[n][e] =
-            exp2_approximate(fmaf(scores[n][e] - base[e / 2], params_.factor, kWeightShift<Half>));
-        states[e / 2].sum += scores[n][e];
-      }
+    if (__all_sync(0xffffffffU, is_fused[0] && is_fused[1])) {
+      add_weights(scores, states,
+                  [&](float score, int row) { return fmaf(score, params_.factor, offset[row]); });
+    } else {
+      add_weights(scores, states, [&](float score, int row) {
+        return is_fused[row] ? fmaf(score, params_.factor, offset[row])
+                             : fmaf(score - base[row], params_.factor, kWeightShift<Half>);
+      });
     }
     return make_float2(rescale[0], rescale[1]);
   }
@@ -159,6 +174,28 @@ class ForwardScores {
   }
 
  private:
+  /// exp2(power_of(score, row)) for each score.
+  template <class Power>
+  __device__ __forceinline__ static void add_weights(Scores& scores, RowState<float> (&states)[2],
+                                                     const Power& power_of) {
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] = exp2_approximate(power_of(scores[n][e], e / 2));
+        states[e / 2].sum += scores[n][e];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void note_masked(const Scores& scores) {
+    masked_ = 0;
+#pragma unroll
+    for (int i = 0; i < kScoresPerThread; ++i) {
+      if (scores[i / 4][i % 4] == -INFINITY) masked_ |= 1U << i;
+    }
+  }
+
   __device__ __forceinline__ bool is_scaled() const {
     return params_.call.kv_layout.k_scales != nullptr;
   }

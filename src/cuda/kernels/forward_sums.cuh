@@ -90,18 +90,20 @@ class ForwardSums {
   /// segment the sums stay in registers.
   __device__ __forceinline__ void fold(const Fold<float> (&folds)[2], float4* earlier, int stride,
                                        bool has_earlier, bool is_last) {
+    if (has_earlier) {
+      // Most rows see keys of both.
+      if (__all_sync(0xffffffffU, folds[0].takes_both() && folds[1].takes_both())) {
+        add_earlier(earlier, stride,
+                    [&](float before, float sum, int row) { return folds[row].both(before, sum); });
+      } else {
+        add_earlier(earlier, stride,
+                    [&](float before, float sum, int row) { return folds[row](before, sum); });
+      }
+    }
+    if (is_last) return;
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      float4& kept = earlier[n * stride];
-      float(&sums)[4] = sums_[n];
-      if (has_earlier) {
-        const float4 before = kept;
-        sums[0] = folds[0](before.x, sums[0]);
-        sums[1] = folds[0](before.y, sums[1]);
-        sums[2] = folds[1](before.z, sums[2]);
-        sums[3] = folds[1](before.w, sums[3]);
-      }
-      if (!is_last) kept = make_float4(sums[0], sums[1], sums[2], sums[3]);
+      earlier[n * stride] = make_float4(sums_[n][0], sums_[n][1], sums_[n][2], sums_[n][3]);
     }
   }
 
@@ -117,27 +119,60 @@ class ForwardSums {
     }
   }
 
-  /// Row i times `factor`; 0 where it saw no key, even where the sums are not.
-  __device__ __forceinline__ void store(int i, float factor, bool is_seen, Half* out,
+  /// Row i times `factor`; 0 where it saw no key, even where the sums are not. All lanes call it;
+  /// where the row does not exist, nothing is written.
+  __device__ __forceinline__ void store(int i, bool exists, float factor, bool is_seen, Half* out,
                                         bool aligned) const {
+    // The row's four lanes exchange pairs, so that lane t has the eight columns of groups 4 m + t.
 #pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-      const int column = n * 8 + lane_ % 4 * 2;
-      const int present = columns_ - column;
-      // -0 becomes 0.
-      const float low = is_seen ? sums_[n][i * 2] * factor + 0.0F : 0.0F;
-      const float high = is_seen ? sums_[n][i * 2 + 1] * factor + 0.0F : 0.0F;
-      const unsigned both = pack<Half>(low, high);
-      if (present >= 2 && aligned) {
-        *reinterpret_cast<unsigned*>(out + column) = both;
+    for (int first = 0; first < kGroups; first += 4) {
+      unsigned pairs[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float(&sums)[4] = sums_[first + n];
+        // -0 becomes 0.
+        pairs[n] = pack<Half>(is_seen ? sums[i * 2] * factor + 0.0F : 0.0F,
+                              is_seen ? sums[i * 2 + 1] * factor + 0.0F : 0.0F);
+      }
+      exchange<1>(pairs[0], pairs[1]);
+      exchange<1>(pairs[2], pairs[3]);
+      exchange<2>(pairs[0], pairs[2]);
+      exchange<2>(pairs[1], pairs[3]);
+      const int column = (first + lane_ % 4) * 8;
+      const int present = exists ? columns_ - column : 0;
+      if (present >= 8 && aligned) {
+        *reinterpret_cast<uint4*>(out + column) =
+            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
       } else {
-        if (present >= 1) out[column] = reinterpret_cast<const Half*>(&both)[0];
-        if (present >= 2) out[column + 1] = reinterpret_cast<const Half*>(&both)[1];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (e < present) out[column + e] = reinterpret_cast<const Half*>(&pairs[e / 2])[e % 2];
+        }
       }
     }
   }
 
  private:
+  /// Of lanes that differ in bit kLane, the lower gives `high` for the other's `low`.
+  template <int kLane>
+  __device__ __forceinline__ void exchange(unsigned& low, unsigned& high) const {
+    const bool is_upper = (lane_ & kLane) != 0;
+    const unsigned other = __shfl_xor_sync(0xffffffffU, is_upper ? low : high, kLane);
+    (is_upper ? low : high) = other;
+  }
+
+  template <class Add>
+  __device__ __forceinline__ void add_earlier(const float4* earlier, int stride, const Add& add) {
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const float4 before = earlier[n * stride];
+      sums_[n][0] = add(before.x, sums_[n][0], 0);
+      sums_[n][1] = add(before.y, sums_[n][1], 0);
+      sums_[n][2] = add(before.z, sums_[n][2], 1);
+      sums_[n][3] = add(before.w, sums_[n][3], 1);
+    }
+  }
+
   template <class Visit>
   __device__ __forceinline__ void for_each(const Visit& visit) {
 #pragma unroll
@@ -197,16 +232,17 @@ class ForwardSums {
   Sums sums_;
 };
 
-/// Writes row i of the thread's two, `query`, and its lse. The sums begin at column `first_value`.
+/// Writes row i of the thread's two, `query`, and its lse, if it exists. The sums begin at column
+/// `first_value`. All lanes call it.
 template <class Half, int kGroups>
 __device__ __forceinline__ void store_row(const ForwardParams<float>& params,
                                           const Sequence& sequence, const QueryRow& query, int i,
-                                          const RowState<float>& total,
+                                          bool exists, const RowState<float>& total,
                                           const ForwardSums<Half, kGroups>& sums, int first_value) {
   const AttentionParams& call = params.call;
   const RowResult<float> result = finish_row(call.rules, query.head, total.maximum * params.natural,
                                              total.sum, exp2f(kWeightShift<Half>));
-  if (call.lse.data != nullptr && threadIdx.x % 4 == 0 && first_value == 0) {
+  if (exists && call.lse.data != nullptr && threadIdx.x % 4 == 0 && first_value == 0) {
     store_lse(
         call.lse,
         sequence.lse + query.token * call.lse.token_stride + query.head * call.lse.head_stride,
@@ -214,7 +250,7 @@ __device__ __forceinline__ void store_row(const ForwardParams<float>& params,
   }
   const std::int64_t start = sequence.out + query.token * call.out.token_stride +
                              query.head * call.out.head_stride + first_value;
-  sums.store(i, result.weight, total.sum != 0, static_cast<Half*>(call.out.data) + start,
+  sums.store(i, exists, result.weight, total.sum != 0, static_cast<Half*>(call.out.data) + start,
              params.aligned_out);
 }
 

@@ -61,11 +61,15 @@ struct Fold {
     state.sum = fma(before.sum, earlier, added.sum * segment);
   }
 
+  __device__ bool takes_both() const { return takes_segment && takes_earlier; }
+  __device__ Compute both(Compute before, Compute added) const {
+    return fma(before, earlier, added * segment);
+  }
   __device__ Compute operator()(Compute before, Compute added) const {
     // Selected, not branched to: this runs for every element of a tile.
-    const Compute both = fma(before, earlier, added * segment);
+    const Compute sum = both(before, added);
     const Compute either = takes_segment ? added : before;
-    return takes_segment && takes_earlier ? both : either;
+    return takes_both() ? sum : either;
   }
 };
 
