@@ -55,11 +55,11 @@ struct ForwardMemory {
   alignas(1024) unsigned char queries[kBoxes][kQueryBytes];
   alignas(1024) unsigned char keys[kKeyStages][kBoxes][kKeyBytes];  // of two blocks
   alignas(1024) unsigned char values[kValueStages][kBoxes][kValueBytes];
-  float4 earlier[kColumns / 8 * kConsumers * kGroupThreads];  // sums of earlier segments
+  float4 earlier[kConsumers * 4][kColumns / 8][32];  // sums of earlier segments, by warp
   BufferBarriers query_barriers;
   BufferBarriers key_barriers[kKeyStages];
   BufferBarriers value_barriers[kValueStages];
-  ForwardTile tile;
+  ForwardTile tiles[2];  // in turns: one is computed while the next is announced
 };
 
 /// Tile number `ticket`: within a section of columns (sequences and heads) whose keys and values
@@ -140,7 +140,7 @@ class ForwardProducer {
   /// Gives the tile to the warpgroups, with so many bytes of queries to come.
   __device__ __forceinline__ void announce(const ForwardTile& tile, int bytes) {
     memory_.query_barriers.empty.wait(queries_.emptied());
-    memory_.tile = tile;
+    memory_.tiles[queries_.filled()] = tile;
     memory_.query_barriers.full.arrive_expecting(bytes);
     queries_.advance();
   }
@@ -213,14 +213,13 @@ class ForwardConsumer {
       : params_(params),
         call_(params.forward.call),
         memory_(memory),
-        thread_(static_cast<int>(threadIdx.x) - kGroupThreads),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        first_row_(thread_ / kGroupThreads * kGroupRows) {}
+        first_row_((static_cast<int>(threadIdx.x) / kGroupThreads - 1) * kGroupRows) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
       memory_.query_barriers.full.wait(queries_.filled());
-      const ForwardTile tile = uniform(memory_.tile);
+      const ForwardTile tile = uniform(memory_.tiles[queries_.filled()]);
       begin_products();
       if (tile.sequence < 0) return;
       run_tile(tile, call_.sequences[tile.sequence]);
@@ -231,9 +230,14 @@ class ForwardConsumer {
   static constexpr int kQuerySteps = kColumns / 16;
   static constexpr int kWeightSteps = kBlockKeys / 16;
 
+  /// Among those that compute; each has 16 rows.
+  __device__ __forceinline__ int warp() const {
+    return static_cast<int>((fresh(threadIdx.x) - kGroupThreads) / 32);
+  }
+
   /// The thread's two rows are this one and 8 below.
   __device__ __forceinline__ int row_of_thread() const {
-    return first_row_ + thread_ % kGroupThreads / 32 * 16 + lane_ / 4;
+    return warp() * 16 + static_cast<int>(fresh(threadIdx.x)) % 32 / 4;
   }
 
   /// One arrival a warp, after all its lanes are done with the buffer.
@@ -276,8 +280,8 @@ class ForwardConsumer {
       run_blocks(scores, sums, blocks, whole, total);
       skip((blocks.end + 1) / 2 * 2, copied.end);
     }
+    store(sums, total);
     queries_.advance();
-    store(tile, sequence, scores, sums, total, first_row, rows);
   }
 
   /// Pairs of blocks that only the other warpgroup's rows see.
@@ -375,7 +379,7 @@ class ForwardConsumer {
         "setp.lt.f32 never, %1, 0f00000000;\n"
         "@never st.shared.f32 [%2], %1;\n"
         "}" ::"f"(first),
-        "f"(second), "r"(shared_address(&memory_.tile))
+        "f"(second), "r"(shared_address(memory_.tiles))
         : "memory");
   }
 
@@ -443,41 +447,39 @@ class ForwardConsumer {
                                   {total[1], row_sum(finished[1]), exp_of}};
     total[0] = folds[0].state;
     total[1] = folds[1].state;
-    sums.fold(folds, memory_.earlier + thread_, kConsumers * kGroupThreads, has_earlier, is_last);
+    sums.fold(folds, &memory_.earlier[warp()][0][lane_], 32, has_earlier, is_last);
   }
 
-  __device__ __forceinline__ void store(const ForwardTile& tile, const Sequence& sequence,
-                                        const Scores& scores, Sums& sums,
-                                        const RowState<float> (&total)[2], int first_row,
-                                        int rows) {
-    bool is_finite = true;
+  /// What it needs of the rows is computed anew: registers are full while the products run.
+  __device__ __forceinline__ void store(const Sums& sums, const RowState<float> (&total)[2]) {
+    const ForwardTile tile = memory_.tiles[queries_.filled()];
+    const Sequence& sequence = call_.sequences[tile.sequence];
+    const int first_row = tile.first_token * tile.heads.heads + row_of_thread();
+    const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool exists = first_row + i * 8 < rows;
-      is_finite = is_finite && (!exists || total[i].sum == 0 || sums.is_finite(i));
-      store_row(params_.forward, sequence, scores.query_of(i), i, exists, total[i], sums, 0);
+      const int row = first_row + i * 8;
+      const QueryRow query = tile.heads.query_of(row);
+      const bool exists = row < rows;
+      store_row(params_.forward, sequence, query, i, exists, total[i], sums, 0);
+      if (exists && total[i].sum != 0 && !sums.is_finite(i)) mark_unfinished(tile, query);
     }
-    if (!is_finite) mark_unfinished(tile, scores);
   }
 
-  /// The tiles of the careful kernel that hold the thread's rows: 64 rows of a KV head each.
-  __device__ __forceinline__ void mark_unfinished(const ForwardTile& tile, const Scores& scores) {
-    const std::int64_t group = call_.group;
-    const std::int64_t kv_head = tile.heads.first / group;
-    const std::int64_t first_tile =
-        (tile.sequence * call_.num_kv_heads + kv_head) * params_.forward.row_tiles;
-    for (int i = 0; i < 2; ++i) {
-      const QueryRow row = scores.query_of(i);
-      const std::int64_t careful_row = row.token * group + row.head % group;
-      params_.forward.unfinished[1 + first_tile + careful_row / kMmaRows] = 1;
-    }
+  /// Marks the tile of the careful kernel that holds the row: 64 rows of a KV head.
+  __device__ __forceinline__ void mark_unfinished(const ForwardTile& tile, const QueryRow& row) {
+    const std::int64_t kv_head = row.head / call_.group;
+    const std::int64_t careful_row = row.token * call_.group + row.head % call_.group;
+    const std::int64_t careful_tile =
+        (tile.sequence * call_.num_kv_heads + kv_head) * params_.forward.row_tiles +
+        careful_row / kMmaRows;
     params_.forward.unfinished[0] = 1;
+    params_.forward.unfinished[1 + careful_tile] = 1;
   }
 
   const HopperForwardParams& params_;
   const AttentionParams& call_;
   Memory& memory_;
-  const int thread_;  // among all warpgroups that compute
   const int lane_;
   const int first_row_;  // of the warpgroup, in a tile
   std::uint32_t weights_[kWeightSteps][4];
