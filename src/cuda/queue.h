@@ -43,9 +43,6 @@ class Queue {
   template <class Params>
   void launch(void (*kernel)(Params), const Grid& grid, Params params) {
     static_assert(sizeof(Params) <= 4096, "kernel parameters are limited to 4 KiB");
-#if __has_builtin(__builtin_clear_padding)
-    __builtin_clear_padding(&params);  // so that a Graph finds equal params equal
-#endif
     launch_kernel(reinterpret_cast<const void*>(kernel), grid, &params, sizeof params);
   }
 

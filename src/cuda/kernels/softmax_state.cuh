@@ -66,10 +66,9 @@ struct Fold {
     return fma(before, earlier, added * segment);
   }
   __device__ Compute operator()(Compute before, Compute added) const {
-    // Selected, not branched to: this runs for every element of a tile.
-    const Compute sum = both(before, added);
-    const Compute either = takes_segment ? added : before;
-    return takes_both() ? sum : either;
+    if (!takes_segment) return before;
+    if (!takes_earlier) return added;
+    return both(before, added);
   }
 };
 
