@@ -107,14 +107,17 @@ AttentionCall::AttentionCall(const Context& context, const AttentionSizes& sizes
     : AttentionCall(context, sizes, options) {
   set_operand(q, query_offsets_, &AttentionParams::q, &Sequence::q);
   const DType stored = cache.format.dtype;
-  params_.k = {writable(cache.k), stored, cache.k_slot_stride, cache.k_head_stride};
-  params_.v = {writable(cache.v), stored, cache.v_slot_stride, cache.v_head_stride};
+  // As in stride_of().
+  const auto slots = [&](std::int64_t stride) { return cache.num_slots == 1 ? 0 : stride; };
+  const auto heads = [&](std::int64_t stride) { return cache.num_kv_heads == 1 ? 0 : stride; };
+  params_.k = {writable(cache.k), stored, slots(cache.k_slot_stride), heads(cache.k_head_stride)};
+  params_.v = {writable(cache.v), stored, slots(cache.v_slot_stride), heads(cache.v_head_stride)};
   params_.kv_layout = {.page_size = cache.page_size,
                        .ring_slots = cache.ring_slots,
                        .k_scales = cache.k_scales,
                        .v_scales = cache.v_scales,
-                       .scale_slot_stride = cache.scale_slot_stride,
-                       .scale_head_stride = cache.scale_head_stride};
+                       .scale_slot_stride = slots(cache.scale_slot_stride),
+                       .scale_head_stride = heads(cache.scale_head_stride)};
   for (std::int64_t s = 0; s < sizes_.num_sequences; ++s) {
     Sequence& sequence = list_->sequences[s];
     const KvSequenceView& view = cache.sequences[static_cast<std::size_t>(s)];
