@@ -213,10 +213,8 @@ void check_cache_layout(const Operation& operation, const KvCacheView& cache, DT
   check_view(operation, {"cache.k", cache_keys(cache)}, 3);
   check_view(operation, {"cache.v", cache_values(cache)}, 3);
   if (scaled && cache.num_slots > 0) {
-    for (const auto& [name, scales] : {std::pair{"cache.k_scales", cache.k_scales},
-                                       std::pair{"cache.v_scales", cache.v_scales}}) {
-      check_scales(operation, name, cache, scales);
-    }
+    check_scales(operation, "cache.k_scales", cache, cache.k_scales);
+    check_scales(operation, "cache.v_scales", cache, cache.v_scales);
   }
   for (std::size_t i = 0; i < cache.sequences.size(); ++i) {
     check_cache_sequence(operation, cache, i);
