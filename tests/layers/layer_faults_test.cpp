@@ -79,8 +79,7 @@ void expect_training_to_survive(const std::string& name, Layer layer) {
   const auto state = [&] { return numbers_of(layer); };
   const TrainingForward made = layer.forward_training(context, {.query = x});
   expect_all_or_nothing(
-      name + " forward_training", state, [&] { layer.forward_training(context, {.query = x}); },
-      5);
+      name + " forward_training", state, [&] { layer.forward_training(context, {.query = x}); }, 5);
   expect_all_or_nothing(
       name + " backward", state, [&] { layer.backward(context, x, made.saved); }, 5);
   expect_all_or_nothing(
