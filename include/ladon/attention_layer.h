@@ -145,7 +145,8 @@ class LADON_API AttentionLayer {
   /// output, shape and dtype of x, which is [batch, seq, embed_dim] or, for one sequence, [seq,
   /// embed_dim]. Rope goes on from each sequence's length. All or nothing. Throws where the
   /// cache does not fit the layer. A call of one token for each sequence allocates nothing once it
-  /// has run with these sizes (but scratch past 32 MiB, and what the cache's own growth takes).
+  /// has run with these sizes (but scratch past 32 MiB, such as the keys and values that a long
+  /// latent sequence expands to, and what the cache's own growth takes).
   virtual void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                        const CachedCall& call, const TensorView& out) const = 0;
   Tensor forward(const Context& context, const ConstTensorView& x, KvCache& cache,

@@ -162,6 +162,22 @@ TEST_P(OwnQueries, CachedStepsWithAQueryOfTheirOwn) {
   }
 }
 
+// Without a causal mask every new token sees the whole chunk, and all that came before.
+TEST_P(OwnQueries, ChunksThatAreNotCausalSeeAllOfThemselves) {
+  const Tensor past = normal(DType::kF64, {2, 6, 20}, 1);
+  const Tensor x = normal(DType::kF64, {2, 3, 20}, 2);
+  const Tensor all = joined(past, x);
+  const auto expect_whole = [&](const auto& layer) {
+    KvCache cache = KvCache::contiguous(context_, layer.cache_options(2));
+    layer.forward(context_, past, cache, {.causal = true});
+    const Tensor got = layer.forward(context_, x, cache, {.causal = false});
+    const Tensor whole = layer.forward(context_, all, {.causal = false});
+    EXPECT_LE(relative_difference(got, host_copy(context_, whole.view().slice(1, 6, 9))), 1e-12);
+  };
+  expect_whole(multi_head());
+  expect_whole(latent());
+}
+
 TEST_P(OwnQueries, PaddedTokensAndTheirQueries) {
   const LatentAttention layer = latent();
   const Tensor x = normal(DType::kF64, {2, 3, 20}, 1);

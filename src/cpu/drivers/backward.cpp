@@ -48,13 +48,21 @@ class CallScales {
   /// Computes them for the scores of these kernels.
   const RowScales& run(const KernelSet& kernels, const WorkerScratch& scratch) const {
     const std::int64_t heads = params_.num_sequences * params_.num_kv_heads;
-    parallel_for(workers_, heads, [&](std::int64_t head, int worker) {
-      kernels.row_scales(params_,
-                         {.sequence = head / params_.num_kv_heads,
-                          .kv_head = head % params_.num_kv_heads,
-                          .scales = scales_},
-                         scratch.of(worker));
-    });
+    double elements = 0;  // of q and k, whose norms are taken
+    for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
+      const Sequence& sequence = params_.sequences[s];
+      elements += static_cast<double>(sequence.query_len * params_.num_heads +
+                                      sequence.kv_len * params_.num_kv_heads) *
+                  static_cast<double>(params_.head_dim);
+    }
+    parallel_for(workers_, useful_threads(workers_, elements), heads,
+                 [&](std::int64_t head, int worker) {
+                   kernels.row_scales(params_,
+                                      {.sequence = head / params_.num_kv_heads,
+                                       .kv_head = head % params_.num_kv_heads,
+                                       .scales = scales_},
+                                      scratch.of(worker));
+                 });
     return scales_;
   }
 
