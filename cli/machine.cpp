@@ -34,27 +34,39 @@ std::optional<std::int64_t> only_number(const std::string& path) {
   return {};
 }
 
-/// What the control group at this path still allows. Pages of files that can be dropped are free.
-std::int64_t rest_of_group(const std::string& folder) {
-  const auto limit = only_number(folder + "/memory.max");
-  const auto used = only_number(folder + "/memory.current");
+/// A version of control groups: where its memory controller is mounted, and its files' names.
+struct MemoryGroups {
+  std::string mount;
+  std::string_view limit, used, files;
+};
+
+/// What the control group in this folder still allows. Pages of files that can be dropped are free.
+std::int64_t rest_of_group(const MemoryGroups& groups, const std::string& folder) {
+  const auto limit = only_number(folder + std::string(groups.limit));
+  const auto used = only_number(folder + std::string(groups.used));
   if (!limit || !used) return kUnlimited;
-  const std::int64_t files = number_after(folder + "/memory.stat", "inactive_file").value_or(0);
+  const std::int64_t files = number_after(folder + "/memory.stat", groups.files).value_or(0);
   return std::max<std::int64_t>(0, *limit - std::max<std::int64_t>(0, *used - files));
 }
 
-std::int64_t rest_of_groups() {
-  std::string own;
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("0::/")) own = line.substr(3);
-  }
-  std::int64_t rest = rest_of_group("/sys/fs/cgroup");
+/// The group at `own` below the mount, and all above it.
+std::int64_t rest_of_groups(const MemoryGroups& groups, std::string own) {
+  std::int64_t rest = rest_of_group(groups, groups.mount);
   while (own.size() > 1) {
-    rest = std::min(rest, rest_of_group("/sys/fs/cgroup" + own));
+    rest = std::min(rest, rest_of_group(groups, groups.mount + own));
     own.erase(own.rfind('/'));
   }
   return rest;
+}
+
+/// Whether a list of words separated by commas has this one.
+bool has_word(std::string_view list, std::string_view word) {
+  while (!list.empty()) {
+    const std::size_t end = list.find(',');
+    if (list.substr(0, end) == word) return true;
+    list = end == std::string_view::npos ? std::string_view() : list.substr(end + 1);
+  }
+  return false;
 }
 
 std::int64_t rest_of_address_space() {
@@ -65,6 +77,30 @@ std::int64_t rest_of_address_space() {
 }
 
 }  // namespace
+
+std::int64_t rest_of_control_groups(const std::string& root) {
+  std::int64_t rest = kUnlimited;
+  std::ifstream file(root + "/proc/self/cgroup");
+  // Lines of "number:controllers:path"; version 2 has number 0 and names no controllers.
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string own = line.substr(second + 1);
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (line.starts_with("0::")) {
+      rest = std::min(rest, rest_of_groups({root + "/sys/fs/cgroup", "/memory.max",
+                                            "/memory.current", "inactive_file"},
+                                           own));
+    } else if (has_word(controllers, "memory")) {
+      rest =
+          std::min(rest, rest_of_groups({root + "/sys/fs/cgroup/memory", "/memory.limit_in_bytes",
+                                         "/memory.usage_in_bytes", "total_inactive_file"},
+                                        own));
+    }
+  }
+  return rest;
+}
 
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
@@ -96,7 +132,7 @@ std::string compiler_name() {
 std::int64_t available_memory() {
   std::int64_t available = kUnlimited;
   if (const auto kib = number_after("/proc/meminfo", "MemAvailable:")) available = *kib * 1024;
-  return std::min({available, rest_of_groups(), rest_of_address_space()});
+  return std::min({available, rest_of_control_groups(), rest_of_address_space()});
 }
 
 namespace {

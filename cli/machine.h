@@ -20,6 +20,10 @@ std::string compiler_name();
 /// available, or the rest of its control group's or its own limit where that is less.
 std::int64_t available_memory();
 
+/// What the memory limits of this process's control groups, of version 1 or 2, still allow. The
+/// system's files are looked for below `root`.
+std::int64_t rest_of_control_groups(const std::string& root = {});
+
 /// Throws Failure where more would be needed than is available: "what needs about 1.2 TiB of
 /// memory; 15.1 GiB are available". `bytes` is a double, because the request may be absurd.
 void require_memory(std::string_view what, double bytes);

@@ -1,9 +1,12 @@
 #include "output_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <string>
 #include <system_error>
 
@@ -31,11 +34,36 @@ bool write_all(int descriptor, std::string_view content) {
   return ::fsync(descriptor) == 0;
 }
 
+/// What stands between a target's name and the number of the process that writes it, as the
+/// library's own files have it.
+constexpr std::string_view kTemporary = ".tmp-";
+
+/// Removes what runs that were killed have left beside the target.
+void remove_leftovers(const fs::path& target) {
+  const std::string prefix = target.filename().string() + std::string(kTemporary);
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(
+           target.has_parent_path() ? target.parent_path() : fs::path("."), error)) {
+    const std::string name = entry.path().filename().string();
+    pid_t process = 0;
+    if (!name.starts_with(prefix)) continue;
+    const char* const end = name.data() + name.size();
+    const auto [rest, problem] = std::from_chars(name.data() + prefix.size(), end, process);
+    if (problem != std::errc{} || rest == end || *rest != '-' || process <= 0) continue;
+    if (::kill(process, 0) != 0 && errno == ESRCH) fs::remove(entry.path(), error);
+  }
+}
+
 }  // namespace
 
 void check_writable(std::string_view option, const fs::path& path) {
   std::error_code error;
   if (fs::is_directory(path, error)) refuse(option, path, EISDIR);
+  // Renaming over a device or a pipe would replace it.
+  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) {
+    throw Failure(std::string(option) + ": cannot write " + path.string() +
+                  ": it is no regular file");
+  }
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (!fs::is_directory(folder, error)) refuse(option, path, error ? error.value() : ENOTDIR);
   // Only trying tells: permissions, read-only and virtual file systems all look alike from outside.
@@ -43,11 +71,27 @@ void check_writable(std::string_view option, const fs::path& path) {
   OutputFile(option, path, {});
 }
 
+void check_different(std::string_view option, const fs::path& path, std::string_view other_option,
+                     const fs::path& other) {
+  std::error_code error;
+  if (!fs::equivalent(path, other, error) &&
+      fs::weakly_canonical(path, error) != fs::weakly_canonical(other, error)) {
+    return;
+  }
+  throw Failure(std::string(option) + ": cannot write " + path.string() + ": " +
+                std::string(other_option) + " writes the same file");
+}
+
 OutputFile::OutputFile(std::string_view option, const fs::path& path, std::string_view content)
     : option_(option), path_(path), temporary_(path) {
-  temporary_ += ".tmp" + std::to_string(::getpid());
+  remove_leftovers(path);
+  temporary_ += std::string(kTemporary) + std::to_string(::getpid()) + "-0";
   const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor < 0) refuse(option_, path_, errno);
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) {
+    static_cast<void>(::fchmod(descriptor, status.st_mode & 0777U));
+  }
   const bool written = write_all(descriptor, content);
   int error = written ? 0 : errno;
   if (::close(descriptor) != 0 && error == 0) error = errno;

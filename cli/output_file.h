@@ -11,6 +11,10 @@ namespace ladon::cli {
 /// writable. `option` begins the message: "--plot".
 void check_writable(std::string_view option, const std::filesystem::path& path);
 
+/// Throws Failure where two options name the same file.
+void check_different(std::string_view option, const std::filesystem::path& path,
+                     std::string_view other_option, const std::filesystem::path& other);
+
 /// A temporary file next to its target until commit() renames it. Hold HeldSignals while one
 /// lives. What is not committed is removed, and an older file of that name is as it was.
 class OutputFile {

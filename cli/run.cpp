@@ -195,6 +195,7 @@ int run_layer(const RunOptions& options) {
   if (!options.weights.empty()) {
     check_picture_path("run: --weights", options.weights);
     check_writable("run: --weights", options.weights);
+    check_different("run: --weights", options.weights, "--output", options.output);
   }
   const ModelDescription model =
       describe_model(options.model, {.ignored_fields = options.ignored_fields});

@@ -9,7 +9,7 @@ const std::vector<SelfTestArea>& self_test_areas() {
   static const std::vector<SelfTestArea> areas{
       {"forward", "forward_tile"},
       {"decode", "forward_decode"},
-      {"backward", "backward combine_dq bias_gradient sink_gradient"},
+      {"backward", "row_scales backward combine_dq bias_gradient sink_gradient"},
       {"caches", "forward_tile forward_decode write_kv"},
       {"rope", ""},
       {"layers",

@@ -19,8 +19,8 @@ constexpr std::chrono::milliseconds kSettle{20};
 
 std::vector<std::string> command_of(const std::string& name, const PeerOptions& options,
                                     int threads, const std::vector<int>& cpus, DeviceId device) {
-  std::vector<std::string> command{options.interpreter, "-c", kPeerWorkerSource, name,
-                                   std::to_string(threads)};
+  std::vector<std::string> command{options.interpreter, "-I", "-c",
+                                   kPeerWorkerSource,   name, std::to_string(threads)};
   std::string list;
   for (const int cpu : cpus) list += (list.empty() ? "" : ",") + std::to_string(cpu);
   if (!device.is_cpu()) list = device.to_string();  // no thread of it matters

@@ -2,8 +2,8 @@
 
 The command starts one process of this for each rival (it holds the text; nothing is installed):
 
-    python -c TEXT pytorch|onnxruntime THREADS [CPU,CPU,...]
-    python -c TEXT pytorch|pytorch-cudnn|pytorch-flash THREADS cuda:0
+    python -I -c TEXT pytorch|onnxruntime THREADS [CPU,CPU,...]
+    python -I -c TEXT pytorch|pytorch-cudnn|pytorch-flash THREADS cuda:0
 
 Each line on standard input is a JSON object with a "command"; each gets one line on standard output:
 

@@ -33,6 +33,12 @@ struct LayerInputs {
 };
 
 /// What may differ from call to call.
+///
+/// Causal, window and ALiBi go by positions. Where query and key have the same length, as in
+/// self-attention, query i is at key i, whether the call gives `key` or not, and whatever
+/// kv_lengths hides. Where they differ, the last query is at the sequence's last key (that
+/// kv_lengths shows), as over a cache: of 5 causal queries over 3 keys, the first two see nothing,
+/// and their attention is 0.
 struct LayerCall {
   /// Empty: as the layer's options say.
   std::optional<bool> causal{};
@@ -64,6 +70,12 @@ struct CachedCall {
   /// them.
   ConstTensorView mask{};
   ConstTensorView bias{};
+  /// What attends in place of the new tokens, which are appended all the same: shape and dtype of
+  /// x. Query i sees what token i of x would see.
+  ConstTensorView query{};
+  /// Positions of the queries, for rope: as many as x has tokens, row by row. Empty: those of the
+  /// new tokens.
+  std::span<const std::int64_t> query_positions{};
 };
 
 /// What backward needs of a forward call: the inputs, the projections, their attention and its lse.
@@ -133,7 +145,8 @@ class LADON_API AttentionLayer {
   /// output, shape and dtype of x, which is [batch, seq, embed_dim] or, for one sequence, [seq,
   /// embed_dim]. Rope goes on from each sequence's length. All or nothing. Throws where the
   /// cache does not fit the layer. A call of one token for each sequence allocates nothing once it
-  /// has run with these sizes (but scratch past 32 MiB, and what the cache's own growth takes).
+  /// has run with these sizes (but scratch past 32 MiB, such as the keys and values that a long
+  /// latent sequence expands to, and what the cache's own growth takes).
   virtual void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                        const CachedCall& call, const TensorView& out) const = 0;
   Tensor forward(const Context& context, const ConstTensorView& x, KvCache& cache,
@@ -150,7 +163,8 @@ class LADON_API AttentionLayer {
                                            const LayerCall& call = {}) const = 0;
 
   /// Given the gradient of forward_training()'s output, returns those of its inputs and adds to
-  /// each parameter's gradient.
+  /// each parameter's gradient. Throws where the weights have changed since
+  /// (Parameter::generation).
   virtual InputGradients backward(const Context& context, const ConstTensorView& grad_out,
                                   const SavedForward& saved) = 0;
 

@@ -1,4 +1,8 @@
-// The one exception type that leaves the library.
+// Error: the exception type of the library.
+//
+// Besides it std::bad_alloc leaves the library, and nothing else: where the few bytes that a call
+// needs for its own lists or messages are not to be had. Memory of tensors, caches and workspaces
+// that is not to be had is an Error (kOutOfMemory).
 //
 // Every message reads "operation: argument: got ..., expected ...", so that it can be shown to a
 // user as it stands. A call that throws has changed nothing.

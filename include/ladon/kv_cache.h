@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -20,6 +21,7 @@
 #include "ladon/export.h"
 #include "ladon/kv_cache_view.h"
 #include "ladon/kv_format.h"
+#include "ladon/tensor.h"
 #include "ladon/tensor_view.h"
 
 namespace ladon {
@@ -117,6 +119,13 @@ class LADON_API KvCache {
   /// Gives an empty sequence the longest run of published pages that hold these tokens; returns
   /// how many tokens it now has, a multiple of the page size.
   std::int64_t adopt_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids);
+
+  /// What a sequence holds, oldest first: [held, num_kv_heads, head_dim] and [held, num_kv_heads,
+  /// value_dim], on the cache's device, in the stored dtype (f32 for int8) or another float dtype.
+  Tensor keys(const Context& context, std::int64_t sequence = 0,
+              std::optional<DType> dtype = {}) const;
+  Tensor values(const Context& context, std::int64_t sequence = 0,
+                std::optional<DType> dtype = {}) const;
 
   /// For attention(); valid until the cache changes.
   KvCacheView view() const;

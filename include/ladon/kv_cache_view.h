@@ -48,7 +48,8 @@ struct KvCacheView {
   std::int64_t v_head_stride = 0;
   std::int64_t page_size = 0;   // 0: not paged
   std::int64_t ring_slots = 0;  // 0: not a ring
-  /// int8 elements are dequantised with one f32 scale per (slot, head). Null for other formats.
+  /// int8 elements are dequantised with one f32 scale per (slot, head), [num_slots, num_kv_heads]
+  /// with these strides, aligned as floats are. Null for other formats.
   const float* k_scales = nullptr;
   const float* v_scales = nullptr;
   std::int64_t scale_slot_stride = 0;

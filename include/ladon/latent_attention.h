@@ -31,9 +31,9 @@ struct LADON_API LatentAttentionOptions {
   std::int64_t num_heads = 0;
   std::int64_t query_rank = 0;  // 0: queries are projected directly
   std::int64_t kv_rank = 0;     // of the latent
-  std::int64_t nope_dim = 0;    // elements of a head's query and key without rope
+  std::int64_t nope_dim = 0;    // elements of a head's query and key without rope; 0: none
   std::int64_t rope_dim = 0;    // with rope; even, 0: none
-  std::int64_t value_dim = 0;   // 0: nope_dim
+  std::int64_t value_dim = 0;   // 0: nope_dim, or rope_dim where that is 0
   bool query_bias = false;      // of q_proj, or of q_a_proj
   bool kv_bias = false;         // of kv_a_proj_with_mqa
   bool out_bias = false;
@@ -63,7 +63,8 @@ struct LADON_API LatentAttentionOptions {
 ///   kv_a_layernorm.weight [kv_rank]
 ///   kv_b_proj.weight [num_heads * (nope_dim + value_dim), kv_rank]
 ///   o_proj.weight [embed_dim, num_heads * value_dim]   o_proj.bias
-/// Self-attention alone: calls with a key or value input throw.
+/// Calls may give a key input of its own, which the latents then come from; a value input throws,
+/// because values come from the latents too.
 class LADON_API LatentAttention final : public AttentionLayer {
  public:
   /// Xavier-uniform weights from the seed (the same everywhere), zero biases, unit norms.
@@ -100,6 +101,9 @@ class LADON_API LatentAttention final : public AttentionLayer {
   /// Elements that the cache holds for a token: kv_rank + rope_dim.
   std::int64_t latent_dim() const noexcept { return options_.kv_rank + options_.rope_dim; }
   DType dtype() const noexcept override { return options_.dtype; }
+  /// Its account of multi-head attention (KvCache::mha_elements, reduction) counts the keys and
+  /// values that latents replace: num_heads * (nope_dim + value_dim) a token. Set mha_dim to 2 *
+  /// head_dim() to count keys and values with rope, as papers on MLA do.
   KvCacheOptions cache_options(std::int64_t batch = 1,
                                std::optional<KvFormat> format = {}) const override;
 

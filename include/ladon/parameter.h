@@ -18,6 +18,9 @@ struct LADON_API Parameter {
   std::string name;  // as checkpoints call it: "q_proj.weight"
   Tensor value{};
   Tensor gradient{};
+  /// How often the value has changed, by set_parameter() and optimisers; a program that writes to
+  /// it itself counts on. A layer's backward() refuses what it saved with other weights.
+  std::uint64_t generation = 0;
 
   /// Zeros of this dtype and shape on the host, and a zero gradient.
   static Parameter zeros(std::string name, DType dtype, const Dims& shape);

@@ -16,7 +16,7 @@ import numpy as np
 from . import attention as _attention
 from . import attention_weights as _attention_weights
 from . import rope as _rope
-from ._errors import UnsupportedError
+from ._errors import InvalidArgumentError, UnsupportedError
 
 try:
     import onnx
@@ -28,6 +28,12 @@ except ImportError as missing:
 
 # qk_matmul_output_mode, as ONNX 1.23 has it; earlier references exchange 1 and 2.
 _STAGES = ("scaled", "softcapped", "masked", "probability")
+
+
+def _require(operator: str, inputs: Dict[str, Any]) -> None:
+    for name, value in inputs.items():
+        if value is None:
+            raise InvalidArgumentError(f"ladon.onnx: {operator}: {name}: got none, expected an input")
 
 
 def _as_heads(tensor: np.ndarray, num_heads: Optional[int]) -> np.ndarray:
@@ -80,6 +86,7 @@ def _pad_keys(mask: np.ndarray, kv_len: int) -> np.ndarray:
 
 def _run_attention(attributes: Dict[str, Any], inputs: Sequence[Any], wanted: Sequence[bool]) -> List[Any]:
     q, k, v, attn_mask, past_key, past_value, lengths = (list(inputs) + [None] * 7)[:7]
+    _require("Attention", {"Q": q, "K": k, "V": v})
     ours_q = _as_heads(q, attributes.get("q_num_heads"))
     ours_k = _as_heads(k, attributes.get("kv_num_heads"))
     ours_v = _as_heads(v, attributes.get("kv_num_heads"))
@@ -112,14 +119,17 @@ def _run_attention(attributes: Dict[str, Any], inputs: Sequence[Any], wanted: Se
     else:
         y = out.reshape(*out.shape[:2], -1)
     weights = None
+    mode = attributes.get("qk_matmul_output_mode", 0)
+    if not 0 <= mode < len(_STAGES):
+        raise InvalidArgumentError(f"ladon.onnx: qk_matmul_output_mode: got {mode}, expected 0 to {len(_STAGES) - 1}")
     if len(wanted) > 3 and wanted[3]:
-        mode = attributes.get("qk_matmul_output_mode", 0)
         weights = _attention_weights(ours_q, ours_k, stage=_STAGES[mode], **options)
     return [y, ours_k.transpose(0, 2, 1, 3), ours_v.transpose(0, 2, 1, 3), weights]
 
 
 def _run_rotary_embedding(attributes: Dict[str, Any], inputs: Sequence[Any], wanted: Sequence[bool]) -> List[Any]:
-    x, cos, sin, position_ids = (list(inputs) + [None])[:4]
+    x, cos, sin, position_ids = (list(inputs) + [None] * 4)[:4]
+    _require("RotaryEmbedding", {"X": x, "cos_cache": cos, "sin_cache": sin})
     out = _rope(
         _as_heads(x, attributes.get("num_heads")),
         layout="interleaved" if attributes.get("interleaved", 0) else "half_split",
@@ -159,7 +169,18 @@ class Model(BackendRep):
         graph = self._model.graph
         values: Dict[str, Any] = {item.name: onnx.numpy_helper.to_array(item) for item in graph.initializer}
         names = [item.name for item in graph.input if item.name not in values]
+        if not isinstance(inputs, dict):
+            inputs = list(inputs)
+            if len(inputs) > len(names):
+                raise InvalidArgumentError(
+                    f"ladon.onnx: inputs: got {len(inputs)}, expected at most {len(names)}: {', '.join(names)}"
+                )
         given = inputs if isinstance(inputs, dict) else dict(zip(names, inputs))
+        unknown = [name for name in given if name not in names and name not in values]
+        missing = [name for name in names if name not in given]
+        if unknown or missing:
+            wrong = f"got {unknown[0]!r}" if unknown else f"got no {missing[0]!r}"
+            raise InvalidArgumentError(f"ladon.onnx: inputs: {wrong}, expected {', '.join(names)}")
         values.update({name: np.asarray(value) for name, value in given.items()})
         for node in graph.node:
             attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}

@@ -337,37 +337,6 @@ nb::object to_array(Tensor&& tensor, Framework framework, const BoundContext& co
   return share_array(view, owner, framework, &context);
 }
 
-std::vector<std::int64_t> to_integers(nb::handle object, const Where& where) {
-  constexpr std::string_view kExpected = "a sequence or an array of integers";
-  std::vector<std::int64_t> values;
-  if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object)) {
-    for (const nb::handle item : object) {
-      if (PyIndex_Check(item.ptr()) == 0 || PyBool_Check(item.ptr())) {
-        throw_type_error(where, item, "an integer in the sequence");
-      }
-      const nb::object number = nb::steal(PyNumber_Index(item.ptr()));
-      if (!number.is_valid()) throw nb::python_error();
-      int overflow = 0;
-      values.push_back(PyLong_AsLongLongAndOverflow(number.ptr(), &overflow));
-      if (overflow != 0) throw_value_error(where, "got an integer that does not fit 64 bits");
-    }
-    return values;
-  }
-  if (nb::isinstance<nb::str>(object) || nb::isinstance<nb::bytes>(object)) {
-    throw_type_error(where, object, kExpected);
-  }
-  const Array array = Array::input(object, where);
-  const DType dtype = array.view().dtype();
-  if (array.absent() || is_float(dtype) || dtype == DType::kBool || dtype == DType::kU64) {
-    throw_type_error(where, object, std::string(kExpected) + " (not u64)");
-  }
-  const Tensor dense =
-      Tensor::copy_of(context_of(array.device()), array.view(), DType::kI64).to_host();
-  const auto* const first = dense.data_as<std::int64_t>();
-  values.assign(first, first + dense.num_elements());
-  return values;
-}
-
 DType to_dtype(nb::handle object, const Where& where) {
   std::string name;
   if (nb::isinstance<nb::str>(object)) {

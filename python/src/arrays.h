@@ -99,7 +99,8 @@ nb::object share_array(const TensorView& view, nb::handle owner, Framework frame
 /// DLPack's capsule.
 nb::object capsule_of(const DeviceArray& array);
 
-/// Integers from a list, a tuple, or an integer array of any rank, in row-major order.
+/// Integers from a list or a tuple, of rows or not, or an integer array of any rank, in row-major
+/// order.
 std::vector<std::int64_t> to_integers(nb::handle object, const Where& where);
 
 /// "f32", "float32", numpy.float32, torch.float32, numpy.dtype("float32"), ...
@@ -107,10 +108,10 @@ DType to_dtype(nb::handle object, const Where& where);
 /// "numpy" or "torch".
 Framework to_framework(nb::handle object, const Where& where);
 
-/// A view of rank 2 or 3 with leading dimensions of 1, as NumPy broadcasts; rank 4 as it is.
+/// A view of rank 1 to 3 with leading dimensions of 1, as NumPy broadcasts; rank 4 as it is.
 template <class View>
 View as_rank_4(const View& view) {
-  if (view.rank() >= 4 || view.rank() < 2) return view;
+  if (view.rank() >= 4 || view.rank() < 1) return view;
   Dims shape{1, 1, 1, 1};
   Dims strides{0, 0, 0, 0};
   for (int dim = 0; dim < view.rank(); ++dim) {
@@ -118,6 +119,13 @@ View as_rank_4(const View& view) {
     strides[4 - view.rank() + dim] = view.stride(dim);
   }
   return View(view.data(), view.dtype(), shape, strides, view.device());
+}
+
+/// The same of a mask, where bytes are true unless they are 0, as in bool arrays.
+inline ConstTensorView as_mask(const ConstTensorView& view) {
+  const ConstTensorView mask = as_rank_4(view);
+  if (mask.dtype() != DType::kU8) return mask;
+  return {mask.data(), DType::kBool, mask.shape(), mask.strides(), mask.device()};
 }
 
 }  // namespace ladon::python

@@ -151,6 +151,22 @@ std::int64_t prefix(Cache& self, nb::handle sequence, nb::handle token_ids, bool
   });
 }
 
+/// Keys or values of a sequence as an array of its own.
+nb::object read_back(const Cache& self, nb::handle sequence, nb::handle dtype, nb::handle framework,
+                     bool keys) {
+  const char* const name = keys ? "KvCache.keys" : "KvCache.values";
+  const std::int64_t index = to_integer(sequence, {name, "sequence"});
+  std::optional<DType> wanted;
+  if (!dtype.is_none()) wanted = to_dtype(dtype, {name, "dtype"});
+  const Framework kind = to_framework(framework, {name, "framework"});
+  const BoundContext& context = context_of(self.cache.device());
+  Tensor read = reading(self, [&] {
+    return keys ? self.cache.keys(context, index, wanted)
+                : self.cache.values(context, index, wanted);
+  });
+  return to_array(std::move(read), kind, context);
+}
+
 std::string describe(const Cache& self) {
   return reading(self, [&] {
     const KvCacheOptions& options = self.cache.options();
@@ -287,6 +303,26 @@ void bind_caches(nb::module_& module) {
       .def("held", number_of_sequence(&KvCache::held, "KvCache.held"), nb::arg("sequence") = 0,
            nb::sig("def held(self, sequence: int = 0) -> int"),
            "Keys of it that can be read: all of them, but for a window.")
+      .def(
+          "keys",
+          [](const Cache& self, nb::handle sequence, nb::handle dtype, nb::handle framework) {
+            return read_back(self, sequence, dtype, framework, true);
+          },
+          nb::arg("sequence") = 0, nb::arg("dtype").none() = nb::none(),
+          nb::arg("framework") = "numpy",
+          nb::sig("def keys(self, sequence: int = 0, dtype: DTypeLike | None = None, framework: "
+                  "str = 'numpy') -> Any"),
+          "The keys that a sequence holds, oldest first: [held, num_kv_heads, head_dim].")
+      .def(
+          "values",
+          [](const Cache& self, nb::handle sequence, nb::handle dtype, nb::handle framework) {
+            return read_back(self, sequence, dtype, framework, false);
+          },
+          nb::arg("sequence") = 0, nb::arg("dtype").none() = nb::none(),
+          nb::arg("framework") = "numpy",
+          nb::sig("def values(self, sequence: int = 0, dtype: DTypeLike | None = None, "
+                  "framework: str = 'numpy') -> Any"),
+          "The values that a sequence holds: [held, num_kv_heads, value_dim].")
       .def_prop_ro("kind", [](const Cache& self) { return std::string(self.cache.kind()); })
       .def_prop_ro("device", [](const Cache& self) { return self.cache.device().to_string(); })
       .def_prop_ro(

@@ -226,20 +226,23 @@ void bind_layers(nb::module_& module) {
   const std::string inputs = "self, x: Array, key: Array | None = None, value: Array | None = None";
   const std::string cached =
       "causal: bool | None = None, mask: Array | None = None, bias: Array | None = None, "
-      "new_lengths: IntegersLike | None = None";
+      "new_lengths: IntegersLike | None = None, query: Array | None = None, query_positions: "
+      "IntegersLike | None = None";
   const std::string uncached =
       "causal: bool | None = None, mask: Array | None = None, bias: Array | None = None, "
       "kv_lengths: IntegersLike | None = None, query_positions: int | IntegersLike | None = None, "
       "key_positions: int | IntegersLike | None = None, dropout_seed: int = 0";
   const std::string call = "(" + inputs + ", *, cache: KvCache | None = None, " + uncached +
-                           ", new_lengths: IntegersLike | None = None, return_weights: bool = "
+                           ", new_lengths: IntegersLike | None = None, query: Array | None = "
+                           "None, return_weights: bool = "
                            "False, out: Array | None = None, context: Context | None = None) -> "
                            "Any";
   const char* const forward_doc =
       R"(The layer's output for x [batch, seq, embed_dim] or [seq, embed_dim].
 
 key and value: inputs for cross-attention. cache: appends the new tokens to it and attends over all of
-it; new_lengths says how many of them each sequence has, where they differ. return_weights: also the
+it; new_lengths says how many of them each sequence has, where they differ; query attends in their
+place, at query_positions (one for each token of x). return_weights: also the
 probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
   nb::class_<Layer>(module, "AttentionLayer", "What every attention layer offers.")
       .def("forward", &forward, nb::arg("x").none(), nb::arg("key").none() = nb::none(),

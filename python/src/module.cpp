@@ -9,6 +9,7 @@ NB_MODULE(_ladon, module) {
   bind_attention(module);
   bind_rope(module);
   bind_caches(module);
+  bind_pages(module);
   bind_layers(module);
   bind_layer_classes(module);
   bind_optimisers(module);

@@ -11,6 +11,7 @@ void bind_graph(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_rope(nanobind::module_& module);
 void bind_caches(nanobind::module_& module);
+void bind_pages(nanobind::module_& module);
 void bind_layers(nanobind::module_& module);
 void bind_layer_classes(nanobind::module_& module);
 void bind_optimisers(nanobind::module_& module);

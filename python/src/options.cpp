@@ -83,7 +83,7 @@ void AttentionArguments::read(Keywords& keywords) {
   keywords.read("dropout", options.dropout.probability);
   keywords.read("dropout_seed", options.dropout.seed);
   keywords.read("dropout_first_sequence", options.dropout.first_sequence);
-  options.mask = as_rank_4(mask.view());
+  options.mask = as_mask(mask.view());
   options.bias = as_rank_4(bias.view());
   options.alibi_slopes = alibi_slopes.view();
   options.sinks = sinks.view();
@@ -280,6 +280,7 @@ void LayerArguments::read(Keywords& keywords) {
   keywords.read("bias", bias);
   keywords.read("kv_lengths", kv_lengths);
   keywords.read("new_lengths", new_lengths);
+  keywords.read("query", query);
   query_positions.read(keywords, "query_positions");
   key_positions.read(keywords, "key_positions");
   keywords.read("dropout_seed", dropout_seed);
@@ -287,7 +288,7 @@ void LayerArguments::read(Keywords& keywords) {
 
 LayerCall LayerArguments::call() const {
   return {.causal = causal,
-          .mask = as_rank_4(mask.view()),
+          .mask = as_mask(mask.view()),
           .bias = as_rank_4(bias.view()),
           .kv_lengths = kv_lengths,
           .query_positions = query_positions.positions,
@@ -299,8 +300,10 @@ LayerCall LayerArguments::call() const {
 CachedCall LayerArguments::cached_call() const {
   return {.causal = causal,
           .new_lengths = new_lengths,
-          .mask = as_rank_4(mask.view()),
-          .bias = as_rank_4(bias.view())};
+          .mask = as_mask(mask.view()),
+          .bias = as_rank_4(bias.view()),
+          .query = query.view(),
+          .query_positions = query_positions.list};
 }
 
 void LayerArguments::refuse(const Keywords& keywords, bool cached) const {
@@ -311,11 +314,15 @@ void LayerArguments::refuse(const Keywords& keywords, bool cached) const {
                                "lengths and positions"
                              : "got it without a cache, expected it left out");
   };
-  if (!cached) return refuse_one("new_lengths", !new_lengths.empty());
+  if (!cached) {
+    refuse_one("query", !query.absent());
+    return refuse_one("new_lengths", !new_lengths.empty());
+  }
   refuse_one("kv_lengths", !kv_lengths.empty());
-  for (const auto& [name, argument] : {std::pair{"query_positions", &query_positions},
-                                       std::pair{"key_positions", &key_positions}}) {
-    refuse_one(name, !argument->list.empty() || argument->positions.first != 0);
+  refuse_one("key_positions", !key_positions.list.empty() || key_positions.positions.first != 0);
+  if (query_positions.positions.first != 0) {
+    throw_value_error(keywords.where("query_positions"),
+                      "got a number beside a cache, expected a position for each token of x");
   }
 }
 

@@ -61,7 +61,7 @@ nb::dict options_dict(const KvCacheOptions& options, DeviceId device);
 /// LayerCall and CachedCall, and all that they point to.
 struct LayerArguments {
   std::optional<bool> causal;
-  Array mask, bias;
+  Array mask, bias, query;
   std::vector<std::int64_t> kv_lengths, new_lengths;
   PositionArgument query_positions, key_positions;
   std::uint64_t dropout_seed = 0;

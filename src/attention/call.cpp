@@ -12,15 +12,20 @@ namespace {
 /// Views that are only read are kept as void*, because one struct serves inputs and outputs.
 void* writable(const void* data) { return const_cast<void*>(data); }
 
+/// The stride of a dimension; 0 where it has one element, whose stride means nothing.
+std::int64_t stride_of(const ConstTensorView& view, int dim) {
+  return view.size(dim) == 1 ? 0 : view.stride(dim);
+}
+
 BroadcastOperand broadcast_operand(const ConstTensorView& view) {
   if (view.absent()) return {};
-  const auto stride = [&](int dim) { return view.size(dim) == 1 ? 0 : view.stride(dim); };
-  return {view.data(), view.dtype(), stride(0), stride(1), stride(2), stride(3)};
+  return {view.data(),        view.dtype(),       stride_of(view, 0),
+          stride_of(view, 1), stride_of(view, 2), stride_of(view, 3)};
 }
 
 HeadOperand head_operand(const ConstTensorView& view) {
   if (view.absent()) return {};
-  return {writable(view.data()), view.dtype(), view.stride(0)};
+  return {writable(view.data()), view.dtype(), stride_of(view, 0)};
 }
 
 BiasGradient bias_gradient(const TensorView& view) {
@@ -30,7 +35,7 @@ BiasGradient bias_gradient(const TensorView& view) {
   gradient.dtype = view.dtype();
   for (int dim = 0; dim < 4; ++dim) {
     gradient.sizes[dim] = view.size(dim);
-    gradient.strides[dim] = view.stride(dim);
+    gradient.strides[dim] = stride_of(view, dim);
   }
   return gradient;
 }
@@ -102,14 +107,17 @@ AttentionCall::AttentionCall(const Context& context, const AttentionSizes& sizes
     : AttentionCall(context, sizes, options) {
   set_operand(q, query_offsets_, &AttentionParams::q, &Sequence::q);
   const DType stored = cache.format.dtype;
-  params_.k = {writable(cache.k), stored, cache.k_slot_stride, cache.k_head_stride};
-  params_.v = {writable(cache.v), stored, cache.v_slot_stride, cache.v_head_stride};
+  // As in stride_of().
+  const auto slots = [&](std::int64_t stride) { return cache.num_slots == 1 ? 0 : stride; };
+  const auto heads = [&](std::int64_t stride) { return cache.num_kv_heads == 1 ? 0 : stride; };
+  params_.k = {writable(cache.k), stored, slots(cache.k_slot_stride), heads(cache.k_head_stride)};
+  params_.v = {writable(cache.v), stored, slots(cache.v_slot_stride), heads(cache.v_head_stride)};
   params_.kv_layout = {.page_size = cache.page_size,
                        .ring_slots = cache.ring_slots,
                        .k_scales = cache.k_scales,
                        .v_scales = cache.v_scales,
-                       .scale_slot_stride = cache.scale_slot_stride,
-                       .scale_head_stride = cache.scale_head_stride};
+                       .scale_slot_stride = slots(cache.scale_slot_stride),
+                       .scale_head_stride = heads(cache.scale_head_stride)};
   for (std::int64_t s = 0; s < sizes_.num_sequences; ++s) {
     Sequence& sequence = list_->sequences[s];
     const KvSequenceView& view = cache.sequences[static_cast<std::size_t>(s)];
@@ -125,10 +133,11 @@ AttentionCall::AttentionCall(const Context& context, const AttentionSizes& sizes
 void AttentionCall::set_operand(const ConstTensorView& view, std::span<const std::int64_t> offsets,
                                 Operand AttentionParams::*operand, std::int64_t Sequence::*start) {
   if (view.absent()) return;
-  params_.*operand = {writable(view.data()), view.dtype(), view.stride(1), view.stride(2)};
+  params_.*operand = {writable(view.data()), view.dtype(), stride_of(view, 1), stride_of(view, 2)};
   for (std::int64_t s = 0; s < sizes_.num_sequences; ++s) {
-    list_->sequences[s].*start =
-        sizes_.packed ? offsets[static_cast<std::size_t>(s)] * view.stride(1) : s * view.stride(0);
+    list_->sequences[s].*start = sizes_.packed
+                                     ? offsets[static_cast<std::size_t>(s)] * stride_of(view, 1)
+                                     : s * stride_of(view, 0);
   }
 }
 
@@ -136,12 +145,12 @@ void AttentionCall::set_lse_operand(const ConstTensorView& view,
                                     LseOperand AttentionParams::*operand,
                                     std::int64_t Sequence::*start) {
   if (view.absent()) return;
-  params_.*operand = {writable(view.data()), view.dtype() == DType::kF64, view.stride(2),
-                      view.stride(1)};
+  params_.*operand = {writable(view.data()), view.dtype() == DType::kF64, stride_of(view, 2),
+                      stride_of(view, 1)};
   for (std::int64_t s = 0; s < sizes_.num_sequences; ++s) {
-    list_->sequences[s].*start = sizes_.packed
-                                     ? query_offsets_[static_cast<std::size_t>(s)] * view.stride(2)
-                                     : s * view.stride(0);
+    list_->sequences[s].*start =
+        sizes_.packed ? query_offsets_[static_cast<std::size_t>(s)] * stride_of(view, 2)
+                      : s * stride_of(view, 0);
   }
 }
 

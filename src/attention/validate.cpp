@@ -167,6 +167,19 @@ void check_cache_sequence(const Operation& operation, const KvCacheView& cache, 
   }
 }
 
+/// Scales are read from the first element on, so their strides may not be negative.
+void check_scales(const Operation& operation, std::string_view name, const KvCacheView& cache,
+                  const float* scales) {
+  if (cache.scale_slot_stride < 0 || cache.scale_head_stride < 0) {
+    fail(operation, name,
+         "got strides of " + std::to_string(cache.scale_slot_stride) + " and " +
+             std::to_string(cache.scale_head_stride) + ", expected none below 0");
+  }
+  const ConstTensorView view(scales, DType::kF32, {cache.num_slots, cache.num_kv_heads},
+                             {cache.scale_slot_stride, cache.scale_head_stride}, cache.device);
+  check_strided_view(operation, {name, view}, 2);
+}
+
 /// The view itself: it is plain data, which anyone can fill in.
 void check_cache_layout(const Operation& operation, const KvCacheView& cache, DType q_dtype) {
   const auto& [dtype, scaled] = cache.format;
@@ -199,6 +212,10 @@ void check_cache_layout(const Operation& operation, const KvCacheView& cache, DT
   // Their construction counts the bytes; what cannot be counted is refused there.
   check_view(operation, {"cache.k", cache_keys(cache)}, 3);
   check_view(operation, {"cache.v", cache_values(cache)}, 3);
+  if (scaled && cache.num_slots > 0) {
+    check_scales(operation, "cache.k_scales", cache, cache.k_scales);
+    check_scales(operation, "cache.v_scales", cache, cache.v_scales);
+  }
   for (std::size_t i = 0; i < cache.sequences.size(); ++i) {
     check_cache_sequence(operation, cache, i);
   }

@@ -11,6 +11,7 @@
 #include "cache/kv_cache_impl.h"
 #include "cache/shared_slots.h"
 #include "core/fail.h"
+#include "core/fork_safe_mutex.h"
 
 namespace ladon {
 namespace {
@@ -28,7 +29,7 @@ struct SharedBlock {
 
   const std::int64_t capacity;  // of each sequence
   KvStorage storage;
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   std::vector<SharedSlots> slots;  // of each sequence; guarded by the mutex
 };
 

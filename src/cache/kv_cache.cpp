@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "cache/cache_file.h"
+#include "cache/gather.h"
 #include "cache/kinds.h"
 #include "cache/kv_cache_impl.h"
+#include "core/checks.h"
 #include "core/fail.h"
 
 namespace ladon {
@@ -106,6 +108,42 @@ void KvCache::publish_prefix(std::int64_t sequence, std::span<const std::int64_t
 }
 std::int64_t KvCache::adopt_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids) {
   return impl_->adopt_prefix(sequence, token_ids);
+}
+
+namespace {
+
+Tensor read_back(const Context& context, std::string_view name, const KvCache& cache,
+                 std::int64_t sequence, std::optional<DType> dtype, bool keys) {
+  const Operation operation(name, context);
+  cache.impl().check_sequence(name, sequence);
+  check_device(operation, "cache", cache.device());
+  const KvFormat& format = cache.options().format;
+  const DType wanted = dtype.value_or(format.scaled ? DType::kF32 : format.dtype);
+  if (!is_float(wanted)) {
+    fail(operation, "dtype",
+         std::string("got ") + name_of(wanted) + ", expected f64, f32, f16 or bf16");
+  }
+  const std::int64_t heads = cache.options().num_kv_heads;
+  const std::int64_t dim = keys ? cache.options().head_dim : cache.options().value_dim;
+  const std::int64_t held = cache.held(sequence);
+  Tensor read = Tensor::uninitialized(context, wanted, {held, heads, dim});
+  const TensorView rows = read.view().reshape({held, heads * dim});
+  if (held != 0) {
+    gather_sequence(context, cache.view(), static_cast<std::size_t>(sequence),
+                    keys ? rows : TensorView(), keys ? TensorView() : rows);
+  }
+  return read;
+}
+
+}  // namespace
+
+Tensor KvCache::keys(const Context& context, std::int64_t sequence,
+                     std::optional<DType> dtype) const {
+  return read_back(context, "KvCache::keys", *this, sequence, dtype, true);
+}
+Tensor KvCache::values(const Context& context, std::int64_t sequence,
+                       std::optional<DType> dtype) const {
+  return read_back(context, "KvCache::values", *this, sequence, dtype, false);
 }
 
 KvCacheView KvCache::view() const {

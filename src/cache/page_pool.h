@@ -9,6 +9,7 @@
 #include "cache/kv_storage.h"
 #include "cache/prefix_index.h"
 #include "cache/shared_slots.h"
+#include "core/fork_safe_mutex.h"
 #include "ladon/paged_kv_cache.h"
 
 namespace ladon {
@@ -27,7 +28,7 @@ class PagePool::Impl {
   Statistics statistics() const;
 
   /// Hold this over every call below.
-  std::unique_lock<std::mutex> lock() const { return std::unique_lock(mutex_); }
+  std::unique_lock<ForkSafeMutex> lock() const { return std::unique_lock(mutex_); }
 
   /// Pages that take() can give: free ones, and kept ones that it would evict.
   std::int64_t available() const noexcept {
@@ -67,7 +68,7 @@ class PagePool::Impl {
   const KvCacheOptions options_;
   const std::int64_t page_size_;
   KvStorage storage_;
-  mutable std::mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   std::vector<Page> pages_;
   std::vector<std::int32_t> free_;
   PrefixIndex index_;

@@ -52,6 +52,12 @@ void check_finite(std::string_view operation, std::string_view argument, double 
   }
 }
 
+void check_known(std::string_view operation, std::string_view argument, DType dtype) {
+  if (size_of(dtype) != 0) return;
+  fail(operation, argument,
+       "got " + std::to_string(static_cast<int>(dtype)) + ", expected a DType");
+}
+
 void check_no_negative_size(std::string_view operation, std::string_view argument,
                             const Dims& shape) {
   for (const std::int64_t size : shape) {

@@ -37,6 +37,8 @@ std::string text_of(double value);
 std::string got_shape(const ConstTensorView& view);
 
 void check_finite(std::string_view operation, std::string_view argument, double value);
+/// A value of the enum that is one of its names.
+void check_known(std::string_view operation, std::string_view argument, DType dtype);
 void check_no_negative_size(std::string_view operation, std::string_view argument,
                             const Dims& shape);
 

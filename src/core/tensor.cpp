@@ -18,6 +18,7 @@ namespace {
 /// Bytes of a dense array, checked; 0 where a size is 0.
 std::size_t dense_bytes(DType dtype, const Dims& shape) {
   constexpr std::int64_t kMax = std::numeric_limits<std::ptrdiff_t>::max();
+  check_known("Tensor", "dtype", dtype);
   check_no_negative_size("Tensor", "shape", shape);
   auto bytes = static_cast<std::int64_t>(size_of(dtype));
   bool empty = false;

@@ -112,6 +112,7 @@ BasicView<Element>::BasicView(Element* data, DType dtype, const Dims& shape, con
          "got " + strides.to_string() + ", expected " + std::to_string(shape.rank()) +
              " strides for shape " + shape.to_string());
   }
+  check_known("TensorView", "dtype", dtype);
   check_sizes("TensorView", shape);
   check_span(shape, strides, dtype);
 }

@@ -53,6 +53,26 @@ inline std::int64_t tiles_at_once(const AttentionParams& params, std::int64_t ti
   return tiles < kMostTiles ? tiles : kMostTiles;
 }
 
+/// What the backward pass normalises each row with: P = exp(score - shift) * factor, elements of
+/// the compute type.
+struct RowScales {
+  void* shift = nullptr;  // +inf for a row that sees no key
+  void* factor = nullptr;
+  const std::int64_t* first_token = nullptr;  // of each sequence, among the tokens of all
+
+  std::int64_t row(const AttentionParams& params, std::int64_t sequence, std::int64_t token,
+                   std::int64_t head) const {
+    return (first_token[sequence] + token) * params.num_heads + head;
+  }
+};
+
+/// Writes the scales of all rows of one KV head.
+struct RowScalesTask {
+  std::int64_t sequence = 0;
+  std::int64_t kv_head = 0;
+  RowScales scales;
+};
+
 /// All rows of one KV head against keys [key_begin, key_end), at most kBackwardKeys of them. Writes
 /// the dk and dv of those keys, and adds its part of dq to `dq_partial`,
 /// [tile][head_dim][tile_rows].
@@ -62,6 +82,7 @@ struct BackwardTask {
   std::int64_t key_begin = 0;
   std::int64_t key_end = 0;
   void* dq_partial = nullptr;
+  RowScales scales;
 };
 inline constexpr std::int64_t kBackwardKeys = 256;
 
@@ -88,12 +109,14 @@ struct BiasGradientTask {
   double* sums = nullptr;
   std::int64_t token_stride = 0;
   std::int64_t key_stride = 0;
+  RowScales scales;
 };
 
 /// Writes the gradient of one head's sink, summed over all sequences and tokens.
 struct SinkGradientTask {
   std::int64_t head = 0;
   double* sum = nullptr;
+  RowScales scales;
 };
 
 /// A block of a projection's result: rows and out_features of y, rows and in_features of dx, or

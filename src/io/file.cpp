@@ -1,6 +1,9 @@
 #include "io/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +12,8 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
+#include <memory>
 #include <system_error>
 
 namespace ladon::io {
@@ -26,6 +31,39 @@ void sync_folder(const std::filesystem::path& folder) noexcept {
   if (descriptor < 0) return;
   static_cast<void>(::fsync(descriptor));
   ::close(descriptor);
+}
+
+/// What stands between a target's name and the number of the process that writes it.
+constexpr std::string_view kTemporary = ".tmp-";
+
+/// Whether nobody writes to this file: its writer holds a lock on it, and lives.
+bool is_abandoned(const std::filesystem::path& path, pid_t writer) noexcept {
+  if (::kill(writer, 0) == 0 || errno != ESRCH) return false;
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) return false;
+  const bool free = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+  ::close(descriptor);
+  return free;
+}
+
+/// Removes what processes that were killed have left beside the target. Nothing here is a failure:
+/// the next save tries again.
+void remove_leftovers(const std::filesystem::path& target) {
+  const std::string prefix = target.filename().string().append(kTemporary);
+  const std::filesystem::path folder = target.parent_path();
+  const std::unique_ptr<DIR, int (*)(DIR*)> files(::opendir(folder.empty() ? "." : folder.c_str()),
+                                                  ::closedir);
+  if (files == nullptr) return;
+  while (const dirent* const file = ::readdir(files.get())) {
+    const std::string_view name = file->d_name;
+    if (!name.starts_with(prefix)) continue;
+    pid_t writer = 0;
+    const char* const name_end = name.data() + name.size();
+    const auto [rest, error] = std::from_chars(name.data() + prefix.size(), name_end, writer);
+    if (error != std::errc{} || writer <= 0 || rest == name_end || *rest != '-') continue;
+    const std::filesystem::path path = folder / name;
+    if (is_abandoned(path, writer)) ::unlink(path.c_str());
+  }
 }
 
 }  // namespace
@@ -119,15 +157,18 @@ AtomicFile::AtomicFile(std::string_view operation, const std::filesystem::path& 
          "got something else than a file, expected a regular file or a new name");
   }
   static std::atomic<unsigned> counter{0};
+  remove_leftovers(target);
   // The number of the process tells processes apart, the counter the threads of one. Names that a
-  // crash has left are passed over.
+  // crash has left, and that could not be removed, are passed over.
   for (int attempt = 0; descriptor_ < 0 && attempt < 100; ++attempt) {
     temporary_ = target_;
-    temporary_ += ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
+    temporary_ +=
+        std::string(kTemporary) + std::to_string(::getpid()) + "-" + std::to_string(counter++);
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0 && errno != EEXIST) break;
   }
   if (descriptor_ < 0) refuse_errno("create a file beside it");
+  static_cast<void>(::flock(descriptor_, LOCK_EX | LOCK_NB));  // for is_abandoned()
   if (exists) static_cast<void>(::fchmod(descriptor_, status.st_mode & 0777U));
 }
 

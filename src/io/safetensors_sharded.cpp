@@ -3,6 +3,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/fork_safe_mutex.h"
 #include "io/file.h"
 #include "io/json_events.h"
 #include "io/safetensors_header.h"
@@ -140,7 +141,7 @@ class ShardedSafetensors::Impl {
 
   const SafetensorsFile& file_of(std::string_view name) const {
     const std::string& shard = shard_of(name);
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard lock(mutex_);
     std::unique_ptr<const SafetensorsFile>& slot = opened_.find(shard)->second;
     if (slot == nullptr) {
       auto file = std::make_unique<const SafetensorsFile>(SafetensorsFile::open(folder / shard));
@@ -181,7 +182,7 @@ class ShardedSafetensors::Impl {
     }
   }
 
-  mutable std::mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   mutable std::map<std::string, std::unique_ptr<const SafetensorsFile>> opened_;
 };
 

@@ -34,15 +34,32 @@ void SavedForward::Impl::keep_call(const Context& context, const AttentionOption
   key_positions = keep(call.key_positions, key_position_list_);
 }
 
-const SavedForward::Impl& check_saved(std::string_view operation, const SavedForward& saved,
+std::uint64_t SavedForward::Impl::generation_of(const AttentionLayer& layer) noexcept {
+  std::uint64_t sum = 0;  // generations only grow
+  for (const Parameter& parameter : layer.named_parameters()) sum += parameter.generation;
+  return sum;
+}
+
+void SavedForward::Impl::check(std::string_view operation, const AttentionLayer& layer,
+                               const std::shared_ptr<const char>& identity) const {
+  if (identity_ != identity) {
+    fail(operation, "saved",
+         "got what another layer saved, expected what this layer's forward_training() saved");
+  }
+  if (generation_ != generation_of(layer)) {
+    fail(operation, "saved",
+         "got what was saved before the weights changed, expected backward() before a step or "
+         "set_parameter()");
+  }
+}
+
+const SavedForward::Impl& check_saved(std::string_view operation, const AttentionLayer& layer,
+                                      const SavedForward& saved,
                                       const std::shared_ptr<const char>& identity) {
   if (saved.impl() == nullptr) {
     fail(operation, "saved", "got nothing, expected what forward_training() saved");
   }
-  if (saved.impl()->layer() != identity) {
-    fail(operation, "saved",
-         "got what another layer saved, expected what this layer's forward_training() saved");
-  }
+  saved.impl()->check(operation, layer, identity);
   return *saved.impl();
 }
 
@@ -144,6 +161,7 @@ void AttentionLayer::set_parameter(const Context& context, std::string_view name
   const Operation source(operation_name, value.device().is_cpu() ? DeviceId() : operation.device);
   check_strided_floats(source, {name, value}, target.value.shape());
   copy(context, value, target.value);
+  ++target.generation;
 }
 
 std::int64_t AttentionLayer::parameter_count() const noexcept {

@@ -19,6 +19,7 @@ CachedTokens check_new_tokens(const Operation& operation, const AttentionLayer& 
   CachedTokens tokens;
   tokens.batch = batch;
   tokens.lengths = call.new_lengths;
+  tokens.query_positions = call.query_positions;
   tokens.packed = x.rank() == 2;
   tokens.seq = x.size(x.rank() - 2);
   if (tokens.packed ? tokens.lengths.empty() && batch != 1 : x.size(0) != batch) {
@@ -78,9 +79,20 @@ CachedTokens check_cached_call(const Operation& operation, const AttentionLayer&
   const CachedTokens tokens = check_new_tokens(operation, layer, x, cache.batch(), call);
   check_cache(operation, layer, cache);
   check_tensor(operation, {"out", out}, layer.dtype(), x.shape());
+  if (!call.query.absent()) {
+    check_tensor(operation, {"query", call.query}, layer.dtype(), x.shape());
+  }
+  const std::int64_t count = x.num_elements() / layer.embed_dim();
+  if (!call.query_positions.empty() &&
+      static_cast<std::int64_t>(call.query_positions.size()) != count) {
+    fail(operation, "query_positions",
+         "got " + std::to_string(call.query_positions.size()) + " positions, expected " +
+             std::to_string(count) + ": one for each token of x");
+  }
   const KvCacheView view = cache.view();
   const NamedView outputs[] = {{"out", out}};
   const NamedView inputs[] = {{"x", x},
+                              {"query", call.query},
                               {"mask", call.mask},
                               {"bias", call.bias},
                               {"cache", cache_keys(view)},
@@ -98,9 +110,14 @@ CachedTokens check_cached_call(const Operation& operation, const AttentionLayer&
 
 RowLists::RowLists(Arena& arena, const CachedTokens& tokens)
     : positions(arena.take<std::int64_t>(tokens.total), static_cast<std::size_t>(tokens.total)),
+      query_positions(positions),
       offsets(arena.take<std::int64_t>(tokens.batch + 1),
               static_cast<std::size_t>(tokens.batch + 1)),
-      counts(arena.take<std::int64_t>(tokens.batch), static_cast<std::size_t>(tokens.batch)) {}
+      counts(arena.take<std::int64_t>(tokens.batch), static_cast<std::size_t>(tokens.batch)) {
+  if (tokens.query_positions.empty()) return;
+  query_positions = {arena.take<std::int64_t>(tokens.total),
+                     static_cast<std::size_t>(tokens.total)};
+}
 
 void RowLists::fill(const CachedTokens& tokens, const KvCache& cache) {
   std::int64_t row = 0;
@@ -110,29 +127,43 @@ void RowLists::fill(const CachedTokens& tokens, const KvCache& cache) {
     counts[i] = tokens.count(b);
     for (std::int64_t t = 0; t < counts[i]; ++t) {
       positions[static_cast<std::size_t>(row + t)] = cache.length(b) + t;
+      if (tokens.query_positions.empty()) continue;
+      const std::int64_t from = tokens.packed ? row + t : b * tokens.seq + t;
+      query_positions[static_cast<std::size_t>(row + t)] =
+          tokens.query_positions[static_cast<std::size_t>(from)];
     }
     row += counts[i];
   }
   offsets.back() = row;
 }
 
-TokenRows::TokenRows(Arena& arena, const CachedTokens& tokens, const ConstTensorView& x,
-                     const TensorView& out)
-    : staged_input_(tokens.padded() || as_rows(x).absent()),
-      staged_output_(tokens.padded() || as_rows(out).absent()) {
-  if (staged_input_) input_ = arena.take_rows(tokens.total, x.size(2), x.dtype());
-  output_ = staged_output_ ? arena.take_rows(tokens.total, out.size(2), out.dtype()) : as_rows(out);
+InputTokens::InputTokens(Arena& arena, const CachedTokens& tokens, const ConstTensorView& x)
+    : x_(x), staged_(tokens.padded() || as_rows(x).absent()) {
+  if (staged_) rows_ = arena.take_rows(tokens.total, x.size(2), x.dtype());
 }
 
-ConstTensorView TokenRows::input(const Context& context, const CachedTokens& tokens,
-                                 const RowLists& lists, const ConstTensorView& x) const {
-  if (!staged_input_) return as_rows(x);
+ConstTensorView InputTokens::rows(const Context& context, const CachedTokens& tokens,
+                                  const RowLists& lists) const {
+  if (!staged_) return as_rows(x_);
   for (std::int64_t b = 0; b < tokens.batch; ++b) {
     const std::int64_t begin = lists.offsets[static_cast<std::size_t>(b)];
     const std::int64_t count = tokens.count(b);
-    copy(context, x.select(0, b).slice(0, 0, count), input_.slice(0, begin, begin + count));
+    copy(context, x_.select(0, b).slice(0, 0, count), rows_.slice(0, begin, begin + count));
   }
-  return input_;
+  return rows_;
+}
+
+TokenRows::TokenRows(Arena& arena, const CachedTokens& tokens, const ConstTensorView& x,
+                     const CachedCall& call, const TensorView& out)
+    : input_(arena, tokens, x), staged_output_(tokens.padded() || as_rows(out).absent()) {
+  if (!call.query.absent()) query_.emplace(arena, tokens, call.query);
+  output_ = staged_output_ ? arena.take_rows(tokens.total, out.size(2), out.dtype()) : as_rows(out);
+}
+
+TokenRows::Inputs TokenRows::inputs(const Context& context, const CachedTokens& tokens,
+                                    const RowLists& lists) const {
+  const ConstTensorView rows = input_.rows(context, tokens, lists);
+  return {rows, query_ ? query_->rows(context, tokens, lists) : rows};
 }
 
 void TokenRows::finish(const Context& context, const CachedTokens& tokens, const RowLists& lists,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "core/arena.h"
@@ -18,6 +19,7 @@ struct CachedTokens {
   std::int64_t total = 0;  // of all sequences
   bool packed = false;     // x has the tokens of all sequences one after the other
   std::span<const std::int64_t> lengths;
+  std::span<const std::int64_t> query_positions;  // CachedCall's
 
   std::int64_t count(std::int64_t sequence) const {
     return lengths.empty() ? seq : lengths[static_cast<std::size_t>(sequence)];
@@ -36,20 +38,39 @@ struct RowLists {
   RowLists(Arena& arena, const CachedTokens& tokens);
   void fill(const CachedTokens& tokens, const KvCache& cache);
 
-  std::span<std::int64_t> positions;  // of each row
-  std::span<std::int64_t> offsets;    // first row of each sequence, and the number of rows
-  std::span<std::int64_t> counts;     // rows of each sequence
+  std::span<std::int64_t> positions;        // of each row
+  std::span<std::int64_t> query_positions;  // of each row's query
+  std::span<std::int64_t> offsets;          // first row of each sequence, and the number of rows
+  std::span<std::int64_t> counts;           // rows of each sequence
 };
 
-/// x and out as rows: in place where their sequences follow each other, else copied.
+/// x as rows: in place where its sequences follow each other, else copied.
+class InputTokens {
+ public:
+  InputTokens(Arena& arena, const CachedTokens& tokens, const ConstTensorView& x);
+
+  /// x as [total, width].
+  ConstTensorView rows(const Context& context, const CachedTokens& tokens,
+                       const RowLists& lists) const;
+
+ private:
+  ConstTensorView x_;
+  bool staged_;
+  TensorView rows_;
+};
+
+/// x, the queries and out as rows: in place where their sequences follow each other, else copied.
 class TokenRows {
  public:
   TokenRows(Arena& arena, const CachedTokens& tokens, const ConstTensorView& x,
-            const TensorView& out);
+            const CachedCall& call, const TensorView& out);
 
-  /// x as [total, width].
-  ConstTensorView input(const Context& context, const CachedTokens& tokens, const RowLists& lists,
-                        const ConstTensorView& x) const;
+  /// What is appended and what attends, as [total, width].
+  struct Inputs {
+    ConstTensorView tokens;
+    ConstTensorView queries;
+  };
+  Inputs inputs(const Context& context, const CachedTokens& tokens, const RowLists& lists) const;
   /// Where to write rows of out; finish() then copies them where that is not out itself. Padding
   /// becomes 0.
   const TensorView& output() const noexcept { return output_; }
@@ -57,9 +78,9 @@ class TokenRows {
               const TensorView& out) const;
 
  private:
-  bool staged_input_;
+  InputTokens input_;
+  std::optional<InputTokens> query_;  // where it is not x
   bool staged_output_;
-  TensorView input_;
   TensorView output_;
 };
 

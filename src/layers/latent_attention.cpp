@@ -28,6 +28,11 @@ void check_dimension(std::string_view name, std::int64_t value, std::int64_t lea
   }
 }
 
+std::int64_t value_dim_of(const LatentAttentionOptions& options) {
+  if (options.value_dim != 0) return options.value_dim;
+  return options.nope_dim != 0 ? options.nope_dim : options.rope_dim;
+}
+
 /// The factor that YaRN's longer context asks of the softmax's scale.
 double yarn_scale(const RopeScalingOptions& scaling) {
   if (scaling.kind != RopeScaling::kYarn || scaling.mscale_all_dim == 0) return 1;
@@ -52,14 +57,14 @@ void LatentAttentionOptions::validate() const {
   check_dimension("num_heads", num_heads, 1);
   check_dimension("query_rank", query_rank, 0);
   check_dimension("kv_rank", kv_rank, 1);
-  check_dimension("nope_dim", nope_dim, 1);
   check_dimension("rope_dim", rope_dim, 0);
+  check_dimension("nope_dim", nope_dim, rope_dim == 0 ? 1 : 0);
   check_dimension("value_dim", value_dim, 0);
   if (rope_dim % 2 != 0) {
     fail(kOperation, "rope_dim",
          "got " + std::to_string(rope_dim) + ", expected an even number, or 0 for no rope");
   }
-  const std::int64_t full = num_heads * (nope_dim + (value_dim == 0 ? nope_dim : value_dim));
+  const std::int64_t full = num_heads * (nope_dim + value_dim_of(*this));
   if (kv_rank >= full) {
     fail(kOperation, "kv_rank",
          "got " + std::to_string(kv_rank) + ", expected a latent smaller than the " +
@@ -95,7 +100,7 @@ void LatentAttentionOptions::validate() const {
 
 LatentAttentionOptions latent::complete_options(LatentAttentionOptions options) {
   options.validate();
-  if (options.value_dim == 0) options.value_dim = options.nope_dim;
+  options.value_dim = value_dim_of(options);
   if (!options.scale.has_value()) {
     const auto head_dim = static_cast<double>(options.nope_dim + options.rope_dim);
     const double yarn = options.rope_dim == 0 ? 1 : yarn_scale(options.rope.scaling);

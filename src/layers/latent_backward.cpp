@@ -28,7 +28,9 @@ class Backward {
         saved_(saved),
         steps_(context, layer),
         pending_(context, layer),
-        dx_(sums(saved.x.shape())) {}
+        dx_(sums(saved.x.shape())) {
+    if (!saved.self) dkey_ = sums(saved.key.shape());
+  }
 
   InputGradients run(const ConstTensorView& grad_out) {
     const InputRows dout(context_, grad_out);
@@ -51,9 +53,8 @@ class Backward {
     latents_back(dkeys, dvalues);
 
     InputGradients gradients;
-    gradients.query = saved_.batched
-                          ? Tensor::copy_of(context_, dx_, layer_.dtype())
-                          : Tensor::copy_of(context_, dx_.view().select(0, 0), layer_.dtype());
+    gradients.query = finished(dx_);
+    if (!saved_.self) gradients.key = finished(dkey_);
     pending_.commit();
     return gradients;
   }
@@ -61,6 +62,12 @@ class Backward {
  private:
   /// Zeros in which gradients are summed.
   Tensor sums(const Dims& shape) const { return Tensor(context_, steps_.compute_dtype(), shape); }
+
+  /// An input's gradient in the layer's dtype, without a batch where the input had none.
+  Tensor finished(const Tensor& sum) const {
+    if (saved_.batched) return Tensor::copy_of(context_, sum, layer_.dtype());
+    return Tensor::copy_of(context_, sum.view().select(0, 0), layer_.dtype());
+  }
 
   /// dy of a projection of x: into x's gradient and the weight's.
   void project_back(const ConstTensorView& dy, const LinearIndex& linear, const ConstTensorView& x,
@@ -110,11 +117,13 @@ class Backward {
     for (std::int64_t head = 0; head < options_.num_heads; ++head) {
       const std::int64_t key = head * layer_.head_dim();
       const std::int64_t value = head * options_.value_dim;
-      const ConstTensorView dkey = merged(dkeys).slice(1, key, key + options_.nope_dim);
       const ConstTensorView dvalue = merged(dvalues).slice(1, value, value + options_.value_dim);
-      add_input_gradient(context_, dkey, steps_.key_rows(kv_b, head), dlatent);
+      if (options_.nope_dim != 0) {
+        const ConstTensorView dkey = merged(dkeys).slice(1, key, key + options_.nope_dim);
+        add_input_gradient(context_, dkey, steps_.key_rows(kv_b, head), dlatent);
+        add_weight_gradient(context_, latent, dkey, steps_.key_rows(dkv_b, head), {});
+      }
       add_input_gradient(context_, dvalue, steps_.value_rows(kv_b, head), dlatent);
-      add_weight_gradient(context_, latent, dkey, steps_.key_rows(dkv_b, head), {});
       add_weight_gradient(context_, latent, dvalue, steps_.value_rows(dkv_b, head), {});
     }
     if (options_.kv_norm) {
@@ -124,9 +133,10 @@ class Backward {
     }
     if (options_.rope_dim != 0) {
       sum_rope_keys(dkeys, rows);
-      steps_.rotate_latents(rows, saved_.x.size(1), saved_.key_positions, /*backward=*/true);
+      steps_.rotate_latents(rows, saved_.latents.size(1), saved_.key_positions, /*backward=*/true);
     }
-    project_back(rows, plan_.latents, rows_of(saved_.x), rows_of(dx_));
+    project_back(rows, plan_.latents, rows_of(saved_.key_input()),
+                 rows_of(saved_.self ? dx_ : dkey_));
   }
 
   const Context& context_;
@@ -136,7 +146,7 @@ class Backward {
   const Saved& saved_;
   const Steps steps_;
   PendingGradients pending_;
-  Tensor dx_;
+  Tensor dx_, dkey_;
 };
 
 }  // namespace
@@ -145,7 +155,7 @@ InputGradients LatentAttention::backward(const Context& context, const ConstTens
                                          const SavedForward& saved) {
   const Operation operation(kOperation, context);
   check_device(operation, "layer", device());
-  const auto& state = static_cast<const Saved&>(check_saved(operation, saved, identity_));
+  const auto& state = static_cast<const Saved&>(check_saved(operation, *this, saved, identity_));
   check_device(operation, "saved", state.x.device());
   const std::int64_t batch = state.x.size(0);
   const std::int64_t length = state.x.size(1);

@@ -36,8 +36,8 @@ ConstTensorView part_of(const ConstTensorView& mask, std::int64_t first, std::in
 struct Temporaries {
   Temporaries(Arena& arena, const CachedTokens& tokens, std::int64_t absorbed_rows,
               const Steps& steps, const LatentAttention& layer, DType stored,
-              const ConstTensorView& x, const TensorView& out)
-      : rows(arena, tokens, x, out) {
+              const ConstTensorView& x, const CachedCall& call, const TensorView& out)
+      : rows(arena, tokens, x, call, out) {
     const std::int64_t heads = layer.num_heads();
     const auto take = [&](std::int64_t width) {
       return arena.take_rows(tokens.total, width, layer.dtype());
@@ -88,20 +88,19 @@ class LatentCached {
     lists->fill(tokens_, cache);
     offsets_ = lists->offsets;
     const InWorkspace<Temporaries> t(backend_of(context_).scratch(), tokens_, count_absorbed(cache),
-                                     steps_, layer_, cache.options().format.dtype, x, out);
-    const ConstTensorView input = t->rows.input(context_, tokens_, *lists, x);
-    const RopePositions positions{.explicit_positions = lists->positions};
+                                     steps_, layer_, cache.options().format.dtype, x, call_, out);
+    const TokenRows::Inputs inputs = t->rows.inputs(context_, tokens_, *lists);
     if (steps_.low_rank()) {
-      steps_.project_low(input, t->low);
+      steps_.project_low(inputs.queries, t->low);
       steps_.norm_low(t->low, t->low);
       steps_.project_queries(t->low, t->queries);
     } else {
-      steps_.project_queries(input, t->queries);
+      steps_.project_queries(inputs.queries, t->queries);
     }
-    steps_.rotate_queries(t->queries, 0, positions);
-    steps_.project_latents(input, t->latents);
+    steps_.rotate_queries(t->queries, 0, {.explicit_positions = lists->query_positions});
+    steps_.project_latents(inputs.tokens, t->latents);
     steps_.norm_latents(t->latents, t->latents);
-    steps_.rotate_latents(t->latents, 0, positions);
+    steps_.rotate_latents(t->latents, 0, {.explicit_positions = lists->positions});
 
     KvAppend appended(context_, cache, head_columns(t->latents, 0, 1, 0, layer_.latent_dim()), {},
                       lists->counts);

@@ -125,9 +125,11 @@ ConstTensorView Steps::value_rows(const ConstTensorView& kv_b, std::int64_t head
 
 void Steps::expand_keys(const ConstTensorView& latents, const TensorView& keys) const {
   const std::int64_t head_dim = layer_.head_dim();
-  project(context_, columns(latents, 0, options_.kv_rank), key_rows(weight(plan_.kv_b), 0), {},
-          columns(keys, 0, options_.nope_dim),
-          {.heads = options_.num_heads, .w = kv_b_step(), .y = head_dim});
+  if (options_.nope_dim != 0) {
+    project(context_, columns(latents, 0, options_.kv_rank), key_rows(weight(plan_.kv_b), 0), {},
+            columns(keys, 0, options_.nope_dim),
+            {.heads = options_.num_heads, .w = kv_b_step(), .y = head_dim});
+  }
   if (options_.rope_dim == 0) return;
   // Every head gets the same rope key.
   const ConstTensorView rope_key = columns(latents, options_.kv_rank, layer_.latent_dim());
@@ -148,10 +150,12 @@ void Steps::absorb_queries(const ConstTensorView& queries, const TensorView& abs
   const std::int64_t latent_dim = layer_.latent_dim();
   backend_of(context_).zero(absorbed);
   // q W_uk: the product that an input's gradient takes, dy W.
-  add_input_gradient(
-      context_, columns(queries, 0, options_.nope_dim), key_rows(weight(plan_.kv_b), 0),
-      columns(absorbed, 0, options_.kv_rank),
-      {.heads = options_.num_heads, .x = latent_dim, .w = kv_b_step(), .y = head_dim});
+  if (options_.nope_dim != 0) {
+    add_input_gradient(
+        context_, columns(queries, 0, options_.nope_dim), key_rows(weight(plan_.kv_b), 0),
+        columns(absorbed, 0, options_.kv_rank),
+        {.heads = options_.num_heads, .x = latent_dim, .w = kv_b_step(), .y = head_dim});
+  }
   if (options_.rope_dim == 0) return;
   copy(context_, head_columns(queries, 0, options_.num_heads, options_.nope_dim, head_dim),
        head_columns(absorbed, 0, options_.num_heads, options_.kv_rank, latent_dim));

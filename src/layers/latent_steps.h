@@ -120,7 +120,11 @@ class Saved final : public SavedForward::Impl {
  public:
   using Impl::Impl;
 
-  Tensor x;                      // [batch, seq, embed]
+  const Tensor& key_input() const { return self ? x : key; }
+
+  bool self = true;              // keys come from x
+  Tensor x;                      // [batch, seq, embed]: the queries' input
+  Tensor key;                    // the keys', where it is another
   Tensor low, normed_low;        // the queries' latents before and after their norm
   Tensor compressed, latents;    // [latent | rope key] before and after norm and rope
   Tensor queries, keys, values;  // [batch, seq, heads, dim]

@@ -139,7 +139,7 @@ InputGradients MultiHeadAttention::backward(const Context& context, const ConstT
                                             const SavedForward& saved) {
   const Operation operation(kOperation, context);
   check_device(operation, "layer", device());
-  const auto& state = static_cast<const Saved&>(check_saved(operation, saved, identity_));
+  const auto& state = static_cast<const Saved&>(check_saved(operation, *this, saved, identity_));
   check_device(operation, "saved", state.query.device());
   const std::int64_t batch = state.query.size(0);
   const std::int64_t length = state.query.size(1);

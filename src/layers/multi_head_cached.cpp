@@ -39,8 +39,8 @@ void check_layer(const MultiHeadAttention& layer, const KvCache& cache) {
 /// The temporaries of a call: rows of all new tokens.
 struct Temporaries {
   Temporaries(Arena& arena, const CachedTokens& tokens, const MultiHeadAttention& layer,
-              const ConstTensorView& x, const TensorView& out)
-      : rows(arena, tokens, x, out),
+              const ConstTensorView& x, const CachedCall& call, const TensorView& out)
+      : rows(arena, tokens, x, call, out),
         q(take(arena, tokens, layer, layer.num_heads())),
         k(take(arena, tokens, layer, layer.num_kv_heads())),
         v(take(arena, tokens, layer, layer.num_kv_heads())),
@@ -72,16 +72,15 @@ void MultiHeadAttention::forward(const Context& context, const ConstTensorView& 
   const Steps steps(context, *this);
   InWorkspace<RowLists> lists(context.impl().host_scratch(), tokens);
   lists->fill(tokens, cache);
-  const InWorkspace<Temporaries> t(backend_of(context).scratch(), tokens, *this, x, out);
-  const ConstTensorView input = t->rows.input(context, tokens, *lists, x);
-  steps.project_rows(input, plan_->query, t->q);
-  steps.project_rows(input, plan_->key, t->k);
-  steps.project_rows(input, plan_->value, t->v);
+  const InWorkspace<Temporaries> t(backend_of(context).scratch(), tokens, *this, x, call, out);
+  const TokenRows::Inputs inputs = t->rows.inputs(context, tokens, *lists);
+  steps.project_rows(inputs.queries, plan_->query, t->q);
+  steps.project_rows(inputs.tokens, plan_->key, t->k);
+  steps.project_rows(inputs.tokens, plan_->value, t->v);
   const TensorView q = heads_of(t->q, num_heads());
   const TensorView k = heads_of(t->k, num_kv_heads());
-  const RopePositions positions{.explicit_positions = lists->positions};
-  steps.norm_and_rope(q, plan_->query_norm, positions);
-  steps.norm_and_rope(k, plan_->key_norm, positions);
+  steps.norm_and_rope(q, plan_->query_norm, {.explicit_positions = lists->query_positions});
+  steps.norm_and_rope(k, plan_->key_norm, {.explicit_positions = lists->positions});
 
   KvAppend appended(context, cache, k, heads_of(t->v, num_kv_heads()), lists->counts);
   AttentionOptions options = steps.attention_options(call.causal);

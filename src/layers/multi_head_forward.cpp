@@ -118,7 +118,7 @@ Tensor run_forward(const Context& context, const MultiHeadAttention& layer,
     options.dropout = {.probability = layer.options().dropout, .seed = call.dropout_seed};
   }
   // Token i of a sequence has position i, however many of the tokens after it are padding.
-  if (inputs.self) options.alignment = Alignment::kTopLeft;
+  if (inputs.query.size(1) == inputs.key.size(1)) options.alignment = Alignment::kTopLeft;
   const bool one_position = is_one_position(inputs, options, call);
   Tensor v = steps.project_heads(inputs.value, plan.value, layer.num_kv_heads());
   Tensor q;
@@ -179,7 +179,7 @@ TrainingForward MultiHeadAttention::forward_training(const Context& context,
                                                      const LayerInputs& inputs,
                                                      const LayerCall& call) const {
   const CheckedInputs checked = check_call(context, *this, inputs, call);
-  auto saved = std::make_unique<Saved>(identity_);
+  auto saved = std::make_unique<Saved>(*this, identity_);
   Tensor out = run_forward(context, *this, checked, call, saved.get());
   keep_inputs(context, checked, *saved);
   return {std::move(out), SavedForward(std::move(saved))};

@@ -130,9 +130,11 @@ State make_state(const Context& context, Parameter* parameter) {
   return state;
 }
 
+/// For a step that is about to be taken.
 template <class State>
 OptimiserOperands operands_of(State& state) {
   Parameter& parameter = *state.parameter;
+  ++parameter.generation;
   return {.count = parameter.num_elements(),
           .value = parameter.value.data(),
           .dtype = state.dtype,

@@ -39,10 +39,10 @@ void Parameter::zero_gradient(const Context& context) {
   if (gradient.num_elements() != 0) backend_of(context).zero(gradient);
 }
 
-Parameter Parameter::copy() const { return {name, value.clone(), gradient.clone()}; }
+Parameter Parameter::copy() const { return {name, value.clone(), gradient.clone(), generation}; }
 
 Parameter Parameter::to(const Context& context) const {
-  return {name, value.to(context), gradient.to(context)};
+  return {name, value.to(context), gradient.to(context), generation};
 }
 
 }  // namespace ladon

@@ -14,13 +14,15 @@ namespace ladon {
 
 class SavedForward::Impl {
  public:
-  explicit Impl(std::shared_ptr<const char> layer) : layer_(std::move(layer)) {}
+  Impl(const AttentionLayer& layer, std::shared_ptr<const char> identity)
+      : identity_(std::move(identity)), generation_(generation_of(layer)) {}
   virtual ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  /// The identity of the layer that saved it. Held, so that no other layer can get that address.
-  const std::shared_ptr<const char>& layer() const noexcept { return layer_; }
+  /// Throws Error where another layer saved this, or other weights.
+  void check(std::string_view operation, const AttentionLayer& layer,
+             const std::shared_ptr<const char>& identity) const;
 
   /// Keeps the attention's options and the call, with copies of what they pointed to: the caller's
   /// may be gone by then. What belongs to the layer (sinks, slopes) is looked up again.
@@ -33,11 +35,16 @@ class SavedForward::Impl {
  private:
   Tensor mask_, bias_;
   std::vector<std::int64_t> kv_lengths_, query_position_list_, key_position_list_;
-  std::shared_ptr<const char> layer_;
+  static std::uint64_t generation_of(const AttentionLayer& layer) noexcept;
+
+  // Of the layer that saved it. Held, so that no other layer can get that address.
+  std::shared_ptr<const char> identity_;
+  std::uint64_t generation_;  // of its weights
 };
 
 /// What backward() was given, where it is what the layer with this identity saved. Throws Error.
-const SavedForward::Impl& check_saved(std::string_view operation, const SavedForward& saved,
+const SavedForward::Impl& check_saved(std::string_view operation, const AttentionLayer& layer,
+                                      const SavedForward& saved,
                                       const std::shared_ptr<const char>& identity);
 
 }  // namespace ladon

@@ -1,5 +1,6 @@
 #include "models/config_document.h"
 
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -140,7 +141,10 @@ std::string ConfigValue::to_string() const {
     case Kind::kNull: return "null";
     case Kind::kBool: return boolean ? "true" : "false";
     case Kind::kInteger: return std::to_string(integer);
-    case Kind::kNumber: return text_of(number);
+    case Kind::kNumber:
+      // A whole number that the file writes with a point.
+      return text_of(number) +
+             (number == std::trunc(number) && std::abs(number) < 1e15 ? ".0" : "");
     case Kind::kText: return "the text " + in_quotes(text);
     case Kind::kArray: return empty ? "an empty array" : "an array";
     case Kind::kObject: return empty ? "an empty object" : "an object";

@@ -108,6 +108,7 @@ ModelDescription spread(const Family& family, const FamilyOptions& options,
       spread_multi_head(options, model);
     }
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kOutOfMemory) throw;
     // The message names the option, which is not the caller's: say where it comes from.
     fail(ErrorCode::kIo, models::kConfigOperation, path, error.what());
   }

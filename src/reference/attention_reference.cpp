@@ -1,5 +1,6 @@
 #include "reference/attention_reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -78,6 +79,26 @@ double row_delta(const AttentionParams& params, const Sequence& sequence, std::i
   return delta;
 }
 
+/// The weights of one row by the saved lse, as a shift and a factor: exp(score - shift) * factor.
+/// In a steep row the scores are so large that an lse stored in its dtype, or one that another
+/// kernel's rounding made, says little: the row's own maximum and sum replace it.
+struct RowScale {
+  double shift = 0;
+  double factor = 1;
+
+  double weight(double score) const { return std::exp(score - shift) * factor; }
+};
+
+RowScale scale_of(const AttentionParams& params, const ScoreRow& row, double lse) {
+  const double epsilon = epsilon_of(params.lse.is_f64 ? DType::kF64 : DType::kF32);
+  const double size = std::max(std::abs(lse), row.size);
+  if (!std::isfinite(lse) || !std::isfinite(row.lse) || size <= 0x1p-9 / epsilon) return {lse, 1};
+  // An lse that is larger than rounding explains counts keys that are not here.
+  const double elsewhere = lse - row.lse;
+  const double share = elsewhere > 32 * epsilon * (1 + size) ? std::exp(-elsewhere) : 1;
+  return {row.maximum, share / row.denominator};
+}
+
 /// Weights and score gradients of one row, from the saved lse.
 struct GradientRow {
   std::vector<double> weight;  // dropout applied; 0 where masked
@@ -90,6 +111,7 @@ GradientRow gradient_row(const AttentionParams& params, const Sequence& sequence
                          std::int64_t token) {
   const ScoreRow row = score_row(params, sequence, head, token);
   const double lse = element(params.lse, sequence.lse, token, head);
+  const RowScale row_scale = scale_of(params, row, lse);
   const double delta = row_delta(params, sequence, head, token);
   const auto keys = static_cast<std::size_t>(sequence.kv_len);
   GradientRow gradient{std::vector<double>(keys), std::vector<double>(keys),
@@ -97,7 +119,7 @@ GradientRow gradient_row(const AttentionParams& params, const Sequence& sequence
   for (std::size_t j = 0; j < keys; ++j) {
     gradient.visible[j] = row.masked[j] != -kInfinity && lse != -kInfinity;
     if (!gradient.visible[j]) continue;
-    const double probability = std::exp(row.masked[j] - lse);
+    const double probability = row_scale.weight(row.masked[j]);
     double dprobability = 0;
     for (std::int64_t i = 0; i < params.value_dim; ++i) {
       dprobability +=
@@ -133,22 +155,31 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
   for (std::size_t j = 0; j < keys; ++j) {
     const auto key = static_cast<std::int64_t>(j);
     double dot = 0;
+    double size = 0;
     for (std::int64_t i = 0; i < params.head_dim; ++i) {
-      dot += element(params.q, sequence.q, token, head, i) *
-             kv_element(params, sequence, true, key, head / params.group, i);
+      const double product = element(params.q, sequence.q, token, head, i) *
+                             kv_element(params, sequence, true, key, head / params.group, i);
+      dot += product;
+      size += std::abs(product);
     }
+    size *= std::abs(rules.scale);
     double score = rules.scale * dot;
     row.scaled[j] = score;
     if (rules.softcap != 0) score = rules.softcap * std::tanh(score / rules.softcap);
     row.softcapped[j] = score;
     if (rules.alibi_slopes.data != nullptr) {
       const std::int64_t position = token + sequence.position_offset;
-      score -=
-          head_element(rules.alibi_slopes, head) * std::abs(static_cast<double>(position - key));
+      const double distance = std::abs(static_cast<double>(position - key));
+      const double slope = head_element(rules.alibi_slopes, head);
+      score -= slope * distance;
+      size += std::abs(slope) * distance;
     }
     if (rules.bias.data != nullptr) score += element(rules.bias, sequence, head, token, key);
     row.masked[j] = is_visible(rules, sequence, head, token, key) ? score : -kInfinity;
-    if (row.masked[j] != -kInfinity) sees_something = true;
+    if (row.masked[j] != -kInfinity) {
+      sees_something = true;
+      row.size = std::max(row.size, size);
+    }
     if (row.masked[j] > maximum) maximum = row.masked[j];
   }
 
@@ -168,6 +199,8 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
     return row;
   }
   for (double& probability : row.probability) probability /= denominator;
+  row.maximum = maximum;
+  row.denominator = denominator;
   row.lse = maximum + std::log(denominator);
 
   if (rules.dropout) {
@@ -257,7 +290,8 @@ double sink_gradient(const AttentionParams& params, std::int64_t head) {
     for (std::int64_t token = 0; token < sequence.query_len; ++token) {
       const double lse = element(params.lse, sequence.lse, token, head);
       if (lse == -kInfinity) continue;
-      sum -= std::exp(head_element(params.rules.sinks, head) - lse) *
+      const RowScale row_scale = scale_of(params, score_row(params, sequence, head, token), lse);
+      sum -= row_scale.weight(head_element(params.rules.sinks, head)) *
              row_delta(params, sequence, head, token);
     }
   }

@@ -18,6 +18,9 @@ struct ScoreRow {
   std::vector<double> probability;  // after softmax; 0 where masked
   std::vector<double> keep;         // dropout's factor: 0 or 1 / (1 - probability)
   double lse = 0;                   // -inf where nothing is visible
+  double maximum = 0;               // of the visible scores and the sink
+  double denominator = 0;           // relative to the maximum
+  double size = 0;  // the largest scale * sum(|q| * |k|) + |ALiBi term| of a visible key
 };
 
 /// Scores of query `token` and query head `head` with all keys of the sequence.

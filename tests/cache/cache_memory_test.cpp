@@ -39,6 +39,30 @@ TEST(CacheMemory, LatentCacheOfASmallLayer) {
   }
 }
 
+// The layer above with heads of 8 in all, of which 4 with rope.
+TEST(CacheMemory, MultiHeadAccountsWithAndWithoutRope) {
+  const LatentAttention layer({.embed_dim = 32,
+                               .num_heads = 4,
+                               .kv_rank = 8,
+                               .nope_dim = 4,
+                               .rope_dim = 4,
+                               .value_dim = 8,
+                               .causal = true});
+  const Context context;
+  KvCacheOptions options = layer.cache_options();
+  KvCache by_default = KvCache::contiguous(context, options);
+  options.mha_dim = 2 * layer.head_dim();
+  KvCache with_rope = KvCache::contiguous(context, options);
+  for (KvCache* cache : {&by_default, &with_rope}) {
+    layer.forward(context, random_tensor(DType::kF32, {10, 32}, 1), *cache);
+    EXPECT_EQ(cache->elements_used(), 120);
+  }
+  EXPECT_EQ(by_default.mha_elements(), 480);
+  EXPECT_EQ(by_default.reduction(), 0.75);
+  EXPECT_EQ(with_rope.mha_elements(), 640);
+  EXPECT_EQ(with_rope.reduction(), 0.8125);
+}
+
 TEST(CacheMemory, LatentCacheOf2048) {
   const LatentAttention layer(
       {.embed_dim = 2048, .num_heads = 16, .kv_rank = 256, .nope_dim = 128, .causal = true});

@@ -96,6 +96,39 @@ TEST_F(CacheViewErrors, Storage) {
   EXPECT_NE(message().find("attention: cache.v: "), std::string::npos);
 }
 
+TEST_F(CacheViewErrors, Scales) {
+  const Tensor bytes(DType::kI8, {12, 2, 4});
+  const Tensor scales(DType::kF32, {25});
+  view_.format = DType::kI8;
+  view_.k = view_.v = bytes.data();
+  view_.k_scales = view_.v_scales = scales.data_as<float>();
+  view_.scale_slot_stride = 2;
+  view_.scale_head_stride = 1;
+  attention(context_, q_, view_, {}, out_);
+  view_.scale_head_stride = -1;
+  EXPECT_EQ(message(), "attention: cache.k_scales: got strides of 2 and -1, expected none below 0");
+  view_.scale_head_stride = 1;
+  view_.scale_slot_stride = -2;
+  EXPECT_EQ(message(), "attention: cache.k_scales: got strides of -2 and 1, expected none below 0");
+  view_.scale_slot_stride = std::int64_t{1} << 62;
+  EXPECT_NE(message().find("address space"), std::string::npos);
+  view_.scale_slot_stride = 2;
+  view_.v_scales = reinterpret_cast<const float*>(static_cast<const char*>(scales.data()) + 1);
+  EXPECT_NE(message().find("attention: cache.v_scales: "), std::string::npos);
+}
+
+TEST_F(CacheViewErrors, StridesOfASingleElementMeanNothing) {
+  const Tensor q = random_tensor(DType::kF32, {2, 1, 4, 4}, 3);
+  std::vector<double> expected;
+  for (const std::int64_t stride : {std::int64_t{4}, std::int64_t{1} << 62}) {
+    view_.num_kv_heads = 1;
+    view_.k_head_stride = view_.v_head_stride = stride;
+    attention(context_, q, view_, {}, out_);
+    if (stride == 4) expected = elements_of(out_);
+    EXPECT_EQ(elements_of(out_), expected);
+  }
+}
+
 TEST_F(CacheViewErrors, Layout) {
   view_.ring_slots = 4;
   EXPECT_EQ(message(),

@@ -19,7 +19,8 @@ bool holds(const std::string& text, const std::string& part) {
 class CliBenchPeers : public testing::Test {
  protected:
   /// An "interpreter" for both peers: what pytorch does at each step; onnxruntime is always good.
-  /// Its third argument is the peer's name, after -c and the worker's text.
+  /// Its fourth argument is the peer's name, after -I (nothing from the current directory is
+  /// imported), -c and the worker's text.
   std::string interpreter(const std::string& at_start, const std::string& at_prepare,
                           const std::string& at_run) {
     const std::filesystem::path path = temp_ / ("python" + std::to_string(++made_));
@@ -37,7 +38,8 @@ class CliBenchPeers : public testing::Test {
                     "bad_run() { " +
                     at_run +
                     "; }\n"
-                    "kind=good; [ \"$3\" = pytorch ] && kind=bad\n"
+                    "[ \"$1\" = -I ] || exit 9\n"
+                    "kind=good; [ \"$4\" = pytorch ] && kind=bad\n"
                     "${kind}_start\n"
                     "while read -r line; do case $line in\n"
                     "  *'\"prepare\"'*) ${kind}_prepare ;;\n"

@@ -1,6 +1,8 @@
 // `ladon run`: a layer of a model folder over files.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "cli/run_ladon.h"
 #include "io/io_support.h"
@@ -168,6 +170,41 @@ TEST_F(CliRun, BadFilesAndShapes) {
   expect({"--sequence", "1"}, 2, "--weights");
   expect({"--chunk", "2"}, 2, "--cached");
   expect({"--dtype", "i8"}, 2, "no dtype 'i8'");
+}
+
+TEST_F(CliRun, OutputsThatCannotBothBeWrittenAreRefusedFirst) {
+  write_bytes(temp_ / "model" / "model.safetensors", "no weights: nothing is computed");
+  const auto refuse = [&](const std::string& output, const std::string& weights) {
+    return complaint_of({"run", "--model", model(), "--input", file("x.npy"), "--output", output,
+                         "--weights", weights},
+                        1);
+  };
+  EXPECT_EQ(refuse(file("a.svg"), file("a.svg")),
+            "run: --weights: cannot write " + file("a.svg") + ": --output writes the same file");
+  EXPECT_NE(refuse(file("a.svg"), (temp_ / "files" / ".." / "files" / "a.svg").string())
+                .find("--output writes the same file"),
+            std::string::npos);
+  ASSERT_EQ(::mkfifo(file("pipe").c_str(), 0600), 0);
+  EXPECT_EQ(refuse(file("pipe"), file("w.svg")),
+            "run: --output: cannot write " + file("pipe") + ": it is no regular file");
+  EXPECT_EQ(files(), (std::vector<std::string>{"pipe", "x.npy"}));
+}
+
+TEST_F(CliRun, PicturesKeepPermissionsAndLeftoversAreRemoved) {
+  write_bytes(file("w.svg"), "older");
+  std::filesystem::permissions(
+      file("w.svg"), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  // Of runs that were killed: no process has such a number.
+  write_bytes(file("w.svg.tmp-999999999-0"), "left");
+  write_bytes(file("y.npy.tmp-999999999-3"), "left");
+  // Of others: no process, or this one.
+  write_bytes(file("w.svg.tmp-mine"), "kept");
+  const std::string own = "y.npy.tmp-" + std::to_string(::getpid()) + "-77";
+  write_bytes(file(own), "kept");
+  document_of(arguments({"--weights", file("w.svg")}));
+  EXPECT_EQ(files(), (std::vector<std::string>{"w.svg", "w.svg.tmp-mine", "x.npy", "y.npy", own}));
+  EXPECT_EQ(std::filesystem::status(file("w.svg")).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
 
 TEST_F(CliRun, BadModels) {

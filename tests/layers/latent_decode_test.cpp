@@ -30,6 +30,30 @@ LatentAttention v3_layer() {
 }
 
 // On the CPU: it counts the host's allocations.
+TEST(LatentDecode, ExpandedTokensAllocateNothing) {
+  for (const std::int64_t batch : {1, 3}) {
+    LatentAttention layer({.embed_dim = 64,
+                           .num_heads = 4,
+                           .query_rank = 16,
+                           .kv_rank = 32,
+                           .nope_dim = 16,
+                           .rope_dim = 8,
+                           .causal = true},
+                          1);
+    layer.set_form(LatentForm::kExpanded);
+    const Context context(ContextOptions{.num_threads = 2});
+    KvCache cache = KvCache::contiguous(context, layer.cache_options(batch), 400);
+    layer.forward(context, random_tensor(DType::kF32, {batch, 300, 64}, 2), cache);
+    const Tensor x = random_tensor(DType::kF32, {batch, 1, 64}, 1);
+    Tensor out(DType::kF32, x.shape());
+    layer.forward(context, x, cache, {}, out);
+    const std::int64_t count = allocations;
+    for (int i = 0; i < 5; ++i) layer.forward(context, x, cache, {}, out);
+    EXPECT_EQ(allocations - count, 0);
+  }
+}
+
+// On the CPU: it counts the host's allocations.
 TEST(LatentDecode, MemoryDoesNotGrowWithTheCache) {
   const LatentAttention layer = v3_layer();
   const Tensor x = random_tensor(DType::kF32, {1, 1, 64}, 1);

@@ -46,7 +46,7 @@ TEST(LatentErrors, Options) {
             "LatentAttention: num_heads: got 0, expected 1 to 1048576");
   EXPECT_EQ(message_of([](O& o) { o.kv_rank = 0; }),
             "LatentAttention: kv_rank: got 0, expected 1 to 1048576");
-  EXPECT_EQ(message_of([](O& o) { o.nope_dim = 0; }),
+  EXPECT_EQ(message_of([](O& o) { o.nope_dim = o.rope_dim = 0; }),
             "LatentAttention: nope_dim: got 0, expected 1 to 1048576");
   EXPECT_EQ(message_of([](O& o) { o.query_rank = -1; }),
             "LatentAttention: query_rank: got -1, expected 0 to 1048576");
@@ -119,9 +119,15 @@ TEST(LatentErrors, Calls) {
   EXPECT_EQ(message({.query = flat}),
             "LatentAttention::forward: query: got [20], expected [batch, seq, 20] or [seq, 20]");
   EXPECT_NE(message({.query = doubles}).find("f64"), std::string::npos);
-  EXPECT_EQ(message({.query = x, .key = x}, ErrorCode::kUnsupported),
-            "LatentAttention::forward: key: got [2, 3, 20], expected none: latent attention is "
-            "self-attention");
+  EXPECT_EQ(message({.query = x, .key = x, .value = x}, ErrorCode::kUnsupported),
+            "LatentAttention::forward: value: got [2, 3, 20], expected none: values come from the "
+            "latents of key");
+  const Tensor alone(DType::kF32, {3, 20});
+  EXPECT_EQ(
+      message({.query = x, .key = alone}),
+      "LatentAttention::forward: key: got [3, 20], expected a batch as in query's [2, 3, 20]");
+  EXPECT_EQ(message({.query = x, .key = narrow}),
+            "LatentAttention::forward: key: got [2, 3, 19], expected a width of 20");
   EXPECT_EQ(error_of([&] { layer.compress(context, narrow); }),
             "LatentAttention::compress: x: got [2, 3, 19], expected a width of 20");
   EXPECT_EQ(error_of([&] { layer.expand_keys(context, x); }),

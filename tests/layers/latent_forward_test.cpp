@@ -58,6 +58,7 @@ std::vector<Variant> variants(DType dtype) {
   add("direct queries", [](LatentAttentionOptions& o) { o.query_rank = 0; });
   add("no norms", [](LatentAttentionOptions& o) { o.query_norm = o.kv_norm = false; });
   add("no rope", [](LatentAttentionOptions& o) { o.rope_dim = 0; });
+  add("rope alone", [](LatentAttentionOptions& o) { o.nope_dim = 0; });
   add("yarn", [](LatentAttentionOptions& o) { o.rope = yarn(); });
   add("half-split", [](LatentAttentionOptions& o) { o.rope.layout = RopeLayout::kHalfSplit; });
   add("biases", [](LatentAttentionOptions& o) { o.query_bias = o.kv_bias = o.out_bias = true; });

@@ -52,6 +52,7 @@ std::vector<LatentCase> every_case() {
   });
   add("no norms", [](LatentCase& s) { s.options.query_norm = s.options.kv_norm = false; });
   add("no rope", [](LatentCase& s) { s.options.rope_dim = 0; });
+  add("rope alone", [](LatentCase& s) { s.options.nope_dim = 0; });
   add("yarn", [](LatentCase& s) {
     s.options.rope.scaling = {.kind = RopeScaling::kYarn,
                               .factor = 4,

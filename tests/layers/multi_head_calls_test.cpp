@@ -108,6 +108,29 @@ std::vector<Tensor> train(const Context& context, MultiHeadAttention& layer,
   return results;
 }
 
+// A key input of the query's length means what self-attention means, whatever kv_lengths hides.
+TEST_P(MultiHeadCalls, CausalWithLengthsIsTheSameWithAKeyOfItsOwn) {
+  MultiHeadAttentionOptions options = rich_options();
+  options.softcap = 0;
+  const MultiHeadAttention layer = make_layer(options);
+  const Tensor x = normal(DType::kF32, {2, 7, 20}, 1);
+  const std::vector<std::int64_t> lengths = {7, 4};
+  const LayerCall call{.kv_lengths = lengths};
+  EXPECT_EQ(elements_of(layer.forward(context_, {.query = x, .key = x}, call)),
+            elements_of(layer.forward(context_, {.query = x}, call)));
+}
+
+// The last query is at the last key: the first two of 5 see none of 3.
+TEST_P(MultiHeadCalls, CausalOverFewerKeysThanQueries) {
+  const MultiHeadAttention layer =
+      there(MultiHeadAttention({.embed_dim = 8, .num_heads = 2, .causal = true}, 4));
+  const Tensor query = normal(DType::kF32, {1, 5, 8}, 1);
+  const Tensor key = normal(DType::kF32, {1, 3, 8}, 2);
+  const std::vector<double> out =
+      elements_of(layer.forward(context_, {.query = query, .key = key}));
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i] == 0, i < 2 * 8) << i;
+}
+
 TEST_P(MultiHeadCalls, WithAndWithoutABatch) {
   for (const DType dtype : kFloatTypes) {
     MultiHeadAttention layer = make_layer(rich_options(dtype));

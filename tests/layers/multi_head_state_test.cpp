@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ladon/multi_head_attention.h"
+#include "ladon/optim.h"
 #include "ladon/random.h"
 #include "support/contexts.h"
 #include "support/error_of.h"
@@ -266,6 +267,24 @@ TEST_P(MultiHeadState, WeightsSetAreTheOnesUsed) {
   }
   EXPECT_EQ(elements_of(target.forward(context_, x_.view())),
             elements_of(source.forward(context_, x_.view())));
+}
+
+TEST_P(MultiHeadState, BackwardRefusesWeightsThatHaveChanged) {
+  const std::string changed =
+      "MultiHeadAttention::backward: saved: got what was saved before the weights changed, "
+      "expected backward() before a step or set_parameter()";
+  MultiHeadAttention layer = make_layer(1);
+  const Tensor x = normal(DType::kF32, {1, 3, 8}, 1);
+  const auto saved = [&] { return layer.forward_training(context_, {.query = x}).saved; };
+  const SavedForward before_setting = saved();
+  layer.set_parameter(context_, "q_proj.weight", normal(DType::kF32, {8, 8}, 5));
+  EXPECT_EQ(error_of([&] { layer.backward(context_, x, before_setting); }), changed);
+  const SavedForward before_step = saved();
+  layer.backward(context_, x, before_step);
+  layer.backward(context_, x, before_step);
+  Sgd(context_, layer.parameters(), {.learning_rate = 0.1}).step(context_);
+  EXPECT_EQ(error_of([&] { layer.backward(context_, x, before_step); }), changed);
+  layer.backward(context_, x, saved());
 }
 
 TEST_P(MultiHeadState, ZeroGradClearsGradientsAlone) {

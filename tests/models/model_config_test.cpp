@@ -186,6 +186,7 @@ TEST_F(ModelConfig, WrongKinds) {
     return refusal(llama("", "num_attention_heads", "\"num_attention_heads\":" + value));
   };
   EXPECT_EQ(heads("\"4\""), "num_attention_heads: got the text \"4\"" + sizes);
+  EXPECT_EQ(heads("4.0"), "num_attention_heads: got 4.0" + sizes);
   EXPECT_EQ(heads("4.5"), "num_attention_heads: got 4.5" + sizes);
   EXPECT_EQ(heads("0"), "num_attention_heads: got 0" + sizes);
   EXPECT_EQ(heads("-4"), "num_attention_heads: got -4" + sizes);

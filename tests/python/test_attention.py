@@ -166,3 +166,17 @@ def test_contexts():
         context = ladon.Context(isa=name, num_threads=1)
         assert context.isa == name and name in repr(context)
         np.testing.assert_allclose(ladon.attention(q, q, q, context=context), q, rtol=1e-6)
+
+
+def test_masks_and_biases_of_any_rank(random):
+    q, k, v = random(2, 3, 4, 8), random(2, 5, 2, 8), random(2, 5, 2, 8)
+    mask = np.array([True, False, True, True, False])
+    wanted = ladon.attention(q, k, v, mask=mask[None, None, None])
+    for given in (mask, mask[None], mask[None, None], mask.astype(np.uint8), mask.astype(np.uint8)[None] * 255):
+        assert np.array_equal(ladon.attention(q, k, v, mask=given), wanted)
+    bias = random(5)
+    out, lse = ladon.attention(q, k, v, bias=bias[None, None, None], return_lse=True)
+    assert np.array_equal(ladon.attention(q, k, v, bias=bias), out)
+    wide = ladon.attention_backward(q, k, v, out, lse, out, bias=bias[None, None, None]).dbias
+    flat = ladon.attention_backward(q, k, v, out, lse, out, bias=bias).dbias
+    assert flat.shape == (5,) and np.array_equal(flat, wide.reshape(5))

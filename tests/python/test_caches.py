@@ -144,3 +144,84 @@ def test_failures_change_nothing(kv, random):
         with pytest.raises(TypeError):
             bad()
     assert [cache.length(b) for b in range(2)] == [11, 11]
+
+
+def test_reading_back(kv):
+    k, v = kv
+    for cache in (filled(ladon.KvCache.contiguous(batch=2, **HEADS), k, v), filled(paged(), k, v)):
+        for sequence in range(2):
+            assert np.array_equal(cache.keys(sequence), k[sequence])
+            assert np.array_equal(cache.values(sequence), v[sequence])
+        assert cache.keys(0, dtype="f64").dtype == np.float64
+    window = filled(ladon.KvCache.window(batch=2, window_left=4, **HEADS), k, v)
+    assert np.array_equal(window.keys(1), k[1, 11 - window.held(1) :])
+    with pytest.raises(ladon.InvalidArgumentError, match="KvCache::values: sequence: got 2"):
+        window.values(2)
+    with pytest.raises(ladon.InvalidArgumentError, match="KvCache::keys: dtype: got i32"):
+        window.keys(0, dtype="i32")
+
+
+def test_pages_of_an_engine(kv, random):
+    k, v = kv
+    q = random(2, 2, 6, 8)
+    lengths = [11, 7]
+    tables = [[5, 0, 3], np.array([1, 4])]
+    key_pages, value_pages = random(6, 4, 2, 8), random(6, 4, 2, 8)
+    for b, length in enumerate(lengths):
+        for token in range(length):
+            page = tables[b][token // 4]
+            key_pages[page, token % 4] = k[b, token]
+            value_pages[page, token % 4] = v[b, token]
+    wanted = ladon.attention(q, k, v, causal=True, kv_lengths=lengths)
+    out, lse = ladon.paged_attention(q, key_pages, value_pages, tables, lengths, causal=True, return_lse=True)
+    np.testing.assert_allclose(out, wanted, atol=1e-6)
+    assert lse.shape == (2, 6, 2)
+    # Keys and values of one array of pages.
+    both = np.stack([key_pages, value_pages], axis=3)
+    strided = ladon.paged_attention(q, both[:, :, :, 0], both[:, :, :, 1], tables, lengths, causal=True)
+    assert np.array_equal(strided, out)
+    # int8 with scales.
+    scale = np.abs(key_pages).max(axis=-1) / 127
+    quantised = np.round(key_pages / scale[..., None]).astype(np.int8)
+    value_scale = np.abs(value_pages).max(axis=-1) / 127
+    values = np.round(value_pages / value_scale[..., None]).astype(np.int8)
+    small = ladon.paged_attention(
+        q, quantised, values, tables, lengths, causal=True, k_scales=scale, v_scales=value_scale
+    )
+    np.testing.assert_allclose(small, wanted, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"page_tables": [[5, 0, 9], [1, 4]]}, "got page 9"),
+        ({"lengths": [11]}, "lengths: got 1 lengths, expected 2"),
+        ({"lengths": [11, 9]}, "lengths: got 9 tokens of sequence 1, expected 0 to 8"),
+        ({"v": np.zeros((6, 3, 2, 8), np.float32)}, "v: got .6, 3, 2, 8. of f32, expected pages like k's"),
+        ({"k": np.zeros((12, 4, 2, 8), np.float32)[::2]}, "k: got pages with a gap behind them"),
+        ({"k": np.zeros((6, 8), np.float32)}, "k: got .6, 8., expected .num_pages, page_size"),
+        ({"k_scales": np.zeros((6, 4, 2), np.float32)}, "v_scales: expected an f32 array"),
+    ],
+)
+def test_pages_that_do_not_fit(random, change, message):
+    arguments = {
+        "q": random(2, 1, 6, 8),
+        "k": random(6, 4, 2, 8),
+        "v": random(6, 4, 2, 8),
+        "page_tables": [[5, 0, 3], [1, 4]],
+        "lengths": [11, 7],
+    }
+    with pytest.raises(ladon.InvalidArgumentError, match=message):
+        ladon.paged_attention(**{**arguments, **change})
+
+
+def test_the_account_of_multi_head_attention(random):
+    layer = ladon.LatentAttention(
+        embed_dim=32, num_heads=4, kv_rank=8, nope_dim=4, rope_dim=4, value_dim=8, causal=True
+    )
+    by_default = ladon.KvCache.contiguous(**layer.cache_options())
+    with_rope = ladon.KvCache.contiguous(**{**layer.cache_options(), "mha_dim": 2 * layer.head_dim})
+    for cache in (by_default, with_rope):
+        layer(random(10, 32), cache=cache)
+    assert (by_default.mha_elements, by_default.reduction) == (480, 0.75)
+    assert (with_rope.mha_elements, with_rope.reduction) == (640, 0.8125)

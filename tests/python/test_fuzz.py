@@ -26,7 +26,7 @@ ATTENTION_OPTIONS = (
     "alibi_slopes sinks dropout dropout_seed dropout_first_sequence out return_lse context stage dtype wanted dlse"
 ).split()
 LAYER_OPTIONS = (
-    "causal mask bias kv_lengths new_lengths query_positions key_positions dropout_seed cache return_weights out "
+    "causal mask bias kv_lengths new_lengths query query_positions key_positions dropout_seed cache return_weights out "
     "context"
 ).split()
 CACHE_OPTIONS = "batch num_kv_heads head_dim value_dim values_in_keys num_heads mha_dim dtype capacity".split()

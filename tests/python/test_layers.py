@@ -189,3 +189,39 @@ def test_latent_forms(random):
     cache = ladon.KvCache.contiguous(**layer.cache_options())
     layer(x, cache=cache)
     assert cache.elements_used == 6 * layer.latent_dim and cache.reduction > 0.7
+
+
+def test_queries_of_their_own(make, random):
+    layer = make(causal=False)
+    past, x, query = random(2, 5, 24), random(2, 1, 24), random(2, 1, 24)
+    cache = ladon.KvCache.contiguous(**layer.cache_options(batch=2))
+    layer(past, cache=cache)
+    out = layer(x, cache=cache, query=query, query_positions=[[9], [11]])
+    assert cache.length() == 6
+    everything = np.concatenate([past, x], axis=1)
+    wanted = layer(query, key=everything, query_positions=[[9], [11]])
+    np.testing.assert_allclose(out, wanted, atol=1e-5)
+    with pytest.raises(ladon.InvalidArgumentError, match="query: got it without a cache"):
+        layer(x, query=query)
+    with pytest.raises(ladon.InvalidArgumentError, match="query_positions: got a number beside a cache"):
+        layer(x, cache=cache, query=query, query_positions=9)
+
+
+def test_positions_as_nested_lists(make, random):
+    layer = make()
+    x = random(2, 3, 24)
+    positions = [[0, 1, 2], [7, 8, 9]]
+    wanted = layer(x, query_positions=np.array(positions), key_positions=np.array(positions))
+    assert np.array_equal(layer(x, query_positions=positions, key_positions=positions), wanted)
+    with pytest.raises(ladon.InvalidArgumentError, match="got rows of 3 and 2 integers"):
+        layer(x, query_positions=[[0, 1, 2], [7, 8]])
+
+
+def test_backward_after_the_weights_have_changed(make, random):
+    layer = make()
+    x = random(2, 3, 24)
+    out, saved = layer.forward_training(x)
+    name = "q_proj.weight"
+    layer.set_parameter(name, layer.parameters()[name] * 2)
+    with pytest.raises(ladon.InvalidArgumentError, match="saved before the weights changed"):
+        layer.backward(out, saved)

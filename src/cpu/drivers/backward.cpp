@@ -20,6 +20,59 @@ constexpr std::int64_t kMaxParts = 4;
 // least enough for all threads.
 constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
 
+/// The scales of all rows of a call.
+class CallScales {
+ public:
+  CallScales(Host& host, const AttentionParams& params, const KernelSet& kernels)
+      : workers_(host.workers), params_(params) {
+    const auto sequences = static_cast<std::size_t>(params.num_sequences);
+    std::int64_t tokens = 0;
+    for (std::int64_t s = 0; s < params.num_sequences; ++s) tokens += params.sequences[s].query_len;
+    const std::size_t scale_bytes =
+        saturating_product(saturating_product(static_cast<std::size_t>(tokens),
+                                              static_cast<std::size_t>(params.num_heads)),
+                           kernels.compute_bytes);
+    const std::size_t start_bytes = sequences * sizeof(std::int64_t);
+    memory_.emplace(host.scratch, saturating_sum(start_bytes, saturating_product(scale_bytes, 2)));
+    auto* starts = reinterpret_cast<std::int64_t*>(memory_->data());
+    tokens = 0;
+    for (std::int64_t s = 0; s < params.num_sequences; ++s) {
+      starts[s] = tokens;
+      tokens += params.sequences[s].query_len;
+    }
+    scales_.first_token = starts;
+    scales_.shift = memory_->data() + start_bytes;
+    scales_.factor = memory_->data() + start_bytes + scale_bytes;
+  }
+
+  /// Computes them for the scores of these kernels.
+  const RowScales& run(const KernelSet& kernels, const WorkerScratch& scratch) const {
+    const std::int64_t heads = params_.num_sequences * params_.num_kv_heads;
+    double elements = 0;  // of q and k, whose norms are taken
+    for (std::int64_t s = 0; s < params_.num_sequences; ++s) {
+      const Sequence& sequence = params_.sequences[s];
+      elements += static_cast<double>(sequence.query_len * params_.num_heads +
+                                      sequence.kv_len * params_.num_kv_heads) *
+                  static_cast<double>(params_.head_dim);
+    }
+    parallel_for(workers_, useful_threads(workers_, elements), heads,
+                 [&](std::int64_t head, int worker) {
+                   kernels.row_scales(params_,
+                                      {.sequence = head / params_.num_kv_heads,
+                                       .kv_head = head % params_.num_kv_heads,
+                                       .scales = scales_},
+                                      scratch.of(worker));
+                 });
+    return scales_;
+  }
+
+ private:
+  const Workers& workers_;
+  const AttentionParams& params_;
+  std::optional<Workspace> memory_;
+  RowScales scales_;
+};
+
 /// Computes dq, dk and dv. The constructor allocates all memory, so that a failure leaves the
 /// outputs untouched.
 class BackwardRun {
@@ -36,12 +89,12 @@ class BackwardRun {
                   saturating_product(static_cast<std::size_t>(sizes_.wave * sizes_.parts),
                                      sizes_.part_bytes)) {}
 
-  void run() const {
+  void run(const RowScales& scales) const {
     for (std::int64_t first = 0; first < heads_; first += sizes_.wave) {
       const std::int64_t count = std::min(sizes_.wave, heads_ - first);
       parallel_for(workers_, count * sizes_.parts, [&](std::int64_t task, int worker) {
         const std::int64_t slot = task / sizes_.parts;
-        run_part(first + slot, slot, task % sizes_.parts, worker);
+        run_part(first + slot, slot, task % sizes_.parts, scales, worker);
       });
       if (params_.dq.data == nullptr) continue;
       parallel_for(workers_, count * sizes_.tiles, [&](std::int64_t task, int worker) {
@@ -93,8 +146,10 @@ class BackwardRun {
            static_cast<std::size_t>(slot * sizes_.parts + part) * sizes_.part_bytes;
   }
 
-  void run_part(std::int64_t head, std::int64_t slot, std::int64_t part, int worker) const {
+  void run_part(std::int64_t head, std::int64_t slot, std::int64_t part, const RowScales& scales,
+                int worker) const {
     BackwardTask task;
+    task.scales = scales;
     task.sequence = head / params_.num_kv_heads;
     task.kv_head = head % params_.num_kv_heads;
     const Sequence& sequence = params_.sequences[task.sequence];
@@ -140,16 +195,24 @@ class BackwardRun {
 
 void CpuBackend::attend_backward(const AttentionParams& params) {
   const KernelSet& kernels = kernels_of(kernels_, params);
+  // Bias gradients are computed from products of single elements, in every dtype.
+  const KernelSet& elements = params.q.dtype == DType::kF64 ? kernels_.f64 : kernels_.f32;
   const WorkerScratch scratch(
-      host(), std::max({kernels.backward_scratch(params), kernels.combine_dq_scratch(params),
+      host(), std::max({kernels.row_scales_scratch(params), elements.row_scales_scratch(params),
+                        kernels.backward_scratch(params), kernels.combine_dq_scratch(params),
                         side_gradient_scratch(params, kernels)}));
+  const CallScales scales(host(), params, kernels);
   std::optional<BackwardRun> main;  // not needed for dbias or dsinks alone
   if (params.dq.data != nullptr || params.dk.data != nullptr || params.dv.data != nullptr) {
     main.emplace(host(), params, kernels, scratch);
   }
   reference::zero_padding(params);
-  if (main.has_value()) main->run();
-  write_side_gradients(workers(), params, kernels, scratch);
+  const RowScales& rows = scales.run(kernels, scratch);
+  if (main.has_value()) main->run(rows);
+  if (params.dbias.data != nullptr && elements.row_scales != kernels.row_scales) {
+    scales.run(elements, scratch);
+  }
+  write_side_gradients(workers(), params, kernels, rows, scratch);
 }
 
 }  // namespace ladon::cpu

@@ -59,7 +59,8 @@ struct BiasBox {
 constexpr std::size_t kSumBytes = kTokensPerTask * kKeysPerTask * sizeof(double);
 
 void write_bias_gradient(const Workers& workers, const AttentionParams& params,
-                         const KernelSet& kernels, const WorkerScratch& scratch) {
+                         const KernelSet& kernels, const RowScales& scales,
+                         const WorkerScratch& scratch) {
   const BiasBoxes boxes(params.dbias);
   parallel_for(workers, boxes.count(), [&](std::int64_t index, int worker) {
     std::byte* memory = scratch.of(worker);
@@ -77,16 +78,18 @@ void write_bias_gradient(const Workers& workers, const AttentionParams& params,
     task.key_end = boxes.keys == 1 ? params.max_kv_len : box.key_end;
     task.key_stride = boxes.keys == 1 ? 0 : 1;
     task.sums = sums;
+    task.scales = scales;
     kernels.bias_gradient(params, task, memory + kSumBytes);
     box.write(sums, params.dbias);
   });
 }
 
 void write_sink_gradients(const Workers& workers, const AttentionParams& params,
-                          const KernelSet& kernels, const WorkerScratch& scratch) {
+                          const KernelSet& kernels, const RowScales& scales,
+                          const WorkerScratch& scratch) {
   parallel_for(workers, params.num_heads, [&](std::int64_t head, int worker) {
     double sum = 0;
-    kernels.sink_gradient(params, {head, &sum}, scratch.of(worker));
+    kernels.sink_gradient(params, {head, &sum, scales}, scratch.of(worker));
     store_element(params.dsinks.data, params.dsinks.dtype, head * params.dsinks.stride, sum);
   });
 }
@@ -103,9 +106,11 @@ std::size_t side_gradient_scratch(const AttentionParams& params, const KernelSet
 }
 
 void write_side_gradients(const Workers& workers, const AttentionParams& params,
-                          const KernelSet& kernels, const WorkerScratch& scratch) {
-  if (params.dbias.data != nullptr) write_bias_gradient(workers, params, kernels, scratch);
-  if (params.dsinks.data != nullptr) write_sink_gradients(workers, params, kernels, scratch);
+                          const KernelSet& kernels, const RowScales& scales,
+                          const WorkerScratch& scratch) {
+  if (params.dbias.data != nullptr) write_bias_gradient(workers, params, kernels, scales, scratch);
+  if (params.dsinks.data != nullptr)
+    write_sink_gradients(workers, params, kernels, scales, scratch);
 }
 
 }  // namespace ladon::cpu

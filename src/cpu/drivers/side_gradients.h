@@ -12,6 +12,7 @@ namespace ladon::cpu {
 std::size_t side_gradient_scratch(const AttentionParams& params, const KernelSet& kernels);
 /// Writes dbias and dsinks, where they are present.
 void write_side_gradients(const Workers& workers, const AttentionParams& params,
-                          const KernelSet& kernels, const WorkerScratch& scratch);
+                          const KernelSet& kernels, const RowScales& scales,
+                          const WorkerScratch& scratch);
 
 }  // namespace ladon::cpu

@@ -1,12 +1,13 @@
 // Backward attention: dq, dk and dv for a block of keys against all rows of their KV head.
 //
-//   P  = exp(rules(scale * q k^T) - lse)          dP = dout v^T
+//   P  = exp(rules(scale * q k^T) - shift) * factor          dP = dout v^T
 //   dS = P * (dP - delta),   delta = rowsum(dout * out) - dlse
 //   dv = P^T dout,   dk = scale * dS^T q,   dq = scale * dS k
 //
 // Up to 256 keys keep their dk and dv sums in L2. Each tile of query rows is packed once for all of
 // them (q and dout, both row by row and transposed) and is multiplied with 64 keys at a time. Lanes
-// are queries in scores^T and dP^T, so lse and delta are plain vectors. Rows are (token, head)
+// are queries in scores^T and dP^T, so shift (as a rule lse, see row_scales.inl), factor and delta
+// are plain vectors. Rows are (token, head)
 // pairs: the sum over the heads of a group happens inside the accumulators. dq is summed over keys,
 // which several tasks share: each task adds to its own partial dq, and combine_dq sums those in a
 // fixed order. Five products, 10 * head_dim flops per score, nothing computed twice. A tile's rows
@@ -63,7 +64,9 @@ template <class Scalar>
 struct BackwardTile {
   QueryRows rows;
   std::int64_t width = 0;
-  alignas(64) Scalar lse[kMaxRows];
+  alignas(64) Scalar shift[kMaxRows];
+  alignas(64) Scalar factor[kMaxRows];
+  bool has_factors = false;  // some factor is not 1
   alignas(64) Scalar delta[kMaxRows];
 };
 
@@ -78,24 +81,29 @@ inline typename V::Scalar inner_product(const typename V::Scalar* a, const typen
   return total;
 }
 
-/// Sets width, lse and delta of a tile whose rows are set.
+/// Sets all but the rows of a tile whose rows are set.
 template <class V>
-inline void set_tile(const AttentionParams& params, const Sequence& sequence,
-                     const BackwardScratch<V>& scratch, BackwardTile<typename V::Scalar>& tile) {
+inline void set_tile(const AttentionParams& params, std::int64_t sequence_index,
+                     const RowScales& scales, const BackwardScratch<V>& scratch,
+                     BackwardTile<typename V::Scalar>& tile) {
   using Scalar = typename V::Scalar;
+  const Sequence& sequence = params.sequences[sequence_index];
   const QueryRows& rows = tile.rows;
   const QueryOperand out{params.out, sequence.out, rows, params.value_dim};
   const QueryOperand dout{params.dout, sequence.dout, rows, params.value_dim};
   tile.width = round_up(rows.count, V::kLanes);
+  tile.has_factors = false;
   for (std::int64_t r = 0; r < tile.width; ++r) {
     // Missing rows, and rows that see no key: exp(score - inf) makes all their weights 0.
-    tile.lse[r] = MathConstants<Scalar>::kInfinity;
+    tile.shift[r] = MathConstants<Scalar>::kInfinity;
+    tile.factor[r] = 1;
     tile.delta[r] = 0;
     if (r >= rows.count) continue;
-    const double lse = load_lse(params.lse, sequence.lse + rows.token[r] * params.lse.token_stride +
-                                                rows.head[r] * params.lse.head_stride);
-    if (lse == -__builtin_inf()) continue;
-    tile.lse[r] = static_cast<Scalar>(lse);
+    const std::int64_t row = scales.row(params, sequence_index, rows.token[r], rows.head[r]);
+    tile.shift[r] = static_cast<const Scalar*>(scales.shift)[row];
+    if (tile.shift[r] == MathConstants<Scalar>::kInfinity) continue;
+    tile.factor[r] = static_cast<const Scalar*>(scales.factor)[row];
+    tile.has_factors = tile.has_factors || tile.factor[r] != 1;
     load_row(at(params.out.data, params.out.dtype, out.start(r)), params.out.dtype,
              params.value_dim, scratch.out);
     load_row(at(params.dout.data, params.dout.dtype, dout.start(r)), params.dout.dtype,
@@ -131,7 +139,8 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
   const V nothing = broadcast<V>(-C::kInfinity);
   const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
   for (std::int64_t lane = 0; lane < width; lane += V::kLanes) {
-    const V lse = load<V>(tile.lse + lane);
+    const V shift = load<V>(tile.shift + lane);
+    const V factor = load<V>(tile.factor + lane);
     const V delta = load<V>(tile.delta + lane);
     const QueryLanes<V> query = load_lanes<V>(block, lane);
     for (std::int64_t i = 0; i < count; ++i) {
@@ -143,7 +152,8 @@ inline void score_gradients(const KeySpan& span, const BackwardScratch<V>& scrat
         const V key = broadcast<V>(static_cast<Scalar>(i));
         score = apply_rules<V, kToScore>(block, query, key, index, score, &cap_gradient);
       }
-      V weight = exp2((score - lse) * log2e);
+      V weight = exp2((score - shift) * log2e);
+      if (tile.has_factors) weight = weight * factor;
       V dweight = load<V>(scratch.dscores + index);
       V kept = weight;
       if (block.keep != nullptr) {
@@ -238,7 +248,7 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
               .count = smaller(kTileRows<V>, row_count - row)},
              {task.key_begin, task.key_end});
     if (tile.rows.some_end == 0) continue;
-    set_tile(params, sequence, scratch, tile);
+    set_tile(params, task.sequence, task.scales, scratch, tile);
     products.load_rows(params, sequence, tile.rows, tile.width);
     Scalar* dq = static_cast<Scalar*>(task.dq_partial) + row * params.head_dim;
     const BackwardScores<Scalar> scores{scratch.scores, scratch.dscores, tile.width};
@@ -329,13 +339,15 @@ void combine_dq(const AttentionParams& params, const CombineDqTask& task, void* 
   const std::int64_t row_begin = task.tile * kTileRows<V>;
   const std::int64_t rows = smaller(kTileRows<V>, sequence.query_len * params.group - row_begin);
   const std::int64_t width = round_up(rows, V::kLanes);
-  const Scalar* partials = static_cast<const Scalar*>(task.partials) + row_begin * params.head_dim;
+  // Null where there are no keys.
+  const Scalar* partials = static_cast<const Scalar*>(task.partials);
   const V scale = broadcast<V>(narrow<Scalar>(params.rules.scale));
   for (std::int64_t first = 0; first < rows; first += V::kLanes) {
     for (std::int64_t i = 0; i < params.head_dim; ++i) {
       V sum = zero<V>();
       for (std::int64_t part = 0; part < task.partial_count; ++part) {
-        sum = sum + load<V>(partials + part * task.partial_stride + i * width + first);
+        sum = sum + load<V>(partials + part * task.partial_stride + row_begin * params.head_dim +
+                            i * width + first);
       }
       store(scratch.sums + i * V::kLanes, sum * scale);
     }

@@ -35,7 +35,7 @@ inline void pack_rows(const QueryOperand& from, typename V::Scalar factor,
 template <class Scalar>
 struct BackwardScores {
   Scalar* scores = nullptr;   // scores, then weights
-  Scalar* dscores = nullptr;  // dP, then dS
+  Scalar* dscores = nullptr;  // dP, then dS; null where scores alone are wanted
   std::int64_t width = 0;
 };
 
@@ -78,17 +78,18 @@ class ElementBackward {
     finite_ = all_finite(q_, rows.count * head_dim_) && all_finite(dout_, rows.count * value_dim_);
   }
 
-  /// scores = K q^T, dscores = V dout^T.
+  /// scores = K q^T, dscores = V dout^T where they are wanted.
   void score(const KeySpan& span, const BackwardScores<Scalar>& tile) {
     const AttentionParams& params = span.params;
     const std::int64_t count = span.count();
     keys_ = load_block(head_rows(params.k, span.sequence.k, span.kv_head, span.begin), count,
                        params.head_dim, Staging<Scalar>{key_staging_, params.head_dim});
+    gemm<V, Layout::kRows>({.rows = count, .width = tile.width, .depth = params.head_dim}, keys_,
+                           {q_transposed_, tile.width}, {tile.scores, tile.width});
+    if (tile.dscores == nullptr) return;
     const RowBlock<const Scalar> values =
         load_block(head_rows(params.v, span.sequence.v, span.kv_head, span.begin), count,
                    params.value_dim, Staging<Scalar>{value_staging_, params.value_dim});
-    gemm<V, Layout::kRows>({.rows = count, .width = tile.width, .depth = params.head_dim}, keys_,
-                           {q_transposed_, tile.width}, {tile.scores, tile.width});
     gemm<V, Layout::kRows>({.rows = count, .width = tile.width, .depth = params.value_dim}, values,
                            {dout_transposed_, tile.width}, {tile.dscores, tile.width});
   }

@@ -11,6 +11,7 @@
 #include "cpu/kernels/backward.inl"
 #include "cpu/kernels/forward_tile.inl"
 #include "cpu/kernels/pairs.inl"
+#include "cpu/kernels/row_scales.inl"
 
 namespace ladon::cpu {
 namespace {
@@ -70,6 +71,7 @@ class PairBackward {
     engine_.multiply({.rows = rows, .width = tile.width, .depth = head_depth_},
                      pairs_as_stored<KvPart::kKeys, kUnit>(span, head_depth_, staging_),
                      {q_, tile.width}, {tile.scores, tile.width});
+    if (tile.dscores == nullptr) return;
     engine_.multiply({.rows = rows, .width = tile.width, .depth = value_depth_},
                      pairs_as_stored<KvPart::kValues, kUnit>(span, value_depth_, staging_),
                      {dout_, tile.width}, {tile.dscores, tile.width});
@@ -175,6 +177,17 @@ class PairBackward {
   Pair* column_scratch_;     // for Engine::columns()
   float* dq_;                // [column_dim][width], where dq is not whole units
 };
+
+/// The scales of rows where q, k and v are all bf16.
+template <class V, class Engine>
+void row_scales_of_pairs(const AttentionParams& params, const RowScalesTask& task, void* memory) {
+  run_row_scales<V, PairBackward<V, Engine>>(params, task, memory);
+}
+
+template <class V, class Engine>
+std::size_t row_scales_of_pairs_scratch(const AttentionParams& params) {
+  return row_scales_bytes<V, PairBackward<V, Engine>>(params);
+}
 
 /// The backward pass where q, k, v and dout are all bf16.
 template <class V, class Engine>

@@ -14,6 +14,8 @@ constexpr KernelTable make_kernel_table_of_pairs() {
   KernelTable table = make_kernel_table<Float, Double>();
   table.bf16.forward_tile = forward_tile_of_pairs<Float, Engine>;
   table.bf16.forward_tile_scratch = forward_tile_of_pairs_scratch<Float, Engine>;
+  table.bf16.row_scales = row_scales_of_pairs<Float, Engine>;
+  table.bf16.row_scales_scratch = row_scales_of_pairs_scratch<Float, Engine>;
   table.bf16.backward = backward_of_pairs<Float, Engine>;
   table.bf16.backward_scratch = backward_of_pairs_scratch<Float, Engine>;
   return table;

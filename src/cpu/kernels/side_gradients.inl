@@ -17,12 +17,13 @@ namespace {
 /// Tokens [token_begin, token_end) of some heads of one KV head.
 template <class V>
 inline void add_bias_gradient(const AttentionParams& params, const BiasGradientTask& task,
-                              const Sequence& sequence, std::int64_t first_head,
+                              std::int64_t sequence_index, std::int64_t first_head,
                               std::int64_t heads_per_token, const BackwardScratch<V>& scratch,
                               ElementBackward<V>& products) {
   using Scalar = typename V::Scalar;
   BackwardTile<Scalar> tile;
   BlockRules<Scalar> block;
+  const Sequence& sequence = params.sequences[sequence_index];
   const std::int64_t kv_head = first_head / params.group;
   const std::int64_t row_end = smaller(task.token_end, sequence.query_len) * heads_per_token;
   const std::int64_t key_end = smaller(task.key_end, sequence.kv_len);
@@ -34,7 +35,7 @@ inline void add_bias_gradient(const AttentionParams& params, const BiasGradientT
               .count = smaller(kTileRows<V>, row_end - row)},
              {task.key_begin, key_end});
     if (tile.rows.some_end == 0) continue;
-    set_tile(params, sequence, scratch, tile);
+    set_tile(params, sequence_index, task.scales, scratch, tile);
     products.load_rows(params, sequence, tile.rows, tile.width);
     const KeySpan keys{params, sequence, kv_head, task.key_begin, key_end};
     for_each_key_block(keys, tile.rows, [&](const KeySpan& span) {
@@ -59,13 +60,12 @@ void bias_gradient(const AttentionParams& params, const BiasGradientTask& task, 
   const std::int64_t first = task.sequence < 0 ? 0 : task.sequence;
   const std::int64_t end = task.sequence < 0 ? params.num_sequences : task.sequence + 1;
   for (std::int64_t s = first; s < end; ++s) {
-    const Sequence& sequence = params.sequences[s];
     if (task.head >= 0) {
-      add_bias_gradient<V>(params, task, sequence, task.head, 1, scratch, products);
+      add_bias_gradient<V>(params, task, s, task.head, 1, scratch, products);
       continue;
     }
     for (std::int64_t head = 0; head < params.num_heads; head += params.group) {
-      add_bias_gradient<V>(params, task, sequence, head, params.group, scratch, products);
+      add_bias_gradient<V>(params, task, s, head, params.group, scratch, products);
     }
   }
 }
@@ -75,7 +75,7 @@ std::size_t bias_gradient_scratch(const AttentionParams& params) {
   return backward_scratch<V>(params);
 }
 
-/// The sink has a weight in each row, exp(sink - lse), and no value.
+/// The sink has a weight in each row, exp(sink - shift) * factor, and no value.
 template <class V>
 void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, void* memory) {
   using Scalar = typename V::Scalar;
@@ -87,9 +87,10 @@ void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, 
   for (std::int64_t s = 0; s < params.num_sequences; ++s) {
     const Sequence& sequence = params.sequences[s];
     for (std::int64_t token = 0; token < sequence.query_len; ++token) {
-      const double lse = load_lse(params.lse, sequence.lse + token * params.lse.token_stride +
-                                                  task.head * params.lse.head_stride);
-      if (lse == -__builtin_inf()) continue;
+      const std::int64_t row = task.scales.row(params, s, token, task.head);
+      const auto shift = static_cast<double>(static_cast<const Scalar*>(task.scales.shift)[row]);
+      const auto factor = static_cast<double>(static_cast<const Scalar*>(task.scales.factor)[row]);
+      if (shift == __builtin_inf()) continue;
       load_row(
           at(params.out.data, params.out.dtype,
              sequence.out + token * params.out.token_stride + task.head * params.out.head_stride),
@@ -106,7 +107,7 @@ void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, 
         delta -= load_lse(params.dlse, sequence.dlse + token * params.dlse.token_stride +
                                            task.head * params.dlse.head_stride);
       }
-      total -= __builtin_exp(sink - lse) * delta;
+      total -= __builtin_exp(sink - shift) * factor * delta;
     }
   }
   *task.sum = total;

@@ -10,6 +10,7 @@
 #include "cpu/kernels/optimiser.inl"
 #include "cpu/kernels/projection.inl"
 #include "cpu/kernels/projection_gradient.inl"
+#include "cpu/kernels/row_scales.inl"
 #include "cpu/kernels/side_gradients.inl"
 #include "cpu/kernels/sums.inl"
 

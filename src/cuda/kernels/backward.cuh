@@ -217,6 +217,15 @@ struct ScoreGradient {
   Compute scaled = 0;  // gradient of scale * q.k
 };
 
+/// An exponent of a weight, held at 1/16: weights are at most 1, and a little more by rounding.
+/// Huge scores round otherwise here than in the forward pass, and their difference from lse may be
+/// anything. NaN stays.
+template <class Compute>
+__device__ inline Compute held_exponent(Compute exponent) {
+  constexpr Compute kMost = 0.0625;
+  return exponent > kMost ? kMost : exponent;
+}
+
 /// `dot` is q.k, `dweight` is dout.v. Neither is used where the key is masked.
 template <class Compute>
 __device__ inline ScoreGradient<Compute> score_gradient(const ScoreRules& rules,
@@ -229,7 +238,7 @@ __device__ inline ScoreGradient<Compute> score_gradient(const ScoreRules& rules,
   const Compute score = masked_score(rules, sequence, row, key, capped.score);
   const bool sees_nothing = stats.lse == infinity && stats.delta == 0;
   if (score == -infinity || sees_nothing) return {};
-  const Compute probability = exp(score - stats.lse);
+  const Compute probability = exp(held_exponent(score - stats.lse));
   const Compute keep = dropout_factor<Compute>(rules, sequence, row, key);
   const Compute biased = probability * (dweight * keep - stats.delta);
   return {true, probability * keep, biased, biased * capped.slope};

@@ -59,7 +59,7 @@ __device__ inline void plain_gradients(float scale, const RowStats<float>* stats
     for (int i = 0; i < 4; ++i) {
       const RowStats<float> row = stats[kOwnKeys ? place.other(n, i) : place.own(i)];
       // lse comes off before the factor log2(e), so that large scores do not overflow.
-      scores[n][i] = exp2_approximate(fmaf(scores[n][i], scale, -row.lse) * kLog2e);
+      scores[n][i] = exp2_approximate(held_exponent(fmaf(scores[n][i], scale, -row.lse) * kLog2e));
       dscores[n][i] = scores[n][i] * (dscores[n][i] - row.delta);
     }
   }

@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(kSinkThreads)
   for (std::int64_t row = threadIdx.x; row < params.num_rows; row += kSinkThreads) {
     const RowStats<Compute> of_row = stats[row];
     if (of_row.lse == static_cast<Compute>(INFINITY) && of_row.delta == 0) continue;
-    sum -= exp(sink - static_cast<double>(of_row.lse)) * static_cast<double>(of_row.delta);
+    sum -= exp(held_exponent(sink - static_cast<double>(of_row.lse))) *
+           static_cast<double>(of_row.delta);
   }
   partial[threadIdx.x] = sum;
   for (unsigned half = kSinkThreads / 2; half > 0; half /= 2) {
