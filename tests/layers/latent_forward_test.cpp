@@ -59,6 +59,10 @@ std::vector<Variant> variants(DType dtype) {
   add("no norms", [](LatentAttentionOptions& o) { o.query_norm = o.kv_norm = false; });
   add("no rope", [](LatentAttentionOptions& o) { o.rope_dim = 0; });
   add("yarn", [](LatentAttentionOptions& o) { o.rope = yarn(); });
+  add("frequencies", [](LatentAttentionOptions& o) {
+    o.rope.frequencies = {0.3, 0.3};
+    o.rope.magnitude = 1.25;
+  });
   add("half-split", [](LatentAttentionOptions& o) { o.rope.layout = RopeLayout::kHalfSplit; });
   add("biases", [](LatentAttentionOptions& o) { o.query_bias = o.kv_bias = o.out_bias = true; });
   add("biases, direct", [](LatentAttentionOptions& o) {
