@@ -156,6 +156,12 @@ LADON_API ConvertedLatent reduce_rank(const Context& context, const LatentAttent
                                       std::int64_t kv_rank = 0,
                                       const Calibration* calibration = nullptr);
 
+/// Ranks for the layers of a model, mean_rank on average: components go to the layers whose spectra
+/// (ConversionSummary) have the most energy in them, so that the sum of what all layers discard is
+/// the least. Every layer gets 1 at least, and no more than it has components.
+LADON_API std::vector<std::int64_t> share_ranks(std::span<const std::vector<double>> spectra,
+                                                std::int64_t mean_rank);
+
 /// Ridge regression of a layer's output on what a converted layer attends to: the best output
 /// projection for it on these inputs, near the one that it has. Without dropout. Memory: (num_heads
 /// * value_dim) * (num_heads * value_dim + embed_dim) f64.

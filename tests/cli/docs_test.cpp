@@ -41,6 +41,8 @@ class CliDocs : public testing::Test {
     Tensor x(DType::kF32, {9, 20});
     fill_normal(host_context(), x, 0, 1, 1);
     write_npy("x.npy", x);
+    std::filesystem::create_directory("acts");
+    for (const char* const name : {"acts/layer_0.npy", "acts/layer_1.npy"}) write_npy(name, x);
   }
   void TearDown() override { std::filesystem::current_path(before_); }
 

@@ -240,6 +240,21 @@ TEST(CompareLayers, ByHand) {
   EXPECT_NEAR(compare_layers(host_context(), layer, half, x).weights_divergence, expected, 1e-9);
 }
 
+TEST(ShareRanks, GoToTheLayersThatNeedThem) {
+  const std::vector<std::vector<double>> spectra = {
+      {0.5, 0.3, 0.15, 0.05}, {0.97, 0.02, 0.01}, {0.4, 0.3, 0.2, 0.1}};
+  EXPECT_EQ(share_ranks(spectra, 1), (std::vector<std::int64_t>{1, 1, 1}));
+  EXPECT_EQ(share_ranks(spectra, 2), (std::vector<std::int64_t>{2, 1, 3}));
+  EXPECT_EQ(share_ranks(spectra, 3), (std::vector<std::int64_t>{4, 1, 4}));
+  EXPECT_EQ(
+      error_of([&] { share_ranks(spectra, 4); }),
+      "share_ranks: mean_rank: got 4, expected 1 to 3, the components that the layers have on "
+      "average");
+  const std::vector<std::vector<double>> rising = {{0.1, 0.9}};
+  EXPECT_EQ(error_of([&] { share_ranks(rising, 1); }),
+            "share_ranks: spectra: got one that rises or is not finite, expected falling energies");
+}
+
 TEST(CalibrationTest, MergesSavesAndLoads) {
   const Tensor x = random_tensor({3, 5, 8}, 11, DType::kF32);
   const Calibration whole = calibrate(x);
