@@ -51,6 +51,12 @@ TEST(LowRank, IsOptimalAndSaysWhatItDiscards) {
         EXPECT_LE(error, expected_error(m, projection * m, inputs, metric));
       }
     }
+    // The mean of two heads of 6 rows is a projection too.
+    RealMatrix mean = RealMatrix::Zero(12, 12);
+    for (int row = 0; row < 12; ++row) mean(row, row % 6) = mean(row, row % 6 + 6) = 0.5;
+    const LowRank half_rank = low_rank(moments, weighted ? metric : RealMatrix(), 6);
+    EXPECT_LE(expected_error(m, half_rank.up * half_rank.down * m, inputs, metric),
+              expected_error(m, mean * m, inputs, metric));
     const LowRank full = low_rank(moments, weighted ? metric : RealMatrix(), 9);
     EXPECT_LT(relative_residual(m, full.up * full.down * m), 1e-10);
   }
