@@ -243,6 +243,44 @@ Work run(CLI::App& app) {
   return [options] { return run_layer(*options); };
 }
 
+Work convert(CLI::App& app) {
+  auto options = std::make_shared<ConvertOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "convert", "A model folder's attention as MHA, GQA, MQA or MLA, with the loss measured");
+  sub->add_option("--model", options->model, "A folder with config.json and safetensors")
+      ->type_name("FOLDER")
+      ->required();
+  sub->add_option("--to", options->to, "mha, gqa, mqa or mla")
+      ->check(CLI::IsMember({"mha", "gqa", "mqa", "mla"}))
+      ->required();
+  sub->add_option("--output", options->output, "The new folder")->type_name("FOLDER");
+  add_count(sub, "--kv-heads", options->kv_heads, 1, kMostTokens, "gqa: KV heads");
+  add_count(sub, "--kv-rank", options->kv_rank, 1, kMostTokens, "mla: of the latent; 0: no loss");
+  sub->add_flag("--unequal-ranks", options->unequal,
+                "mla: more where it helps; --kv-rank: the mean");
+  const auto set_rope_dim = [options](std::int64_t dim) { options->rope_dim = dim; };
+  sub->add_option_function<std::int64_t>("--rope-dim", set_rope_dim,
+                                         "mla: elements with rope [every one]");
+  sub->add_option("--merge", options->merge, "gqa: pca, mean or first")
+      ->check(CLI::IsMember({"pca", "mean", "first"}))
+      ->capture_default_str();
+  auto* inputs = sub->add_option("--calibrate", options->calibrate,
+                                 "Inputs of the layers, layer_0.npy ... [weights alone]")
+                     ->type_name("FOLDER");
+  sub->add_flag("!--no-refit", options->refit, "Keep the output projections as they are");
+  sub->add_option("--max-error", options->max_error, "Write nothing where a layer's is larger")
+      ->needs(inputs);
+  sub->add_option("--sweep", options->sweep, "KV heads or ranks to measure; writes nothing")
+      ->delimiter(',')
+      ->needs(inputs);
+  sub->add_option("--rope-dims", options->rope_dims, "Of a sweep to mla")->delimiter(',');
+  add_plot(sub, options->plot);
+  add_ignored(sub, options->ignored_fields);
+  add_machinery(sub, options->machinery);
+  add_json(sub, options->json);
+  return [options] { return run_convert(*options); };
+}
+
 Work check(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* sub = app.add_subcommand(
@@ -324,7 +362,8 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
 
   const std::vector<std::pair<std::string, Work>> works{
       {"compare", compare(app)}, {"plan", plan(app)},   {"run", run(app)},
-      {"bench", bench(app)},     {"check", check(app)}, {"info", info(app)}};
+      {"convert", convert(app)}, {"bench", bench(app)}, {"check", check(app)},
+      {"info", info(app)}};
 
   const auto is_known = [&](const std::string& name) {
     return std::any_of(works.begin(), works.end(),

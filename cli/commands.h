@@ -78,6 +78,27 @@ struct RunOptions {
 };
 int run_layer(const RunOptions& options);
 
+struct ConvertOptions {
+  Machinery machinery{};
+  std::string model{};
+  std::string output{};  // a new folder; empty in a sweep
+  std::string to{};      // mha, gqa, mqa or mla
+  std::string merge = "pca";
+  std::int64_t kv_heads = 0;  // gqa
+  std::int64_t kv_rank = 0;   // mla; 0: all that there is
+  bool unequal = false;       // mla: ranks differ between layers
+  std::optional<std::int64_t> rope_dim{};
+  std::string calibrate{};  // a folder of inputs; empty: weights alone
+  bool refit = true;
+  std::optional<double> max_error{};
+  std::vector<std::int64_t> sweep{};      // KV heads, or ranks
+  std::vector<std::int64_t> rope_dims{};  // of a sweep
+  std::string plot{};                     // of a sweep; empty: none
+  std::vector<std::string> ignored_fields{};
+  bool json = false;
+};
+int run_convert(const ConvertOptions& options);
+
 struct CompareOptions {
   Machinery machinery{};
   std::string size = "llama-3-8b";

@@ -6,6 +6,8 @@
 //   llama_decoder DIR [id ...]           continues a prompt of token ids, greedily
 //   llama_decoder --check DIR [id ...]   the same, and compares every step with a run without a
 //   cache
+//   llama_decoder --record INPUTS DIR [id ...]   writes what each attention layer sees, for ladon
+//   convert --calibrate INPUTS: of these tokens, or of random ones
 #include <ladon/ladon.h>
 
 #include <algorithm>
@@ -108,6 +110,7 @@ class Decoder {
   }
 
   std::int64_t vocabulary() const { return embedding_.size(0); }
+  std::size_t num_layers() const { return blocks_.size(); }
 
   /// One cache for each layer.
   std::vector<ladon::KvCache> new_caches(const ladon::Context& context) const {
@@ -118,9 +121,11 @@ class Decoder {
     return caches;
   }
 
-  /// Logits of the last of these tokens, which follow those in the caches.
+  /// Logits of the last of these tokens, which follow those in the caches. With `inputs`, what each
+  /// attention layer sees, [tokens, embed], is added to it.
   std::vector<float> forward(const ladon::Context& context, const std::vector<std::int64_t>& tokens,
-                             std::vector<ladon::KvCache>& caches) const {
+                             std::vector<ladon::KvCache>& caches,
+                             std::vector<Tensor>* inputs = nullptr) const {
     const auto count = static_cast<std::int64_t>(tokens.size());
     Tensor x(DType::kF32, {count, embedding_.size(1)});
     for (std::int64_t t = 0; t < count; ++t) {
@@ -129,8 +134,9 @@ class Decoder {
     }
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       const Block& block = blocks_[i];
-      const Tensor normed = rms_norm(x, block.attention_norm, epsilon_);
+      Tensor normed = rms_norm(x, block.attention_norm, epsilon_);
       add_to(x, block.attention->forward(context, normed, caches[i]));
+      if (inputs != nullptr) inputs->push_back(std::move(normed));
       add_to(x, block.mlp(rms_norm(x, block.mlp_norm, epsilon_)));
     }
     const Tensor last = Tensor::copy_of(context, x.view().slice(0, count - 1, count));
@@ -149,16 +155,53 @@ std::int64_t most_likely(const std::vector<float>& logits) {
   return std::max_element(logits.begin(), logits.end()) - logits.begin();
 }
 
-int decode(const std::filesystem::path& folder, std::vector<std::int64_t> tokens, bool check) {
-  constexpr int kNewTokens = 16;
-  const ladon::Context context;
-  const Decoder decoder(context, folder);
+void check_tokens(const Decoder& decoder, const std::vector<std::int64_t>& tokens) {
   for (const std::int64_t id : tokens) {
     if (id < 0 || id >= decoder.vocabulary()) {
       throw std::runtime_error("got token " + std::to_string(id) + ", expected one below " +
                                std::to_string(decoder.vocabulary()));
     }
   }
+}
+
+/// Writes layer_0.npy, layer_1.npy, ..., [sequences, tokens, embed].
+int record(const std::filesystem::path& target, const std::filesystem::path& folder,
+           const std::vector<std::int64_t>& tokens) {
+  const ladon::Context context;
+  const Decoder decoder(context, folder);
+  check_tokens(decoder, tokens);
+  std::vector<std::vector<std::int64_t>> sequences = {tokens};
+  if (tokens.empty()) {
+    ladon::Random random(/*seed=*/1);
+    sequences.assign(16, std::vector<std::int64_t>(64));
+    for (auto& sequence : sequences) {
+      for (std::int64_t& id : sequence) id = random.below(decoder.vocabulary());
+    }
+  }
+  std::vector<Tensor> inputs;  // all layers of the first sequence, then of the second, ...
+  for (const auto& sequence : sequences) {
+    std::vector<ladon::KvCache> caches = decoder.new_caches(context);
+    decoder.forward(context, sequence, caches, &inputs);
+  }
+  std::filesystem::create_directories(target);
+  for (std::size_t layer = 0; layer < decoder.num_layers(); ++layer) {
+    const Tensor& first = inputs[layer];
+    Tensor all(DType::kF32,
+               {static_cast<std::int64_t>(sequences.size()), first.size(0), first.size(1)});
+    for (std::size_t n = 0; n < sequences.size(); ++n) {
+      ladon::copy(context, inputs[n * decoder.num_layers() + layer],
+                  all.view().select(0, static_cast<std::int64_t>(n)));
+    }
+    ladon::write_npy(target / ("layer_" + std::to_string(layer) + ".npy"), all);
+  }
+  return 0;
+}
+
+int decode(const std::filesystem::path& folder, std::vector<std::int64_t> tokens, bool check) {
+  constexpr int kNewTokens = 16;
+  const ladon::Context context;
+  const Decoder decoder(context, folder);
+  check_tokens(decoder, tokens);
   std::vector<ladon::KvCache> caches = decoder.new_caches(context);
   std::vector<std::int64_t> next = tokens;  // the prompt at once, then token by token
   double largest = 0;
@@ -233,9 +276,11 @@ void make_model(const ladon::Context& context, const std::filesystem::path& fold
 int run(const std::vector<std::string>& arguments) {
   const bool make = !arguments.empty() && arguments[0] == "--make";
   const bool check = !arguments.empty() && arguments[0] == "--check";
-  const std::size_t folder = make || check ? 1 : 0;
+  const bool recording = !arguments.empty() && arguments[0] == "--record";
+  const std::size_t folder = recording ? 2 : make || check ? 1 : 0;
   if (arguments.size() <= folder) {
-    std::fputs("usage: llama_decoder [--make | --check] FOLDER [token id ...]\n", stderr);
+    std::fputs("usage: llama_decoder [--make | --check | --record INPUTS] FOLDER [token id ...]\n",
+               stderr);
     return 2;
   }
   if (make) {
@@ -246,6 +291,7 @@ int run(const std::vector<std::string>& arguments) {
   for (std::size_t i = folder + 1; i < arguments.size(); ++i) {
     tokens.push_back(std::stoll(arguments[i]));
   }
+  if (recording) return record(arguments[1], arguments[folder], tokens);
   if (tokens.empty()) tokens = {1, 17, 42, 99, 7};
   return decode(arguments[folder], tokens, check);
 }

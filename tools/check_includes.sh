@@ -16,10 +16,11 @@ allowed=(
   "cache: core io"
   "layers: core attention cache"
   "models: core io layers"
+  "convert: core layers"
 )
 # The command, the bindings and the examples stand on the installed headers; bench may look inside.
 outside=(cli python examples)
-internal='core|reference|cpu|cuda|attention|io|cache|layers|models'
+internal='core|reference|cpu|cuda|attention|io|cache|layers|models|convert'
 
 failures=0
 complain() {

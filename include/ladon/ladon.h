@@ -7,6 +7,7 @@
 #include "ladon/cache_memory.h"
 #include "ladon/checkpoint.h"
 #include "ladon/context.h"
+#include "ladon/convert.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"
 #include "ladon/graph.h"

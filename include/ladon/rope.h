@@ -60,14 +60,25 @@ struct RopeOptions {
   std::int64_t rotary_dim = 0;
   double base = 10000;
   RopeScalingOptions scaling{};
+  /// The frequency of each of the rotary_dim / 2 pairs, in radians per position, instead of base
+  /// and scaling, which must then be left at their defaults. Any finite numbers in any order,
+  /// repeated or 0 (a pair that does not rotate). Empty: by base and scaling.
+  std::vector<double> frequencies{};
+  /// With explicit frequencies: factor of the cosines and sines; positive. Without, it must be 1,
+  /// because scaling has its own.
+  double magnitude = 1;
 };
 
 /// frequency(n) for each of the rotary_dim / 2 pairs, scaling applied: base^(-2n / rotary_dim) when
 /// there is none.
 LADON_API std::vector<double> rope_frequencies(std::int64_t rotary_dim, double base,
                                                const RopeScalingOptions& scaling);
+/// Those of the options over heads of head_dim: the explicit ones, or by base and scaling.
+LADON_API std::vector<double> rope_frequencies(const RopeOptions& options, std::int64_t head_dim);
 /// Factor of the cosines and sines: 1 but for YaRN.
 LADON_API double rope_magnitude(const RopeScalingOptions& scaling);
+/// The same for all options: with explicit frequencies their magnitude.
+LADON_API double rope_magnitude(const RopeOptions& options);
 
 /// Which position each token has: an explicit list, or first, first + 1, ...
 struct RopePositions {
@@ -98,8 +109,8 @@ struct RopeTable {
   ConstTensorView sin{};
 };
 
-/// The same with given tables; only `layout` and `rotary_dim` of the options are read, and base and
-/// scaling must be left at their defaults.
+/// The same with given tables; only `layout` and `rotary_dim` of the options are read, and base,
+/// scaling, frequencies and magnitude must be left at their defaults.
 LADON_API void rope(const Context& context, const ConstTensorView& x, const RopeOptions& options,
                     const RopeTable& table, const RopePositions& positions, const TensorView& out);
 LADON_API void rope_backward(const Context& context, const ConstTensorView& dout,

@@ -11,7 +11,8 @@
 Arrays are read in place: NumPy's, PyTorch's, and all others that speak DLPack or the buffer
 protocol. Results are torch tensors for torch inputs and NumPy arrays otherwise.
 
-ladon.torch has what autograd needs, and modules; ladon.onnx is a backend for ONNX's operators.
+ladon.torch has what autograd needs, and modules; ladon.onnx is a backend for ONNX's operators;
+ladon.convert turns trained layers into other kinds of attention.
 """
 
 from ._errors import DeviceError, Error, FileError, InvalidArgumentError, OutOfMemoryError, UnsupportedError

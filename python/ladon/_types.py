@@ -38,9 +38,14 @@ class RopeScaling(TypedDict, total=False):
 
 
 class RopeOptions(TypedDict, total=False):
-    """Rope of a layer; layout is "half_split" or "interleaved"."""
+    """Rope of a layer; layout is "half_split" or "interleaved".
+
+    frequencies, one for each pair, and magnitude stand instead of base and scaling.
+    """
 
     layout: str
     rotary_dim: int
     base: float
     scaling: Optional[RopeScaling]
+    frequencies: Union[Sequence[float], Array, None]
+    magnitude: float

@@ -68,6 +68,8 @@ nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const n
     rope["scaling"] = scaling;
     options = to_rope(rope, keywords.where("scaling"), options);
   }
+  keywords.read("frequencies", options.frequencies);
+  keywords.read("magnitude", options.magnitude);
   keywords.read("dtype", dtype);
   keywords.finish();
   if (rows < 0) throw_value_error(keywords.where("max_position"), "got a negative number");
@@ -86,7 +88,9 @@ nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const n
 void bind_rope(nb::module_& module) {
   const std::string options =
       "layout: str = 'half_split', rotary_dim: int = 0, base: float = 10000.0, scaling: "
-      "RopeScaling | None = None, positions: int | IntegersLike | None = None, cos: Array | None = "
+      "RopeScaling | None = None, frequencies: Array | Sequence[float] | None = None, magnitude: "
+      "float "
+      "= 1.0, positions: int | IntegersLike | None = None, cos: Array | None = "
       "None, sin: Array | None = None, out: Array | None = None, context: Context | None = None";
   module.def("rope", &py_rope, nb::arg("x").none(), nb::arg("kwargs"),
              nb::sig(("def rope(x: Array, *, " + options + ") -> Any").c_str()),
@@ -95,16 +99,19 @@ void bind_rope(nb::module_& module) {
 layout: "half_split" pairs (n, n + rotary_dim / 2), "interleaved" pairs (2n, 2n + 1). rotary_dim: how
 many leading elements of a head are rotated; 0 is all. positions: None for 0, 1, 2, ..., a number to start at,
 or an array of [seq] or [batch, seq]. scaling: a dict with kind "linear", "llama3" or "yarn" and its
-numbers. cos and sin: precomputed tables, instead of base and scaling. out may be x itself.)");
+numbers. frequencies: one for each pair, instead of base and scaling, and magnitude their factor of cosines and
+sines. cos and sin: precomputed tables, instead of all of these. out may be x itself.)");
   module.def("rope_backward", &py_rope_backward, nb::arg("dout").none(), nb::arg("kwargs"),
              nb::sig(("def rope_backward(dout: Array, *, " + options + ") -> Any").c_str()),
              "The gradient of rope()'s input, given that of its output and the same options.");
-  module.def("make_rope_table", &py_rope_table, nb::arg("max_position").none(),
-             nb::arg("rotary_dim").none(), nb::arg("kwargs"),
-             nb::sig("def make_rope_table(max_position: int, rotary_dim: int, *, base: float = "
-                     "10000.0, scaling: RopeScaling | None = None, dtype: DTypeLike = 'f32') -> "
-                     "tuple[Any, Any]"),
-             "The tables (cos, sin), [max_position, rotary_dim / 2] each, for positions 0, 1, ...");
+  module.def(
+      "make_rope_table", &py_rope_table, nb::arg("max_position").none(),
+      nb::arg("rotary_dim").none(), nb::arg("kwargs"),
+      nb::sig("def make_rope_table(max_position: int, rotary_dim: int, *, base: float = "
+              "10000.0, scaling: RopeScaling | None = None, frequencies: Array | "
+              "Sequence[float] | None = None, magnitude: float = 1.0, dtype: DTypeLike = 'f32') -> "
+              "tuple[Any, Any]"),
+      "The tables (cos, sin), [max_position, rotary_dim / 2] each, for positions 0, 1, ...");
 }
 
 }  // namespace ladon::python

@@ -14,4 +14,5 @@ NB_MODULE(_ladon, module) {
   bind_layer_classes(module);
   bind_optimisers(module);
   bind_models(module);
+  bind_convert(module);
 }

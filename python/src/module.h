@@ -16,5 +16,6 @@ void bind_layers(nanobind::module_& module);
 void bind_layer_classes(nanobind::module_& module);
 void bind_optimisers(nanobind::module_& module);
 void bind_models(nanobind::module_& module);
+void bind_convert(nanobind::module_& module);
 
 }  // namespace ladon::python

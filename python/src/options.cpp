@@ -29,6 +29,13 @@ nb::object or_none(const std::optional<T>& value) {
   return value ? nb::cast(*value) : nb::none();
 }
 
+nb::object list_or_none(const std::vector<double>& values) {
+  if (values.empty()) return nb::none();
+  nb::list list;
+  for (const double value : values) list.append(value);
+  return list;
+}
+
 RopeScalingOptions to_scaling(nb::handle object, const Where& where) {
   if (!nb::isinstance<nb::dict>(object)) throw_type_error(where, object, "a dict");
   RopeScalingOptions options;
@@ -118,11 +125,14 @@ void read_rope(Keywords& keywords, RopeOptions& options) {
   if (scaling.is_valid() && !scaling.is_none()) {
     options.scaling = to_scaling(scaling, keywords.where("scaling"));
   }
+  keywords.read("frequencies", options.frequencies);
+  keywords.read("magnitude", options.magnitude);
 }
 
 RopeOptions to_rope(nb::handle object, const Where& where, RopeOptions options) {
   if (!nb::isinstance<nb::dict>(object)) {
-    throw_type_error(where, object, "a dict of layout, rotary_dim, base and scaling");
+    throw_type_error(where, object,
+                     "a dict of layout, rotary_dim, base, scaling, frequencies and magnitude");
   }
   Keywords keywords(where.operation, object);
   read_rope(keywords, options);
@@ -136,6 +146,8 @@ nb::dict rope_dict(const RopeOptions& options) {
   dict["rotary_dim"] = options.rotary_dim;
   dict["base"] = options.base;
   dict["scaling"] = scaling_dict(options.scaling);
+  dict["frequencies"] = list_or_none(options.frequencies);
+  dict["magnitude"] = options.magnitude;
   return dict;
 }
 
@@ -189,9 +201,7 @@ nb::dict options_dict(const MultiHeadAttentionOptions& options) {
   dict["softcap"] = options.softcap;
   dict["window_left"] = or_none(options.window_left);
   dict["window_right"] = or_none(options.window_right);
-  nb::list slopes;
-  for (const double slope : options.alibi_slopes) slopes.append(slope);
-  dict["alibi_slopes"] = options.alibi_slopes.empty() ? nb::none() : nb::object(slopes);
+  dict["alibi_slopes"] = list_or_none(options.alibi_slopes);
   dict["sinks"] = options.sinks;
   dict["dropout"] = options.dropout;
   dict["dtype"] = name_of(options.dtype);

@@ -82,8 +82,14 @@ void LatentAttentionOptions::validate() const {
     fail(kOperation, "rope.layout",
          "got " + std::to_string(static_cast<int>(rope.layout)) + ", expected a RopeLayout");
   }
-  // Refuses a base or a scaling that no call could use.
-  if (rope_dim != 0) rope_frequencies(rope_dim, rope.base, rope.scaling);
+  // Refuses frequencies that no call could use.
+  if (rope_dim != 0) {
+    rope_frequencies(rope, rope_dim);
+  } else if (!rope.frequencies.empty()) {
+    fail(kOperation, "rope.frequencies",
+         "got " + std::to_string(rope.frequencies.size()) + " of them, expected none because " +
+             "rope_dim is 0");
+  }
   if (scale.has_value()) check_finite(kOperation, "scale", *scale);
   if (!(dropout >= 0 && dropout < 1)) {
     fail(kOperation, "dropout", "got " + text_of(dropout) + ", expected a number in [0, 1)");

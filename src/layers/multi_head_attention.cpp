@@ -46,9 +46,8 @@ void check_rope(const MultiHeadAttentionOptions& options) {
          "got " + std::to_string(static_cast<int>(options.rope->layout)) +
              ", expected a RopeLayout");
   }
-  // Refuses a base or a scaling that no call could use.
-  rope_frequencies(rotary_dim == 0 ? options.head_dim : rotary_dim, options.rope->base,
-                   options.rope->scaling);
+  // Refuses frequencies that no call could use.
+  rope_frequencies(*options.rope, options.head_dim);
 }
 
 void check_numbers(const MultiHeadAttentionOptions& options) {

@@ -77,11 +77,15 @@ void run(const Context& context, const Names& names, const RopeCall& call, bool 
     params.table_by_position = call.table->cos.rank() == 2;
     return backend_of(context).rotate(params);
   }
+  params.magnitude = rope_magnitude(call.options);
+  if (!call.options.frequencies.empty()) {
+    params.frequencies = call.options.frequencies.data();
+    return backend_of(context).rotate(params);
+  }
   const InWorkspace<Frequencies> frequencies(context.impl().host_scratch(), sizes.pairs());
   fill_frequencies(call.options.base, call.options.scaling,
                    {frequencies->values, static_cast<std::size_t>(sizes.pairs())});
   params.frequencies = frequencies->values;
-  params.magnitude = rope_magnitude(call.options.scaling);
   backend_of(context).rotate(params);
 }
 
@@ -92,9 +96,8 @@ Names backward_names(const Context& context) { return {{"rope_backward", context
 
 RopePlan::RopePlan(const RopeOptions& options, std::int64_t head_dim)
     : layout(options.layout),
-      frequencies(rope_frequencies(options.rotary_dim == 0 ? head_dim : options.rotary_dim,
-                                   options.base, options.scaling)),
-      magnitude(rope_magnitude(options.scaling)) {}
+      frequencies(rope_frequencies(options, head_dim)),
+      magnitude(rope_magnitude(options)) {}
 
 void rope_internal::rotate_in_place(const Context& context, const TensorView& x,
                                     const RopePlan& plan, const RopePositions& positions,
@@ -136,15 +139,15 @@ void make_rope_table(const Context& context, const RopeOptions& options, std::in
          "got " + std::to_string(options.rotary_dim) + ", expected 0 or rotary_dim, which is " +
              std::to_string(rotary_dim));
   }
-  check_scaling(operation, options.base, options.scaling);
+  check_frequencies(operation, options, rotary_dim);
   const NamedView outputs[] = {{"cos", cos}, {"sin", sin}};
   check_strided_view(operation, outputs[0], 2);
   check_float(operation, outputs[0]);
   check_shape(operation, outputs[0], {cos.size(0), rotary_dim / 2});
   check_strided_floats(operation, outputs[1], cos.shape());
   check_no_overlap(operation, outputs, {});
-  backend_of(context).fill_rope_table(rope_frequencies(rotary_dim, options.base, options.scaling),
-                                      rope_magnitude(options.scaling), cos, sin);
+  backend_of(context).fill_rope_table(rope_frequencies(options, rotary_dim),
+                                      rope_magnitude(options), cos, sin);
 }
 
 }  // namespace ladon

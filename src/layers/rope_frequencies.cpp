@@ -11,6 +11,7 @@
 #include <limits>
 #include <numbers>
 #include <string>
+#include <utility>
 
 #include "core/checks.h"
 #include "core/fail.h"
@@ -125,6 +126,52 @@ YarnRamp yarn_ramp(double rotary_dim, double base, const RopeScalingOptions& sca
   return ramp;
 }
 
+// No position exceeds 2^63.
+constexpr double kLargestFrequency = std::numeric_limits<double>::max() * 0x1p-63;
+
+/// Throws unless base and the fields that the kind of scaling reads make sense, and every position
+/// has finite angles.
+void check_scaling(std::string_view operation, double base, const RopeScalingOptions& scaling) {
+  check_positive(operation, "base", base);
+  check_scaling_fields(operation, scaling);
+  if (scaling.kind == RopeScaling::kYarn && base <= 1) {
+    fail(operation, "base", "got " + text_of(base) + ", expected more than 1 for YaRN scaling");
+  }
+  // No frequency exceeds this, whatever the kind and the pair.
+  const double divisor = scaling.kind == RopeScaling::kNone ? 1 : scaling.factor;
+  const double largest_frequency = std::max(1.0, 1 / base) * std::max(1.0, 1 / divisor);
+  if (largest_frequency > kLargestFrequency) {
+    fail(operation, "base",
+         "got " + text_of(base) + " with scaling.factor " + text_of(divisor) +
+             ", expected angles that are finite");
+  }
+}
+
+void check_explicit(std::string_view operation, const RopeOptions& options,
+                    std::int64_t rotary_dim) {
+  // A base or a scaling in addition to frequencies would silently have no effect.
+  if (options.base != RopeOptions{}.base) {
+    fail(operation, "base", "got a base beside explicit frequencies, expected the default");
+  }
+  if (!(options.scaling == RopeScalingOptions{})) {
+    fail(operation, "scaling", "got a scaling beside explicit frequencies, expected the default");
+  }
+  if (std::cmp_not_equal(options.frequencies.size(), rotary_dim / 2)) {
+    fail(operation, "frequencies",
+         "got " + std::to_string(options.frequencies.size()) + " of them, expected " +
+             std::to_string(rotary_dim / 2) + ", one for each pair of rotary_dim " +
+             std::to_string(rotary_dim));
+  }
+  for (std::size_t n = 0; n < options.frequencies.size(); ++n) {
+    // Written so that NaN fails.
+    if (std::abs(options.frequencies[n]) <= kLargestFrequency) continue;
+    fail(operation, "frequencies",
+         "got " + text_of(options.frequencies[n]) + " at index " + std::to_string(n) +
+             ", expected finite numbers whose angles are finite");
+  }
+  check_positive(operation, "magnitude", options.magnitude);
+}
+
 }  // namespace
 
 namespace rope_internal {
@@ -136,19 +183,13 @@ void check_rotary_dim(std::string_view operation, std::string_view argument,
        "got " + std::to_string(rotary_dim) + ", expected a positive even number");
 }
 
-void check_scaling(std::string_view operation, double base, const RopeScalingOptions& scaling) {
-  check_positive(operation, "base", base);
-  check_scaling_fields(operation, scaling);
-  if (scaling.kind == RopeScaling::kYarn && base <= 1) {
-    fail(operation, "base", "got " + text_of(base) + ", expected more than 1 for YaRN scaling");
-  }
-  // No frequency exceeds this, whatever the kind and the pair; no position exceeds 2^63.
-  const double divisor = scaling.kind == RopeScaling::kNone ? 1 : scaling.factor;
-  const double largest_frequency = std::max(1.0, 1 / base) * std::max(1.0, 1 / divisor);
-  if (largest_frequency > std::numeric_limits<double>::max() * 0x1p-63) {
-    fail(operation, "base",
-         "got " + text_of(base) + " with scaling.factor " + text_of(divisor) +
-             ", expected angles that are finite");
+void check_frequencies(std::string_view operation, const RopeOptions& options,
+                       std::int64_t rotary_dim) {
+  if (!options.frequencies.empty()) return check_explicit(operation, options, rotary_dim);
+  check_scaling(operation, options.base, options.scaling);
+  if (options.magnitude != 1) {
+    fail(operation, "magnitude",
+         "got " + text_of(options.magnitude) + " without explicit frequencies, expected 1");
   }
 }
 
@@ -185,7 +226,7 @@ std::vector<double> rope_frequencies(std::int64_t rotary_dim, double base,
                                      const RopeScalingOptions& scaling) {
   constexpr std::string_view kOperation = "rope_frequencies";
   rope_internal::check_rotary_dim(kOperation, "rotary_dim", rotary_dim);
-  rope_internal::check_scaling(kOperation, base, scaling);
+  check_scaling(kOperation, base, scaling);
   std::vector<double> frequencies;
   try {
     frequencies.resize(static_cast<std::size_t>(rotary_dim / 2));
@@ -195,6 +236,21 @@ std::vector<double> rope_frequencies(std::int64_t rotary_dim, double base,
   }
   rope_internal::fill_frequencies(base, scaling, frequencies);
   return frequencies;
+}
+
+std::vector<double> rope_frequencies(const RopeOptions& options, std::int64_t head_dim) {
+  const std::int64_t rotary_dim = options.rotary_dim == 0 ? head_dim : options.rotary_dim;
+  if (options.frequencies.empty() && options.magnitude == 1) {
+    return rope_frequencies(rotary_dim, options.base, options.scaling);
+  }
+  constexpr std::string_view kOperation = "rope_frequencies";
+  rope_internal::check_rotary_dim(kOperation, "rotary_dim", rotary_dim);
+  rope_internal::check_frequencies(kOperation, options, rotary_dim);
+  return options.frequencies;
+}
+
+double rope_magnitude(const RopeOptions& options) {
+  return options.frequencies.empty() ? rope_magnitude(options.scaling) : options.magnitude;
 }
 
 double rope_magnitude(const RopeScalingOptions& scaling) {

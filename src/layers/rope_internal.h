@@ -42,11 +42,13 @@ void check_positions(std::string_view operation, std::string_view argument,
 void check_rotary_dim(std::string_view operation, std::string_view argument,
                       std::int64_t rotary_dim);
 
-/// Throws unless base and the fields that the kind of scaling reads make sense, and every position
-/// has finite angles.
-void check_scaling(std::string_view operation, double base, const RopeScalingOptions& scaling);
+/// Throws unless the options' frequencies make sense for this rotary_dim, and every position has
+/// finite angles.
+void check_frequencies(std::string_view operation, const RopeOptions& options,
+                       std::int64_t rotary_dim);
 
-/// Writes frequency(n) for every pair; rotary_dim is twice the size. check_scaling comes first.
+/// Writes frequency(n) by base and scaling for every pair; rotary_dim is twice the size. They must
+/// have been checked.
 void fill_frequencies(double base, const RopeScalingOptions& scaling,
                       std::span<double> frequencies) noexcept;
 

@@ -57,15 +57,22 @@ void check_options(const Names& names, const RopeOptions& options, bool has_tabl
     }
   }
   if (!has_table) {
-    check_scaling(names.operation, options.base, options.scaling);
+    check_frequencies(names.operation, options,
+                      options.rotary_dim == 0 ? head_dim : options.rotary_dim);
     return;
   }
-  // A base or a scaling in addition to a table would silently have no effect.
+  // What angles come from in addition to a table would silently have no effect.
   if (options.base != RopeOptions{}.base) {
     fail(names.operation, "base", "got a base beside a table, expected the default");
   }
   if (!(options.scaling == RopeScalingOptions{})) {
     fail(names.operation, "scaling", "got a scaling beside a table, expected the default");
+  }
+  if (!options.frequencies.empty()) {
+    fail(names.operation, "frequencies", "got frequencies beside a table, expected none");
+  }
+  if (options.magnitude != 1) {
+    fail(names.operation, "magnitude", "got a magnitude beside a table, expected 1");
   }
 }
 

@@ -16,11 +16,12 @@ using io::in_quotes;
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{16} << 20U;
 /// Far above any model's: a list with an entry for each layer is the longest thing kept.
 constexpr std::size_t kMaxKeptValues = 100'000;
-/// rope_parameters.<layer type>.<field> is the deepest thing read.
-constexpr std::size_t kMaxKeptDepth = 3;
+/// ladon_latent.frequencies[layer] is the deepest thing read.
+constexpr std::size_t kMaxKeptDepth = 4;
 
 bool is_kept(std::string_view name) {
-  return name == "rope_scaling" || name == "rope_parameters" || name == "layer_types";
+  return name == "rope_scaling" || name == "rope_parameters" || name == "layer_types" ||
+         name == "ladon_latent";
 }
 
 class ConfigEvents final : public io::JsonEvents {

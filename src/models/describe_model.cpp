@@ -65,8 +65,14 @@ MultiHeadAttentionOptions layer_of(const FamilyOptions& family, std::int64_t lay
 }
 
 void spread_latent(const FamilyOptions& options, ModelDescription& model) {
-  const LatentAttentionOptions layer = latent::complete_options(*options.latent);
-  model.layers.assign(static_cast<std::size_t>(options.num_layers), layer);
+  for (const LatentAttentionOptions& each : options.latent) {
+    model.layers.emplace_back(latent::complete_options(each));
+  }
+  if (model.layers.size() == 1) {
+    model.layers.resize(static_cast<std::size_t>(options.num_layers),
+                        LayerOptions(model.layers[0]));
+  }
+  const auto& layer = std::get<LatentAttentionOptions>(model.layers.front());
   model.embed_dim = layer.embed_dim;
   model.num_heads = model.num_kv_heads = layer.num_heads;
   model.head_dim = layer.nope_dim + layer.rope_dim;
@@ -102,7 +108,7 @@ ModelDescription spread(const Family& family, const FamilyOptions& options,
   ModelDescription model{.family = std::string(family.model_type)};
   model.num_layers = options.num_layers;
   try {
-    if (options.latent) {
+    if (!options.latent.empty()) {
       spread_latent(options, model);
     } else {
       spread_multi_head(options, model);

@@ -85,7 +85,8 @@ void read_deepseek_v2(ConfigFields& fields, FamilyOptions&) {
 
 void read_deepseek_v3(ConfigFields& fields, FamilyOptions& options) {
   const bool interleaved = fields.flag("rope_interleave", true);
-  options.latent->rope.layout = interleaved ? RopeLayout::kInterleaved : RopeLayout::kHalfSplit;
+  options.latent.front().rope.layout =
+      interleaved ? RopeLayout::kInterleaved : RopeLayout::kHalfSplit;
 }
 
 /// Besides experts and prediction layers, published files name custom code, which has become
@@ -227,6 +228,23 @@ constexpr std::array kFamilies = {
            .rope_scaling_needed = true,
            .window = WindowRule::kByType,
            .irrelevant = "num_local_experts is_decoder"},
+    Family{.model_type = "ladon_latent",
+           .latent = true,
+           .converted = true,
+           .outer = "model.",
+           .layer = "layers.%.self_attn.",
+           .other_tensors = "rotary_emb.inv_freq",
+           .hidden_size = "hidden_size n_embd n_embed",
+           .num_heads = "num_attention_heads n_head",
+           .num_layers = "num_hidden_layers n_layer",
+           // What the source's config said of attention; its conversion has taken it up.
+           .irrelevant = "ladon_source_family rope_theta rope_scaling rope_parameters head_dim "
+                         "num_key_value_heads num_kv_heads n_head_kv attention_bias bias "
+                         "multi_query new_decoder_architecture query_pre_attn_scalar mlp_bias "
+                         "sliding_window use_sliding_window max_window_layers layer_types "
+                         "partial_rotary_factor original_max_position_embeddings n_positions "
+                         "scale_attn_weights scale_attn_by_inverse_layer_idx is_decoder "
+                         "num_local_experts rope_interleaved use_mrope alibi qk_layer_norms"},
     Family{.model_type = "llama",
            .outer = "model.",
            .layer = "layers.%.self_attn.",

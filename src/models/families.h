@@ -43,8 +43,8 @@ enum class WindowRule : std::uint8_t {
 /// What a config says of a model's attention, before it is spread over the layers.
 struct FamilyOptions {
   MultiHeadAttentionOptions shared{};
-  /// Of latent families, instead of `shared`. All layers are alike.
-  std::optional<LatentAttentionOptions> latent{};
+  /// Of latent families, instead of `shared`: of all layers, or of each.
+  std::vector<LatentAttentionOptions> latent{};
   std::int64_t num_layers = 0;
   std::int64_t window = 0;           // keys that a query sees in windowed layers; 0: no such layers
   std::vector<std::string> types{};  // of each layer; empty: all alike
@@ -60,6 +60,9 @@ struct Family {
   /// Layers are LatentAttention: tensors go by the names of its parameters, and of the columns
   /// below only those are read that are marked with *.
   bool latent = false;
+  /// * Latent layers whose sizes, ropes and scales are in one object of the config, layer by layer:
+  /// what conversions write. Without norms.
+  bool converted = false;
 
   // Tensors: <outer><layer>q_proj.weight, with % in `layer` for the layer's number. Files of a bare
   // model leave `outer` out.
@@ -104,6 +107,16 @@ std::span<const Family> families() noexcept;
 const Family* find_family(std::string_view model_type) noexcept;
 /// "bert, bloom, ...".
 std::string family_names();
+
+// Far above any model's, and so low that no product of three of them overflows.
+inline constexpr std::int64_t kMaxLayers = 4096;
+inline constexpr std::int64_t kMaxHeads = 4096;
+inline constexpr std::int64_t kMaxHeadDim = 65'536;
+inline constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
+
+/// The options of every layer of a family with `converted` set, from the object "ladon_latent".
+void read_converted(const Family& family, const std::string& path, ConfigFields& fields,
+                    std::span<const std::string> ignored, FamilyOptions& options);
 
 /// Reads all of a config that the family knows; refuses what it does not.
 FamilyOptions read_family(const Family& family, const std::string& path, const ConfigValue& config,

@@ -104,6 +104,14 @@ void check_can_hold(const Family& family, const LatentAttentionOptions& options)
   const auto refuse = [&](const std::string& what) {
     fail(kSave, "layer", what + " in family " + std::string(family.model_type));
   };
+  if (family.converted) {
+    if (options.query_rank != 0) refuse("got queries of low rank, expected direct ones");
+    if (options.kv_norm) refuse("got a latent with a norm, expected none");
+    if (options.rope_dim > 0 && options.rope.layout != RopeLayout::kInterleaved) {
+      refuse("got half-split rope, expected interleaved rope");
+    }
+    return;
+  }
   if (options.rope_dim == 0) refuse("got no rope, expected it");
   if (!options.kv_norm || (options.query_rank > 0 && !options.query_norm)) {
     refuse("got a latent without a norm, expected norms");

@@ -8,11 +8,6 @@
 namespace ladon::models {
 namespace {
 
-// Far above any model's, and so low that no product of three of them overflows.
-constexpr std::int64_t kMaxLayers = 4096;
-constexpr std::int64_t kMaxHeads = 4096;
-constexpr std::int64_t kMaxHeadDim = 65'536;
-constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxWindow = std::int64_t{1} << 40;
 
 /// Fields of every family that sound like attention and do not change it.
@@ -84,7 +79,7 @@ void check_repeated(ConfigFields& fields, std::string_view name, std::int64_t ex
 }
 
 void read_latent(const Family& family, ConfigFields& fields, FamilyOptions& options) {
-  LatentAttentionOptions& latent = options.latent.emplace();
+  LatentAttentionOptions& latent = options.latent.emplace_back();
   options.num_layers = fields.size(family.num_layers, kMaxLayers);
   latent.embed_dim = fields.size(family.hidden_size, kMaxWidth);
   latent.num_heads = fields.size(family.num_heads, kMaxHeads);
@@ -218,7 +213,9 @@ FamilyOptions read_family(const Family& family, const std::string& path, const C
                           std::span<const std::string> ignored) {
   ConfigFields fields(path, config);
   FamilyOptions options;
-  if (family.latent) {
+  if (family.converted) {
+    read_converted(family, path, fields, ignored, options);
+  } else if (family.latent) {
     read_latent(family, fields, options);
   } else {
     read_multi_head(family, fields, options);
@@ -235,10 +232,11 @@ FamilyOptions read_family(const Family& family, const std::string& path, const C
                     "got one for each type of layer, expected one for all layers");
     }
   }
-  if (options.latent) {
-    options.latent->rope = options.rope.at("");
-    options.latent->rope.layout = RopeLayout::kInterleaved;
-    check_mscales(fields, options.latent->rope.scaling);
+  if (family.latent && !family.converted) {
+    LatentAttentionOptions& latent = options.latent.front();
+    latent.rope = options.rope.at("");
+    latent.rope.layout = RopeLayout::kInterleaved;
+    check_mscales(fields, latent.rope.scaling);
   }
   if (family.particular != nullptr) family.particular(fields, options);
   fields.require_off(kMustBeOff, ignored);

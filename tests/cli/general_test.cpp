@@ -41,10 +41,11 @@ TEST(CliGeneral, Version) {
 }
 
 TEST(CliGeneral, MistakesAreStatusTwo) {
-  EXPECT_EQ(complaint_of(std::vector<std::string>{}, 2),
-            "no subcommand; there are compare, plan, run, bench, check, info; see ladon --help");
+  EXPECT_EQ(
+      complaint_of(std::vector<std::string>{}, 2),
+      "no subcommand; there are compare, plan, run, convert, bench, check, info; see ladon --help");
   EXPECT_EQ(complaint_of({"conpare"}, 2),
-            "no subcommand 'conpare'; there are compare, plan, run, bench, check, info");
+            "no subcommand 'conpare'; there are compare, plan, run, convert, bench, check, info");
   EXPECT_EQ(complaint_of({"info", "--nosuch"}, 2),
             "info: The following argument was not expected: --nosuch; see ladon info --help");
   EXPECT_EQ(complaint_of({"--nosuch"}, 2),
@@ -69,8 +70,9 @@ TEST(CliGeneral, TheSchemaKnowsEveryInstructionSet) {
 }
 
 TEST(CliGeneral, ControlCharactersDoNotBreakTheLine) {
-  EXPECT_EQ(complaint_of({"bad\nname\x1b[31m"}, 2),
-            "no subcommand 'bad name [31m'; there are compare, plan, run, bench, check, info");
+  EXPECT_EQ(
+      complaint_of({"bad\nname\x1b[31m"}, 2),
+      "no subcommand 'bad name [31m'; there are compare, plan, run, convert, bench, check, info");
 }
 
 TEST(CliGeneral, AFullDiskBehindStdout) {

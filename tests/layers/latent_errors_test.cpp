@@ -73,6 +73,15 @@ TEST(LatentErrors, Options) {
   EXPECT_EQ(message_of([](O& o) { o.form = static_cast<LatentForm>(9); }),
             "LatentAttention: form: got 9, expected a LatentForm");
   EXPECT_NE(message_of([](O& o) { o.rope.base = -1; }).find("base"), std::string::npos);
+  EXPECT_EQ(message_of([](O& o) { o.rope.frequencies = {1}; }),
+            "rope_frequencies: frequencies: got 1 of them, expected 2, one for each pair of "
+            "rotary_dim 4");
+  EXPECT_EQ(message_of([](O& o) {
+              o.rope_dim = 0;
+              o.rope.frequencies = {1};
+            }),
+            "LatentAttention: rope.frequencies: got 1 of them, expected none because rope_dim is "
+            "0");
   // What may be left out.
   LatentAttentionOptions bare = good_options();
   bare.query_rank = bare.rope_dim = bare.value_dim = 0;

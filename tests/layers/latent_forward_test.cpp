@@ -60,6 +60,10 @@ std::vector<Variant> variants(DType dtype) {
   add("no rope", [](LatentAttentionOptions& o) { o.rope_dim = 0; });
   add("rope alone", [](LatentAttentionOptions& o) { o.nope_dim = 0; });
   add("yarn", [](LatentAttentionOptions& o) { o.rope = yarn(); });
+  add("frequencies", [](LatentAttentionOptions& o) {
+    o.rope.frequencies = {0.3, 0.3};
+    o.rope.magnitude = 1.25;
+  });
   add("half-split", [](LatentAttentionOptions& o) { o.rope.layout = RopeLayout::kHalfSplit; });
   add("biases", [](LatentAttentionOptions& o) { o.query_bias = o.kv_bias = o.out_bias = true; });
   add("biases, direct", [](LatentAttentionOptions& o) {

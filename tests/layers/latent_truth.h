@@ -61,6 +61,10 @@ inline void turn(const LatentAttentionOptions& options, std::int64_t position,
   for (std::size_t n = 0; n < pairs; ++n) {
     double frequency = std::pow(options.rope.base, -2.0 * static_cast<double>(n) / dim);
     double magnitude = 1;
+    if (!options.rope.frequencies.empty()) {
+      frequency = options.rope.frequencies[n];
+      magnitude = options.rope.magnitude;
+    }
     if (yarn) {
       // The pair that turns `turns` times over the original context.
       const auto pair_of = [&](double turns) {

@@ -155,6 +155,9 @@ TEST(MultiHeadErrors, RopesThatNoCallCouldUse) {
          "base: got 1e-300 with scaling.factor 1, expected angles that are finite");
   refuse({.scaling = {.kind = RopeScaling::kLinear, .factor = 0}},
          "scaling.factor: got 0, expected a positive finite number");
+  refuse({.frequencies = {1, 2, 3}},
+         "frequencies: got 3 of them, expected 2, one for each pair of rotary_dim 4");
+  refuse({.magnitude = 2}, "magnitude: got 2 without explicit frequencies, expected 1");
   refuse({.base = 1, .scaling = {.kind = RopeScaling::kYarn, .factor = 2}},
          "base: got 1, expected more than 1 for YaRN scaling");
   refuse({.scaling = {.kind = static_cast<RopeScaling>(9)}},

@@ -63,6 +63,9 @@ std::vector<LayerCase> every_case() {
   with("partial interleaved rope", [](LayerCase& s) {
     s.options.rope = RopeOptions{.layout = RopeLayout::kInterleaved, .rotary_dim = 2};
   });
+  with("rope with explicit frequencies", [](LayerCase& s) {
+    s.options.rope = RopeOptions{.rotary_dim = 4, .frequencies = {0.7, 0.2}, .magnitude = 1.5};
+  });
   with("norm", [](LayerCase& s) { s.options.qk_norm = true; });
   with("norm and rope", [](LayerCase& s) {
     s.options.qk_norm = true;

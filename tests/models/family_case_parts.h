@@ -59,5 +59,6 @@ std::vector<FamilyCase> qwen_and_gemma_cases();
 std::vector<FamilyCase> falcon_cases();
 std::vector<FamilyCase> gpt_and_bert_cases();
 std::vector<FamilyCase> deepseek_cases();
+std::vector<FamilyCase> converted_cases();
 
 }  // namespace ladon::test

@@ -134,9 +134,18 @@ std::vector<Mutation> mutations() {
                  }),
       of_options("another base",
                  [](Options& o) {
+                   if (!o.rope.frequencies.empty()) return false;
                    o.rope.base *= 3;
                    return true;
                  }),
+      of_options("frequencies in another order",
+                 [](Options& o) {
+                   if (o.rope.frequencies.empty()) return false;
+                   std::swap(o.rope.frequencies.front(), o.rope.frequencies.back());
+                   return true;
+                 }),
+      of_options("no magnitude of explicit frequencies",
+                 [](Options& o) { return std::exchange(o.rope.magnitude, 1) != 1; }),
       // The scale stays: options are complete.
       of_options("no scaling of rope",
                  [=](Options& o) {
@@ -173,7 +182,7 @@ std::vector<Mutation> mutations() {
       of_options("rms_norm_eps as epsilon",
                  [](Options& o) {
                    o.norm_epsilon = 0.05;
-                   return true;
+                   return o.kv_norm;
                  }),
       of_options("other causality",
                  [](Options& o) {
@@ -348,6 +357,32 @@ TEST_F(LatentConfig, WhatLadonDoesNotHonourIsNamed) {
             "neither");
   EXPECT_NO_THROW(describe(with(R"(,"mscale_all_dim":0.5)", "")));
   EXPECT_NO_THROW(describe(with(R"("mscale":1.0,"mscale_all_dim":0.5,)", "")));
+}
+
+TEST_F(LatentConfig, ConvertedModels) {
+  const auto changed = [&](const std::string& before, const std::string& after) {
+    return refusal(with(before, after, "ladon_latent"));
+  };
+  const ModelDescription model = describe(family_case("ladon_latent").config);
+  EXPECT_EQ(std::get<Options>(model.layers[1]).rope_dim, 6);
+  EXPECT_EQ(changed(R"("ladon_latent":{)", R"("other":{)"),
+            "ladon_latent: got none, expected an object");
+  EXPECT_EQ(changed(R"("kv_ranks":[10,7])", R"("kv_ranks":[10])"),
+            "ladon_latent.kv_ranks: got 1 items, expected one for each of 2 layers");
+  EXPECT_EQ(changed(R"("kv_ranks":[10,7])", R"("kv_ranks":7)"),
+            "ladon_latent.kv_ranks: got 7, expected an item for each layer");
+  EXPECT_EQ(changed(R"("nope_dims":[6,3])", R"("nope_dims":[6,0])"),
+            "ladon_latent.nope_dims: got 0, expected whole numbers from 1 to 65536");
+  EXPECT_EQ(changed(R"("scales":[0.3,0.5])", R"("scales":[0.3,"x"])"),
+            "ladon_latent.scales: got the text \"x\", expected numbers");
+  EXPECT_EQ(changed(R"([1.5,0.25,0.75])", "3"),
+            "ladon_latent.frequencies: got 3, expected a list for each layer");
+  EXPECT_EQ(changed(R"("magnitudes":[1.5,1.25])", R"("magnitudes":[1.5,-1])"),
+            "rope_frequencies: magnitude: got -1, expected a positive finite number");
+  EXPECT_NE(error_of([&] { describe(with(R"("causal")", R"("cousal")", "ladon_latent")); },
+                     ErrorCode::kUnsupported)
+                .find("ladon_latent.cousal"),
+            std::string::npos);
 }
 
 }  // namespace

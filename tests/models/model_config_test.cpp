@@ -150,7 +150,7 @@ TEST_F(ModelConfig, MissingFields) {
   EXPECT_EQ(refusal("{}"),
             "model_type: got none, expected one of bert, bloom, deepseek_v2, deepseek_v3, falcon, "
             "gemma2, gpt2, "
-            "gpt_bigcode, gpt_oss, llama, mistral, qwen2, qwen3");
+            "gpt_bigcode, gpt_oss, ladon_latent, llama, mistral, qwen2, qwen3");
   EXPECT_EQ(refusal(llama(R"("rope_scaling":{"type":"linear"})")),
             "rope_scaling.factor: got none, expected a number");
   EXPECT_EQ(refusal(llama(R"("rope_scaling":{"type":"llama3","factor":2,"low_freq_factor":1})")),
@@ -260,7 +260,7 @@ TEST_F(ModelConfig, WhatLadonDoesNotHonourIsNamed) {
   EXPECT_EQ(unsupported(R"({"model_type":"mamba"})"),
             "model_type: got \"mamba\", expected one of bert, bloom, deepseek_v2, deepseek_v3, "
             "falcon, gemma2, gpt2, "
-            "gpt_bigcode, gpt_oss, llama, mistral, qwen2, qwen3");
+            "gpt_bigcode, gpt_oss, ladon_latent, llama, mistral, qwen2, qwen3");
   const std::string off =
       ", expected it to be off: Ladon does not honour it (name it in "
       "ignored_fields if it makes no difference)";

@@ -209,7 +209,7 @@ TEST_F(ModelTensors, FamiliesThatThereAreNot) {
   const std::string expected =
       "family: got \"mine\", expected one of bert, bloom, deepseek_v2, deepseek_v3, falcon, "
       "gemma2, gpt2, gpt_bigcode, "
-      "gpt_oss, llama, mistral, qwen2, qwen3";
+      "gpt_oss, ladon_latent, llama, mistral, qwen2, qwen3";
   EXPECT_EQ(
       error_of(
           [&] { load_attention(host_context(), ShardedSafetensors::open(temp_.path()), model, 0); },

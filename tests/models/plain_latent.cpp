@@ -19,6 +19,7 @@ Numbers rows_of(const RowNumber& projection, const Numbers& x, int rows) {
 
 /// Both norms of the published modules are built with their class's own epsilon.
 Numbers normed(const Numbers& x, const Numbers& weight) {
+  if (weight.empty()) return x;  // converted layers have none
   constexpr double kEpsilon = 1e-6;
   double mean = 0;
   for (const double number : x) mean += number * number / static_cast<double>(x.size());

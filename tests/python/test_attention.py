@@ -149,6 +149,13 @@ def test_rope(random):
     table = ladon.make_rope_table(10, 8)
     by_table = ladon.rope(x, cos=table[0], sin=table[1], positions=positions)
     np.testing.assert_allclose(by_table, turned, atol=1e-6)
+    frequencies = 10000.0 ** (-np.arange(4) / 4)
+    assert np.array_equal(ladon.rope(x, frequencies=frequencies, positions=positions), turned)
+    doubled = ladon.rope(x, frequencies=list(frequencies), magnitude=2, positions=positions)
+    np.testing.assert_allclose(doubled, 2 * turned, atol=1e-5)
+    assert np.array_equal(ladon.make_rope_table(10, 8, frequencies=frequencies)[0], table[0])
+    with pytest.raises(ladon.InvalidArgumentError, match="frequencies: got 3 of them, expected 4"):
+        ladon.rope(x, frequencies=[1.0, 2.0, 3.0])
 
 
 def test_plan():

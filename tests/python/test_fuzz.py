@@ -38,7 +38,7 @@ LATENT_OPTIONS = (
     "embed_dim num_heads query_rank kv_rank nope_dim rope_dim value_dim query_norm kv_norm norm_epsilon rope scale "
     "dropout form dtype seed"
 ).split()
-ROPE_OPTIONS = "layout rotary_dim base scaling positions cos sin out context".split()
+ROPE_OPTIONS = "layout rotary_dim base scaling frequencies magnitude positions cos sin out context".split()
 PLAN_OPTIONS = "length batch num_layers dtype num_heads head_dim value_dim num_kv_heads kv_rank rope_dim".split()
 
 

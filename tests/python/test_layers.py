@@ -32,6 +32,11 @@ def test_options_go_round(make, random):
     assert layer.embed_dim == 24 and layer.dtype == "f32" and layer.training
     assert layer.parameter_count == sum(p.size for p in layer.parameters().values())
     assert type(layer).__name__ in repr(layer)
+    explicit = make(rope={"frequencies": [0.5, 0.25], "magnitude": 1.5})
+    assert explicit.options["rope"]["frequencies"] == [0.5, 0.25]
+    assert explicit.options["rope"]["magnitude"] == 1.5
+    assert np.array_equal(type(layer)(**explicit.options, seed=1)(x), explicit(x))
+    assert not np.array_equal(explicit(x), layer(x))
 
 
 def test_cached_calls_give_the_whole(make, random):

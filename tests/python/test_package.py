@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import ladon
+import ladon.convert
 from conftest import ROOT
 from ladon import _ladon
 
@@ -24,7 +25,8 @@ def test_names():
     for name in ladon.__all__:
         assert hasattr(ladon, name), name
     public = {name for name in vars(_ladon) if not name.startswith("_")}
-    assert public <= set(ladon.__all__), public - set(ladon.__all__)
+    known = set(ladon.__all__) | set(ladon.convert.__all__)
+    assert public <= known, public - known
     assert ladon.__version__ == ladon.version()
     version = re.search(r"project\(ladon VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
     assert ladon.__version__ == version.group(1)
@@ -33,6 +35,8 @@ def test_names():
 def test_everything_is_documented():
     for name in ladon.__all__:
         assert getattr(ladon, name).__doc__, name
+    for name in ladon.convert.__all__:
+        assert getattr(ladon.convert, name).__doc__, name
     for kind in (ladon.AttentionLayer, ladon.KvCache, ladon.MultiHeadAttention, ladon.LatentAttention):
         for name, member in vars(kind).items():
             if callable(member) and not name.startswith("_"):

@@ -209,6 +209,32 @@ TEST_P(RopeErrors, Frequencies) {
   expect_refusal("scaling.factor: got -1.5, expected a positive finite number", [](Call& call) {
     call.options.scaling = {.kind = RopeScaling::kLinear, .factor = -1.5};
   });
+  const auto explicitly = [](std::vector<double> frequencies) {
+    return [=](Call& call) { call.options.frequencies = frequencies; };
+  };
+  expect_refusal("frequencies: got 3 of them, expected 4, one for each pair of rotary_dim 8",
+                 explicitly({1, 2, 3}));
+  expect_refusal("frequencies: got nan at index 1, expected finite numbers whose angles are finite",
+                 explicitly({1, kNaN, 3, 4}));
+  expect_refusal(
+      "frequencies: got -1e+300 at index 3, expected finite numbers whose angles are finite",
+      explicitly({1, 2, 3, -1e300}));
+  expect_refusal("base: got a base beside explicit frequencies, expected the default",
+                 [](Call& call) {
+                   call.options.frequencies = {1, 2, 3, 4};
+                   call.options.base = 5;
+                 });
+  expect_refusal("scaling: got a scaling beside explicit frequencies, expected the default",
+                 [](Call& call) {
+                   call.options.frequencies = {1, 2, 3, 4};
+                   call.options.scaling.factor = 2;
+                 });
+  expect_refusal("magnitude: got 0, expected a positive finite number", [](Call& call) {
+    call.options.frequencies = {1, 2, 3, 4};
+    call.options.magnitude = 0;
+  });
+  expect_refusal("magnitude: got 2 without explicit frequencies, expected 1",
+                 [](Call& call) { call.options.magnitude = 2; });
   // They are refused before there is anything to turn, too.
   expect_refusal("base: got nan, expected a positive finite number", [](Call& call) {
     call.options.base = kNaN;
@@ -271,6 +297,14 @@ TEST_P(RopeErrors, Tables) {
   expect_refusal("base: got a base beside a table, expected the default", [](Call& call) {
     call.use_table();
     call.options.base = 500000;
+  });
+  expect_refusal("frequencies: got frequencies beside a table, expected none", [](Call& call) {
+    call.use_table();
+    call.options.frequencies = {1, 2, 3, 4};
+  });
+  expect_refusal("magnitude: got a magnitude beside a table, expected 1", [](Call& call) {
+    call.use_table();
+    call.options.magnitude = 2;
   });
   expect_refusal("scaling: got a scaling beside a table, expected the default", [](Call& call) {
     call.use_table();

@@ -128,7 +128,7 @@ TEST(RopeFrequencies, YarnOfDeepSeek) {
 }
 
 TEST(RopeMagnitude, IsOneButForYarn) {
-  EXPECT_EQ(rope_magnitude({}), 1);
+  EXPECT_EQ(rope_magnitude(RopeScalingOptions{}), 1);
   EXPECT_EQ(rope_magnitude({.kind = RopeScaling::kLinear, .factor = 40}), 1);
   EXPECT_EQ(rope_magnitude({.kind = RopeScaling::kLlama3, .factor = 40}), 1);
 }
@@ -188,6 +188,11 @@ TEST(MakeRopeTable, TakesStridesScalingAndNoRows) {
   for (int p = 0; p < 3; ++p) {
     EXPECT_NEAR(both.data_as<double>()[2 * p], 2 * std::cos(p), 1e-15);
     EXPECT_NEAR(both.data_as<double>()[2 * p + 1], 2 * std::sin(p), 1e-15);
+  }
+  make_rope_table(host_context(), {.frequencies = {0.25}, .magnitude = 3}, 2, cos, sin);
+  for (int p = 0; p < 3; ++p) {
+    EXPECT_NEAR(both.data_as<double>()[2 * p], 3 * std::cos(0.25 * p), 1e-15);
+    EXPECT_NEAR(both.data_as<double>()[2 * p + 1], 3 * std::sin(0.25 * p), 1e-15);
   }
   make_rope_table(host_context(), {}, 6, TensorView(nullptr, DType::kF32, {0, 3}),
                   TensorView(nullptr, DType::kF32, {0, 3}));
@@ -272,6 +277,8 @@ TEST(MakeRopeTableErrors, All) {
   expect({.rotary_dim = 2}, 4, cos, sin,
          "options.rotary_dim: got 2, expected 0 or rotary_dim, which is 4");
   expect({.base = 0}, 4, cos, sin, "base: got 0, expected a positive finite number");
+  expect({.frequencies = {1}}, 4, cos, sin,
+         "frequencies: got 1 of them, expected 2, one for each pair of rotary_dim 4");
   expect({}, 6, cos, sin, "cos: got [5, 2], expected [5, 3]");
   expect({}, 4, {}, sin, "cos: got none, expected a tensor");
   expect({}, 4, cos, {}, "sin: got none, expected a tensor");

@@ -10,10 +10,12 @@
 
 #include "ladon/context.h"
 #include "ladon/dtype.h"
+#include "ladon/random.h"
 #include "ladon/rope.h"
 #include "ladon/tensor.h"
 #include "support/contexts.h"
 #include "support/finite_differences.h"
+#include "support/host_context.h"
 #include "support/rope_support.h"
 
 namespace ladon {
@@ -47,6 +49,43 @@ TEST_P(RopeTest, TwoPairsByHand) {
     const std::vector<double> got = elements_of(out);
     for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got[i], expected[i], 4e-15);
   }
+}
+
+TEST_P(RopeTest, ExplicitFrequenciesByHand) {
+  // Out of order, one of them 0 and one negative; position 2 rotates by 1, 0 and -2 radians.
+  const Tensor x = there(Tensor::from_values(DType::kF64, {1, 1, 1, 7}, {1, 2, 3, 4, 5, 6, 7}));
+  const RopeOptions options{.layout = RopeLayout::kInterleaved,
+                            .rotary_dim = 6,
+                            .frequencies = {0.5, 0, -1},
+                            .magnitude = 3};
+  const std::vector<double> expected = {
+      3 * (1 * kCos1 - 2 * kSin1), 3 * (1 * kSin1 + 2 * kCos1),  9, 12,
+      3 * (5 * kCos2 + 6 * kSin2), 3 * (-5 * kSin2 + 6 * kCos2), 7};
+  Tensor out(context_, DType::kF64, x.shape());
+  rope(context_, x, options, {.first = 2}, out);
+  const std::vector<double> got = elements_of(out);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got[i], expected[i], 2e-14);
+}
+
+TEST_P(RopeTest, ExplicitFrequenciesOfAScalingGiveItsBits) {
+  const RopeOptions by_scaling{
+      .base = 5000, .scaling = {.kind = RopeScaling::kYarn, .factor = 8, .original_context = 64}};
+  const RopeOptions explicitly{.frequencies = rope_frequencies(by_scaling, 10),
+                               .magnitude = rope_magnitude(by_scaling)};
+  EXPECT_EQ(rope_frequencies(explicitly, 10), explicitly.frequencies);
+  EXPECT_EQ(rope_magnitude(explicitly), explicitly.magnitude);
+  EXPECT_NE(explicitly.magnitude, 1);
+  Tensor x(DType::kF32, {2, 5, 3, 10});
+  fill_normal(test::host_context(), x, 0, 1, 7);
+  const Tensor here = there(x.clone());
+  Tensor expected(context_, DType::kF32, x.shape());
+  Tensor got(context_, DType::kF32, x.shape());
+  rope(context_, here, by_scaling, {.first = 100}, expected);
+  rope(context_, here, explicitly, {.first = 100}, got);
+  EXPECT_EQ(elements_of(got), elements_of(expected));
+  rope_backward(context_, here, by_scaling, {.first = 100}, expected);
+  rope_backward(context_, here, explicitly, {.first = 100}, got);
+  EXPECT_EQ(elements_of(got), elements_of(expected));
 }
 
 TEST_P(RopeTest, QuarterTurnsByTableAreExact) {

@@ -1,0 +1,81 @@
+#include "convert/low_rank.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ladon::convert {
+namespace {
+
+using ladon_eigen::Index;
+
+/// Eigenvectors have no sign of their own: the largest element is made positive, the first where
+/// several are equal.
+void fix_signs(RealMatrix& vectors) {
+  for (Index column = 0; column < vectors.cols(); ++column) {
+    Index largest = 0;
+    vectors.col(column).cwiseAbs().maxCoeff(&largest);
+    if (vectors(largest, column) < 0) vectors.col(column) = -vectors.col(column).eval();
+  }
+}
+
+}  // namespace
+
+double LowRank::discarded() const { return energies.tail(energies.size() - up.cols()).sum(); }
+
+LowRank low_rank(const RealMatrix& moments, const RealMatrix& metric, std::int64_t rank) {
+  const bool weighted = metric.size() != 0;
+  RealMatrix factor;  // G = L L^T
+  RealMatrix target = moments;
+  if (weighted) {
+    factor = ladon_eigen::LLT<RealMatrix>(metric).matrixL();
+    target = factor.transpose() * moments * factor;
+    target = (0.5 * (target + target.transpose())).eval();
+  }
+  const ladon_eigen::SelfAdjointEigenSolver<RealMatrix> solver(target);
+  RealMatrix vectors = solver.eigenvectors().rightCols(rank).rowwise().reverse();
+  fix_signs(vectors);
+  LowRank result;
+  result.energies = solver.eigenvalues().reverse().cwiseMax(0.0);
+  if (weighted) {
+    result.down = vectors.transpose() * factor.transpose();
+    result.up =
+        factor.transpose().template triangularView<ladon_eigen::Upper>().solve(vectors).eval();
+  } else {
+    result.down = vectors.transpose();
+    result.up = vectors;
+  }
+  return result;
+}
+
+double discarded_energy(const RealMatrix& moments, std::int64_t rank) {
+  if (moments.rows() <= rank) return 0;
+  const ladon_eigen::SelfAdjointEigenSolver<RealMatrix> solver(moments,
+                                                               ladon_eigen::EigenvaluesOnly);
+  return solver.eigenvalues().head(moments.rows() - rank).cwiseMax(0.0).sum();
+}
+
+void add_ridge(ladon_eigen::Ref<RealMatrix> matrix, double share) {
+  if (matrix.rows() == 0) return;
+  const double mean = matrix.diagonal().mean();
+  matrix.diagonal().array() += mean > 0 ? share * mean : 1.0;
+}
+
+ComplexComponents principal_components(const ComplexMatrix& moments) {
+  const ladon_eigen::SelfAdjointEigenSolver<ComplexMatrix> solver(moments);
+  ComplexComponents result{solver.eigenvectors().rowwise().reverse(),
+                           solver.eigenvalues().reverse().cwiseMax(0.0)};
+  for (Index column = 0; column < result.vectors.cols(); ++column) {
+    Index largest = 0;
+    result.vectors.col(column).cwiseAbs2().maxCoeff(&largest);
+    const Complex element = result.vectors(largest, column);
+    result.vectors.col(column) *= std::conj(element) / std::abs(element);
+  }
+  return result;
+}
+
+double relative_residual(const RealMatrix& a, const RealMatrix& approximation) {
+  const double norm = a.norm();
+  return norm == 0 ? approximation.norm() : (a - approximation).norm() / norm;
+}
+
+}  // namespace ladon::convert

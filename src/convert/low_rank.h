@@ -1,0 +1,42 @@
+// The best approximation of M x by an up-projection of fewer numbers, where x has second moments C
+// and errors are weighted: of M C M^T and a metric, its principal components.
+#pragma once
+
+#include <cstdint>
+
+#include "convert/eigen.h"
+
+namespace ladon::convert {
+
+/// M x is approximated by up (down M) x.
+struct LowRank {
+  RealMatrix down;      // [rank, rows of M]
+  RealMatrix up;        // [rows of M, rank]
+  RealVector energies;  // of all components in the metric, falling, not negative
+  /// Energy of the components past the rank.
+  double discarded() const;
+};
+
+/// moments = M C M^T. `metric` is a positive definite G, errors e count as e^T G e; empty: the
+/// identity.
+LowRank low_rank(const RealMatrix& moments, const RealMatrix& metric, std::int64_t rank);
+
+/// The sum of all but the `rank` largest eigenvalues of a symmetric matrix.
+double discarded_energy(const RealMatrix& moments, std::int64_t rank);
+
+/// Adds a share of the mean of the diagonal to it, so that the matrix can be inverted; the identity
+/// where that mean is 0.
+void add_ridge(ladon_eigen::Ref<RealMatrix> matrix, double share);
+
+/// The principal components of Hermitian moments, in the columns of `vectors`, with falling
+/// energies. The phase of a component is fixed: its largest element is real and positive.
+struct ComplexComponents {
+  ComplexMatrix vectors;
+  RealVector energies;
+};
+ComplexComponents principal_components(const ComplexMatrix& moments);
+
+/// |a - up down a| / |a|: what is left out of the weights themselves. 0 where a is 0.
+double relative_residual(const RealMatrix& a, const RealMatrix& approximation);
+
+}  // namespace ladon::convert
