@@ -1,0 +1,96 @@
+// Tiles of Hopper's forward kernel: which rows and blocks of keys they are, and the shared memory
+// that they go through.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/hopper/barrier.cuh"
+#include "cuda/hopper/bulk_copy.cuh"
+#include "cuda/hopper/forward_params.h"
+
+namespace ladon::cuda::hopper {
+
+inline constexpr int kGroupThreads = 128;  // of a warpgroup
+inline constexpr int kGroupRows = 64;
+inline constexpr int kConsumers = kTileRows / kGroupRows;
+inline constexpr int kForwardThreads = (1 + kConsumers) * kGroupThreads;
+
+/// What a tile is, for the warpgroups that compute it.
+struct ForwardTile {
+  int sequence = -1;  // negative: there is no more work
+  int first_token = 0;
+  RowHeads heads;
+};
+
+template <int kColumns>
+struct ForwardMemory {
+  static constexpr int kBoxes = kColumns / kBoxColumns;
+  static constexpr int kKeyStages = kColumns == 128 ? 2 : 4;
+  static constexpr int kValueStages = 2 * kKeyStages;
+  // Of one box.
+  static constexpr int kQueryBytes = kTileRows * kBoxRowBytes;
+  static constexpr int kKeyBytes = 2 * kBlockKeys * kBoxRowBytes;
+  static constexpr int kValueBytes = kBlockKeys * kBoxRowBytes;
+
+  alignas(1024) unsigned char queries[kBoxes][kQueryBytes];
+  alignas(1024) unsigned char keys[kKeyStages][kBoxes][kKeyBytes];  // of two blocks
+  alignas(1024) unsigned char values[kValueStages][kBoxes][kValueBytes];
+  float4 earlier[kConsumers * 4][kColumns / 8][32];  // sums of earlier segments, by warp
+  BufferBarriers query_barriers;
+  BufferBarriers key_barriers[kKeyStages];
+  BufferBarriers value_barriers[kValueStages];
+  ForwardTile tiles[2];  // in turns: one is computed while the next is announced
+};
+
+/// Tile number `ticket`: within a section of columns (sequences and heads) whose keys and values
+/// fit in the L2 cache, all columns' last tiles come first. Those are the longest of causal calls,
+/// and the short ones fill the gaps at the end.
+__device__ __forceinline__ ForwardTile tile_of(const ForwardSchedule& schedule, int ticket) {
+  const int per_section = schedule.section_columns * schedule.row_tiles;
+  const int section = ticket / per_section;
+  const int first_column = section * schedule.section_columns;
+  const int columns = min(schedule.section_columns, schedule.columns - first_column);
+  const int place = ticket - section * per_section;
+  const int row_tile = schedule.row_tiles - 1 - place / columns;
+  const int column = first_column + place % columns;
+  const int packs = schedule.num_heads / schedule.packed_heads;
+  return {column / packs,
+          row_tile * (kTileRows / schedule.packed_heads),
+          {column % packs * schedule.packed_heads, schedule.packed_heads}};
+}
+
+/// Tell the compiler that all threads of the warp have the same value: it must not take the code
+/// that products start in for divergent.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
+__device__ __forceinline__ BlockRange uniform(const BlockRange& blocks) {
+  return {uniform(blocks.begin), uniform(blocks.end)};
+}
+__device__ __forceinline__ ForwardTile uniform(const ForwardTile& tile) {
+  return {uniform(tile.sequence),
+          uniform(tile.first_token),
+          {uniform(tile.heads.first), uniform(tile.heads.heads)}};
+}
+
+/// The queries of a tile's rows [first_row, last_row] that exist; none where last < first.
+struct TokenRange {
+  std::int64_t first;
+  std::int64_t last;
+};
+__device__ __forceinline__ TokenRange tokens_of_rows(const Sequence& sequence,
+                                                     const ForwardTile& tile, int first_row,
+                                                     int last_row) {
+  const std::int64_t last = tile.first_token + last_row / tile.heads.heads;
+  return {tile.first_token + first_row / tile.heads.heads,
+          last < sequence.query_len ? last : sequence.query_len - 1};
+}
+__device__ __forceinline__ BlockRange blocks_of(const AttentionParams& call,
+                                                const Sequence& sequence,
+                                                const TokenRange& tokens) {
+  if (tokens.last < tokens.first) return {};
+  return visible_blocks(call.rules, sequence, tokens.first, tokens.last);
+}
+
+/// Keys come in pairs of blocks: the first pair that holds some of them.
+__device__ __forceinline__ int first_pair(const BlockRange& blocks) { return blocks.begin / 2 * 2; }
+
+}  // namespace ladon::cuda::hopper
