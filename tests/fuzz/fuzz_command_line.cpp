@@ -19,6 +19,7 @@ int run_info(const InfoOptions&) { return 0; }
 int run_plan(const PlanOptions&) { return 0; }
 int run_check(const CheckOptions&) { return 0; }
 int run_layer(const RunOptions&) { return 0; }
+int run_convert(const ConvertOptions&) { return 0; }
 int run_compare(const CompareOptions&) { return 0; }
 int run_bench(const BenchOptions&) { return 0; }
 
