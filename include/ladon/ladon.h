@@ -6,6 +6,7 @@
 #include "ladon/attention_layer.h"
 #include "ladon/cache_memory.h"
 #include "ladon/checkpoint.h"
+#include "ladon/communicator.h"
 #include "ladon/context.h"
 #include "ladon/convert.h"
 #include "ladon/dtype.h"
