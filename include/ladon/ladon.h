@@ -8,6 +8,7 @@
 #include "ladon/checkpoint.h"
 #include "ladon/communicator.h"
 #include "ladon/context.h"
+#include "ladon/context_parallel.h"
 #include "ladon/convert.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"
