@@ -27,5 +27,6 @@
 #include "ladon/rope.h"
 #include "ladon/safetensors.h"
 #include "ladon/tensor.h"
+#include "ladon/tensor_parallel.h"
 #include "ladon/tensor_view.h"
 #include "ladon/version.h"

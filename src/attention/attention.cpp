@@ -49,8 +49,9 @@ void attend(const Context& context, const ConstTensorView& q, const ConstTensorV
 }
 
 void attend(const Context& context, const ConstTensorView& q, const KvCacheView& cache,
-            const AttentionOptions& options, const TensorView& out) {
+            const AttentionOptions& options, const TensorView& out, const WholeProblem& whole) {
   AttentionCall call(context, sizes_of_cache_inputs(q, cache, options), q, cache, options);
+  call.set_whole(whole);
   run(context, call, out, {});
 }
 

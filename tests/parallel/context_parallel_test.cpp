@@ -355,8 +355,8 @@ TEST_P(ContextParallel, UlyssesIsLikeOneProcess) {
     for (const int ranks : rank_counts()) {
       const auto third = static_cast<std::int64_t>(problem.seed % 3);
       problem.num_heads = 2 * ranks;
-      // As many KV heads as ranks or twice as many, and one for all.
-      problem.num_kv_heads = third == 0 ? 1 : third * ranks;
+      // As many KV heads as ranks or twice as many, one for two ranks, and one for all.
+      problem.num_kv_heads = third > 0 ? third * ranks : ranks == 4 ? 2 : 1;
       expect_like_one_process({GetParam(), ranks, problem, ContextScheme::kUlysses,
                                is_fastest(GetParam()) && ranks < 4});
     }
