@@ -39,6 +39,13 @@ class LADON_API TensorParallelAttention final : public AttentionLayer {
                            const ConstTensorView& whole);
   /// The same for all parameters of a whole layer with the same options.
   void set_whole_parameters(const Context& context, const MultiHeadAttention& whole);
+  /// A weight of the whole layer on the host, gathered from all ranks: for saving, one after the
+  /// other. Collective.
+  Tensor whole_parameter(const Context& context, std::string_view name) const;
+
+  /// clip_gradients() (ladon/optim.h) by the joint norm of the whole layer's gradients: what
+  /// several ranks have is counted once. Returns the norm from before. Collective.
+  double clip_gradients(const Context& context, double max_norm);
 
   /// The whole layer's, with every default filled in, and those of the heads that are here.
   const MultiHeadAttentionOptions& options() const noexcept { return whole_; }
@@ -70,6 +77,14 @@ class LADON_API TensorParallelAttention final : public AttentionLayer {
                           const SavedForward& saved) override;
 
  private:
+  /// Rows of a whole parameter that a rank has.
+  struct Slice {
+    std::int64_t whole_rows = 0;
+    std::int64_t first = 0;
+    std::int64_t rows = 0;
+    int first_rank = 0;  // that has them
+  };
+  Slice slice_of(const Parameter& parameter, int rank) const;
   Tensor forward_ranks(const Context& context, const LayerInputs& inputs, const LayerCall& call,
                        SavedForward* saved) const;
 

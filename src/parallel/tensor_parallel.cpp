@@ -1,13 +1,19 @@
-// TensorParallelAttention: construction, weights, and what its calls agree on.
+// TensorParallelAttention: construction, weights, clipping, and what its calls agree on.
 
 #include "parallel/tensor_parallel.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "core/checks.h"
+#include "core/context_impl.h"
 #include "core/fail.h"
+#include "ladon/optim.h"
 #include "layers/layer_weights.h"
+#include "parallel/host_messages.h"
 
 namespace ladon {
 namespace {
@@ -84,29 +90,38 @@ void TensorParallelAttention::to(const Context& context) {
   alibi_slopes_ = std::move(slopes);
 }
 
+TensorParallelAttention::Slice TensorParallelAttention::slice_of(const Parameter& parameter,
+                                                                 int rank) const {
+  const std::string_view name = parameter.name;
+  const int ranks = communicator_.size();
+  const std::int64_t own_rows = parameter.value.size(0);  // the same on all ranks, but for out_proj
+  if (name.starts_with("out_proj")) {
+    const Share share = share_of(whole_.embed_dim, rank, ranks);
+    return {whole_.embed_dim, share.begin, share.length(), rank};
+  }
+  if (name.starts_with("k_proj") || name.starts_with("v_proj")) {
+    const std::int64_t head = whole_.num_kv_heads * rank / ranks;
+    const auto replicas = static_cast<int>(std::max<std::int64_t>(1, ranks / whole_.num_kv_heads));
+    return {whole_.num_kv_heads * whole_.head_dim, head * whole_.head_dim, own_rows,
+            rank / replicas * replicas};
+  }
+  if (name.starts_with("q_proj") || name == "sinks") {
+    return {own_rows * ranks, own_rows * rank, own_rows, rank};
+  }
+  return {own_rows, 0, own_rows, 0};  // norms
+}
+
 void TensorParallelAttention::set_whole_parameter(const Context& context, std::string_view name,
                                                   const ConstTensorView& whole) {
-  constexpr std::string_view kSet = "TensorParallelAttention::set_whole_parameter";
   const Parameter& own = parameter(name);
+  const Slice slice = slice_of(own, communicator_.rank());
   Dims expected = own.value.shape();
-  std::int64_t first = 0;
-  if (name.starts_with("out_proj")) {
-    expected[0] = whole_.embed_dim;
-    first = share_of(whole_.embed_dim, communicator_.rank(), communicator_.size()).begin;
-  } else if (name.starts_with("k_proj") || name.starts_with("v_proj")) {
-    expected[0] = whole_.num_kv_heads * whole_.head_dim;
-    first = first_kv_head_ * whole_.head_dim;
-  } else if (name.starts_with("q_proj")) {
-    expected[0] = whole_.num_heads * whole_.head_dim;
-    first = first_head_ * whole_.head_dim;
-  } else if (name == "sinks") {
-    expected[0] = whole_.num_heads;
-    first = first_head_;
-  }
+  expected[0] = slice.whole_rows;
   if (!(whole.shape() == expected)) {
-    fail(kSet, name, got_shape(whole) + ", expected the whole's " + expected.to_string());
+    fail("TensorParallelAttention::set_whole_parameter", name,
+         got_shape(whole) + ", expected the whole's " + expected.to_string());
   }
-  set_parameter(context, name, whole.slice(0, first, first + own.value.size(0)));
+  set_parameter(context, name, whole.slice(0, slice.first, slice.first + slice.rows));
 }
 
 void TensorParallelAttention::set_whole_parameters(const Context& context,
@@ -114,6 +129,82 @@ void TensorParallelAttention::set_whole_parameters(const Context& context,
   for (const Parameter& own : named_parameters()) {
     set_whole_parameter(context, own.name, whole.parameter(own.name).value);
   }
+}
+
+Tensor TensorParallelAttention::whole_parameter(const Context& context,
+                                                std::string_view name) const {
+  const Operation operation("TensorParallelAttention::whole_parameter", context);
+  Tensor whole;
+  run_collective(
+      communicator_, operation,
+      [&](CallSignature& signature) {
+        check_device(operation, "layer", device());
+        static_cast<void>(parameter(name));
+        describe_layer(context, *this, signature);
+        signature.add("name", name);
+      },
+      [&](CollectiveCall& call) {
+        const Parameter& own = parameter(name);
+        Dims shape = own.value.shape();
+        shape[0] = slice_of(own, call.rank()).whole_rows;
+        whole = Tensor::uninitialized(own.value.dtype(), shape);
+        Tensor mine = Tensor::uninitialized(own.value.dtype(), own.value.shape());
+        copy(context, own.value, mine);
+        // The first rank that has some rows sends them.
+        const Slice sent = slice_of(own, call.rank());
+        exchange_bytes(
+            call,
+            [&](int /*other*/) {
+              return sent.first_rank == call.rank() ? host_bytes(std::as_const(mine))
+                                                    : std::span<const std::byte>();
+            },
+            [&](int other) {
+              const Slice slice = slice_of(own, other);
+              if (slice.first_rank != other) return std::span<std::byte>();
+              return host_bytes(whole.view().slice(0, slice.first, slice.first + slice.rows));
+            });
+      },
+      [] {});
+  return whole;
+}
+
+double TensorParallelAttention::clip_gradients(const Context& context, double max_norm) {
+  const Operation operation("TensorParallelAttention::clip_gradients", context);
+  double own_norm = 0;
+  double norm = 0;
+  run_collective(
+      communicator_, operation,
+      [&](CallSignature& signature) {
+        std::vector<Parameter*> counted;
+        for (Parameter& parameter : parameters_) {
+          if (slice_of(parameter, communicator_.rank()).first_rank == communicator_.rank()) {
+            counted.push_back(&parameter);
+          }
+        }
+        if (!(max_norm > 0)) {
+          fail(operation, "max_norm", "got " + text_of(max_norm) + ", expected a positive number");
+        }
+        constexpr double kNormAlone = std::numeric_limits<double>::infinity();
+        own_norm = ladon::clip_gradients(context, counted, kNormAlone);
+        describe_layer(context, *this, signature);
+        signature.add("max_norm", max_norm);
+      },
+      [&](CollectiveCall& call) {
+        std::vector<double> norms(static_cast<std::size_t>(call.size()));
+        gather_bytes(call, std::as_bytes(std::span(&own_norm, 1)), [&](int other) {
+          return std::as_writable_bytes(std::span(&norms[static_cast<std::size_t>(other)], 1));
+        });
+        for (const double part : norms) norm = std::hypot(norm, part);
+      },
+      [&] {
+        if (!std::isfinite(norm) || norm <= max_norm) return;
+        for (Parameter& parameter : parameters_) {
+          Tensor& gradient = parameter.gradient;
+          backend_of(context).scale({gradient.data(), gradient.dtype(), gradient.num_elements()},
+                                    max_norm / norm);
+        }
+      });
+  return norm;
 }
 
 KvCacheOptions TensorParallelAttention::cache_options(std::int64_t batch,

@@ -28,7 +28,7 @@ void repeat_calls(const std::string& phase, Communicator& communicator) {
       if (cache.length(0) == 50) cache.truncate(0, 0);
     }
   }
-  const ContextPlan plan = plan_context(ranks, 16 * ranks, 16 * ranks, {.causal = true});
+  const ContextPlan plan = plan_context(ranks, 16 * ranks, 16 * ranks);
   const Tensor q(DType::kF32, {1, 16, 4, 8});
   Tensor out(DType::kF32, q.shape());
   Tensor lse(DType::kF32, {1, 4, 16});

@@ -239,7 +239,7 @@ TEST_P(TensorParallel, SharedParametersStayTheSameInTraining) {
     const Tensor x = normal(DType::kF32, {1, 9, kEmbed}, 1);
     constexpr int kSteps = 100;
     // Trains towards zero outputs; returns the last sum of squares.
-    const auto train = [&](const Context& where, AttentionLayer& layer) {
+    const auto train = [&](const Context& where, AttentionLayer& layer, const auto& clip) {
       AdamW optimiser(where, layer.parameters(), {.learning_rate = 0.003});
       double loss = 0;
       for (int step = 0; step < kSteps; ++step) {
@@ -251,18 +251,22 @@ TEST_P(TensorParallel, SharedParametersStayTheSameInTraining) {
           loss += y * y;
         }
         layer.backward(where, forward.out, forward.saved);
+        EXPECT_GT(clip(), 0);
         optimiser.step(where);
       }
       return loss;
     };
     const Context one = context(1);
     MultiHeadAttention alone = whole;
-    const double expected = train(one, alone);
+    constexpr double kMaxNorm = 2;  // less than the norm, for most steps
+    const double expected =
+        train(one, alone, [&] { return clip_gradients(one, alone.parameters(), kMaxNorm); });
     expect_all_return(run_ranks(ranks, [&](Communicator& communicator) {
       const Context own = context(1);
       TensorParallelAttention layer(communicator, whole.options());
       layer.set_whole_parameters(own, whole);
-      EXPECT_NEAR(train(own, layer), expected, 1e-3 * expected + 1e-6) << ranks;
+      const double loss = train(own, layer, [&] { return layer.clip_gradients(own, kMaxNorm); });
+      EXPECT_NEAR(loss, expected, 1e-3 * expected + 1e-6) << ranks;
       // One KV head for all ranks: every rank has the same of these.
       for (const char* name : {"q_norm.weight", "k_norm.weight", "k_proj.weight", "v_proj.weight",
                                "k_proj.bias", "v_proj.bias"}) {
@@ -275,8 +279,38 @@ TEST_P(TensorParallel, SharedParametersStayTheSameInTraining) {
           EXPECT_TRUE(same_bits(all.view().select(0, r), value)) << name << ", rank " << r;
         }
       }
+      // Saved as a whole layer, which goes on with the same bits.
+      MultiHeadAttention saved = MultiHeadAttention::zeros(whole.options());
+      for (const Parameter& parameter : saved.named_parameters()) {
+        saved.set_parameter(own, parameter.name, layer.whole_parameter(own, parameter.name));
+      }
+      EXPECT_TRUE(same_bits(saved.forward(own, x), layer.forward(own, x))) << ranks;
     }));
   }
+}
+
+TEST_P(TensorParallel, TheNormIsThatOfTheWholeLayer) {
+  for_each_layer([&](MultiHeadAttention whole, int ranks) {
+    const Context one = context(1);
+    const Tensor x = normal(whole.dtype(), {1, 12, kEmbed}, 1);
+    const TrainingForward forward = whole.forward_training(one, {.query = x});
+    whole.backward(one, x, forward.saved);
+    const double expected = clip_gradients(one, whole.parameters(), 0.5);
+    const double tolerance = whole.dtype() == DType::kBF16 ? 0.01 : 1e-5;
+    expect_all_return(run_ranks(ranks, [&](Communicator& communicator) {
+      const Context own = context(1);
+      TensorParallelAttention layer(communicator, whole.options());
+      layer.set_whole_parameters(own, whole);
+      EXPECT_EQ(error_of([&] { layer.clip_gradients(own, 0); }),
+                "TensorParallelAttention::clip_gradients: max_norm: got 0, expected a positive "
+                "number");
+      const TrainingForward mine = layer.forward_training(own, {.query = x});
+      layer.backward(own, x, mine.saved);
+      EXPECT_NEAR(layer.clip_gradients(own, 0.5), expected, tolerance * expected)
+          << describe(whole, ranks);
+      EXPECT_NEAR(layer.clip_gradients(own, 0.5), 0.5, 1e-5);
+    }));
+  });
 }
 
 TEST(TensorParallelErrors, WhatDoesNotDivide) {
