@@ -30,8 +30,8 @@ struct TokenRange {
 };
 
 enum class ContextScheme : std::uint8_t {
-  kAuto,       // kAllGather or kUlysses, whichever sends fewer bytes
-  kAllGather,  // ranks receive all keys and values, some KV heads at a time
+  kAuto,       // kAllGather or kUlysses, whichever would send fewer bytes without a mask
+  kAllGather,  // ranks receive the keys that their queries may see, some KV heads at a time
   kRing,       // keys and values go round, one rank's at a time: least memory; not the bits of one
                // process, but the same in every run
   kUlysses,    // ranks exchange tokens for heads: num_heads must be a multiple of the ranks, and

@@ -1,5 +1,5 @@
-// Context-parallel attention by all-gathered keys: every rank receives the keys and values of a few
-// KV heads from all others, the next heads while it computes, and attends with its own queries.
+// Context-parallel attention by all-gathered keys: every rank receives the keys and values that its
+// queries may see, for a few KV heads at a time, the next ones while it computes, and attends.
 // Backward gathers again, and sends the sums of dk and dv back to the owners of the keys, who add
 // them in the order of ranks.
 
@@ -44,30 +44,33 @@ class GatheredKeys {
  public:
   GatheredKeys(const ContextCall& own, CollectiveCall& call) : own_(own), call_(call) {}
 
+  /// Ranks are sent only the keys that their queries may see.
   void begin(const KvHeads& heads) {
     heads_ = heads;
-    const MessageLayout layout = layout_of(call_.rank());
-    outgoing_ = layout.allocate();
-    copy(own_.context, own_.k.slice(2, heads.first, heads.end), layout.array(outgoing_, 0));
-    copy(own_.context, own_.v.slice(2, heads.first, heads.end), layout.array(outgoing_, 1));
+    outgoing_.clear();
     incoming_.clear();
     for (int other = 0; other < call_.size(); ++other) {
-      incoming_.push_back(other == call_.rank() ? Tensor() : layout_of(other).allocate());
+      outgoing_.emplace_back();
+      incoming_.emplace_back();
+      if (other == call_.rank()) continue;
+      incoming_.back() = layout_of(other, call_.rank()).allocate();
+      const MessageLayout layout = layout_of(call_.rank(), other);
+      Tensor& message = outgoing_.back() = layout.allocate();
+      const auto pack = [&](std::int64_t local, std::int64_t first, std::int64_t count) {
+        copy(own_.context, own_k().slice(1, local, local + count),
+             layout.array(message, 0).slice(1, first, first + count));
+        copy(own_.context, own_v().slice(1, local, local + count),
+             layout.array(message, 1).slice(1, first, first + count));
+      };
+      for_each_own(own_.whole.keys_of(call_.rank()), own_.whole.keys_between(call_.rank(), other),
+                   pack);
     }
     begin_exchange(
-        call_,
-        [&](int other) {
-          return other == call_.rank() ? std::span<const std::byte>()
-                                       : host_bytes(std::as_const(outgoing_));
-        },
-        [&](int other) {
-          return other == call_.rank()
-                     ? std::span<std::byte>()
-                     : host_bytes(incoming_[static_cast<std::size_t>(other)].view());
-        });
+        call_, [&](int other) { return bytes_of(std::as_const(outgoing_[index(other)])); },
+        [&](int other) { return bytes_of(incoming_[index(other)]); });
   }
 
-  /// Waits, and puts all tokens together.
+  /// Waits, and puts all tokens together. Keys that this rank's queries may not see are not set.
   void finish() {
     call_.wait();
     const AttentionSizes& sizes = own_.whole.sizes();
@@ -77,11 +80,15 @@ class GatheredKeys {
     v_ = Tensor::uninitialized(context, own_.v.dtype(),
                                {sizes.batch, sizes.kv_len, heads_.count(), sizes.value_dim});
     for (int other = 0; other < call_.size(); ++other) {
-      const MessageLayout layout = layout_of(other);
-      Tensor& message =
-          other == call_.rank() ? outgoing_ : incoming_[static_cast<std::size_t>(other)];
-      put_tokens(context, layout.array(message, 0), own_.whole.keys_of(other), 1, k_);
-      put_tokens(context, layout.array(message, 1), own_.whole.keys_of(other), 1, v_);
+      if (other == call_.rank()) {
+        put_tokens(context, own_k(), own_.whole.keys_of(other), 1, k_);
+        put_tokens(context, own_v(), own_.whole.keys_of(other), 1, v_);
+        continue;
+      }
+      const MessageLayout layout = layout_of(other, call_.rank());
+      const std::vector<TokenRange> keys = own_.whole.keys_between(other, call_.rank());
+      put_tokens(context, layout.array(incoming_[index(other)], 0), keys, 1, k_);
+      put_tokens(context, layout.array(incoming_[index(other)], 1), keys, 1, v_);
     }
   }
 
@@ -90,9 +97,19 @@ class GatheredKeys {
   ConstTensorView v_of(const QueryPiece& piece) const { return sequence(v_, piece); }
 
  private:
-  MessageLayout layout_of(int rank) const {
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  /// None for a rank itself.
+  static std::span<const std::byte> bytes_of(const Tensor& message) {
+    return message.rank() == 0 ? std::span<const std::byte>() : host_bytes(message);
+  }
+  static std::span<std::byte> bytes_of(Tensor& message) {
+    return message.rank() == 0 ? std::span<std::byte>() : host_bytes(message.view());
+  }
+  ConstTensorView own_k() const { return own_.k.slice(2, heads_.first, heads_.end); }
+  ConstTensorView own_v() const { return own_.v.slice(2, heads_.first, heads_.end); }
+  MessageLayout layout_of(int owner, int reader) const {
     const AttentionSizes& sizes = own_.whole.sizes();
-    const std::int64_t tokens = total_length(own_.whole.keys_of(rank));
+    const std::int64_t tokens = total_length(own_.whole.keys_between(owner, reader));
     return MessageLayout(
         {{own_.k.dtype(), {sizes.batch, tokens, heads_.count(), sizes.head_dim}},
          {own_.v.dtype(), {sizes.batch, tokens, heads_.count(), sizes.value_dim}}});
@@ -105,7 +122,7 @@ class GatheredKeys {
   const ContextCall& own_;
   CollectiveCall& call_;
   KvHeads heads_;
-  Tensor outgoing_;
+  std::vector<Tensor> outgoing_;  // one for each rank; none for this one
   std::vector<Tensor> incoming_;
   Tensor k_;
   Tensor v_;
@@ -148,39 +165,45 @@ class KeyGradients {
     if (dv_.rank() != 0) add_to(own_.context, piece_dv_, rows(dv_, piece));
   }
 
+  /// Each rank has terms for the keys that its queries may see; the others' are 0.
   void reduce(CollectiveCall& call, ContextGradients& gradients) {
-    std::vector<Tensor> outgoing;
+    const auto index = [](int rank) { return static_cast<std::size_t>(rank); };
+    std::vector<Tensor> outgoing, incoming;
     for (int other = 0; other < call.size(); ++other) {
-      const MessageLayout layout = layout_of(other);
+      const MessageLayout layout = layout_of(other, call.rank());
       Tensor& message = outgoing.emplace_back(layout.allocate());
-      const auto take = [&](const Tensor& sums, std::size_t index) {
-        if (sums.rank() == 0) return;
-        take_tokens(own_.context, sums, own_.whole.keys_of(other), 1, layout.array(message, index));
-      };
-      take(dk_, 0);
-      take(dv_, dk_.rank() != 0 ? 1 : 0);
+      const std::vector<TokenRange> keys = own_.whole.keys_between(other, call.rank());
+      std::size_t array = 0;
+      for (const Tensor* terms : {&dk_, &dv_}) {
+        if (terms->rank() == 0) continue;
+        take_tokens(own_.context, *terms, keys, 1, layout.array(message, array++));
+      }
+      incoming.push_back(layout_of(call.rank(), other).allocate());
     }
-    const DType dtype = compute_dtype(own_.k.dtype());
-    const MessageLayout layout = layout_of(call.rank());
-    const auto count = static_cast<std::int64_t>(layout.bytes() / size_of(dtype));
-    Tensor arrived = Tensor::uninitialized(dtype, {call.size(), count});
     exchange_bytes(
-        call,
-        [&](int other) {
-          return host_bytes(std::as_const(outgoing[static_cast<std::size_t>(other)]));
-        },
-        [&](int other) { return host_bytes(arrived.view().select(0, other)); });
-    const Tensor sum = sum_in_order(own_.context, arrived);
-    std::int64_t first = 0;
-    for (auto [terms, to] : {std::pair{&dk_, &gradients.dk}, std::pair{&dv_, &gradients.dv}}) {
-      if (terms->rank() == 0) continue;
-      const TensorView target = to->view().slice(2, heads_.first, heads_.end);
-      const std::int64_t length = target.num_elements();
-      copy(own_.context, sum.view().slice(0, first, first + length).reshape(target.shape()),
-           target);
-      first += length;
+        call, [&](int other) { return host_bytes(std::as_const(outgoing[index(other)])); },
+        [&](int other) { return host_bytes(incoming[index(other)].view()); });
+    std::size_t array = 0;
+    for (Tensor* result : {&gradients.dk, &gradients.dv}) {
+      if (result->rank() == 0) continue;
+      const TensorView target = result->view().slice(2, heads_.first, heads_.end);
+      const Dims& shape = target.shape();
+      Tensor arrived(compute_dtype(own_.k.dtype()),
+                     {call.size(), shape[0], shape[1], shape[2], shape[3]});
+      for (int other = 0; other < call.size(); ++other) {
+        const TensorView part = layout_of(call.rank(), other).array(incoming[index(other)], array);
+        const auto unpack = [&](std::int64_t local, std::int64_t first, std::int64_t count) {
+          copy(own_.context, part.slice(1, first, first + count),
+               arrived.view().select(0, other).slice(1, local, local + count));
+        };
+        for_each_own(own_.whole.keys_of(call.rank()), own_.whole.keys_between(call.rank(), other),
+                     unpack);
+      }
+      const Tensor sum = sum_in_order(own_.context, arrived);
+      copy(own_.context, sum, target);
+      own_.context.synchronize();
+      ++array;
     }
-    own_.context.synchronize();
   }
 
  private:
@@ -198,8 +221,8 @@ class KeyGradients {
     if (sums.rank() == 0) return {};
     return Tensor::uninitialized(own_.context, sums.dtype(), rows(sums, piece).shape());
   }
-  MessageLayout layout_of(int rank) const {
-    const std::int64_t tokens = total_length(own_.whole.keys_of(rank));
+  MessageLayout layout_of(int owner, int reader) const {
+    const std::int64_t tokens = total_length(own_.whole.keys_between(owner, reader));
     std::vector<MessageLayout::Array> arrays;
     for (const Tensor* sums : {&dk_, &dv_}) {
       if (sums->rank() == 0) continue;

@@ -86,8 +86,10 @@ class Ring {
     const std::int64_t first = *options.position_offset;
     const std::int64_t last = first + piece.length - 1;
     if (options.causal && last < 0) return false;
-    if (options.window_left.has_value() && first - *options.window_left >= run.length) return false;
-    return options.causal || !options.window_right.has_value() || last + *options.window_right >= 0;
+    // Limits beyond any length are as good as none.
+    const std::int64_t left = std::min(options.window_left.value_or(kNoWindow), kNoWindow);
+    const std::int64_t right = std::min(options.window_right.value_or(kNoWindow), kNoWindow);
+    return first - left < run.length && (options.causal || last + right >= 0);
   }
   HeadRange all_heads() const { return {0, own_.whole.sizes().num_heads}; }
 

@@ -84,4 +84,17 @@ inline void put_tokens(const Context& context, const ConstTensorView& part,
   });
 }
 
+/// Calls body(first token among the rank's own, first token of the part, count) for each of some
+/// `ranges` of the tokens that a rank has.
+template <class Body>
+void for_each_own(std::span<const TokenRange> own, std::span<const TokenRange> ranges,
+                  const Body& body) {
+  for_each_range(ranges, [&](const TokenRange& range, std::int64_t first) {
+    for_each_range(own, [&](const TokenRange& owned, std::int64_t local) {
+      if (range.begin < owned.begin || range.end > owned.end) return;
+      body(local + range.begin - owned.begin, first, range.length());
+    });
+  });
+}
+
 }  // namespace ladon

@@ -222,6 +222,57 @@ std::vector<QueryPiece> WholeAttention::pieces_of(std::span<const TokenRange> qu
   return pieces;
 }
 
+std::int64_t WholeAttention::position_of(const QueryPiece& piece) const {
+  const std::int64_t corner =
+      options_.alignment == Alignment::kBottomRight
+          ? keys_of_sequence(piece.sequence).length() - query_len_of(piece.sequence)
+          : 0;
+  return options_.position_offset.value_or(corner) + piece.first;
+}
+
+std::vector<TokenRange> WholeAttention::keys_read_by(int rank) const {
+  std::vector<TokenRange> ranges;
+  for (const QueryPiece& piece : pieces_of(queries_of(rank))) {
+    const TokenRange keys = keys_of_sequence(piece.sequence);
+    const std::int64_t first = position_of(piece);
+    const std::int64_t last = first + piece.length - 1;
+    std::int64_t begin = 0;
+    std::int64_t end = keys.length();
+    if (options_.window_left.has_value() && *options_.window_left < first) {
+      begin = first - *options_.window_left;
+    }
+    if (options_.causal) {
+      end = std::min(end, last + 1);
+    } else if (options_.window_right.has_value() && *options_.window_right < kNoWindow) {
+      end = std::min(end, last + *options_.window_right + 1);
+    }
+    if (begin < end) ranges.push_back({keys.begin + begin, keys.begin + end});
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const TokenRange& a, const TokenRange& b) { return a.begin < b.begin; });
+  std::vector<TokenRange> merged;
+  for (const TokenRange& range : ranges) {
+    if (!merged.empty() && range.begin <= merged.back().end) {
+      merged.back().end = std::max(merged.back().end, range.end);
+    } else {
+      merged.push_back(range);
+    }
+  }
+  return merged;
+}
+
+std::vector<TokenRange> WholeAttention::keys_between(int owner, int reader) const {
+  std::vector<TokenRange> shared;
+  const std::vector<TokenRange> read = keys_read_by(reader);
+  for (const TokenRange& own : keys_of(owner)) {
+    for (const TokenRange& range : read) {
+      const TokenRange both{std::max(own.begin, range.begin), std::min(own.end, range.end)};
+      if (both.begin < both.end) shared.push_back(both);
+    }
+  }
+  return shared;
+}
+
 AttentionOptions WholeAttention::options_of(const HeadRange& heads) const {
   AttentionOptions options = options_;
   slice_heads(options, heads);
@@ -231,9 +282,7 @@ AttentionOptions WholeAttention::options_of(const HeadRange& heads) const {
 AttentionOptions WholeAttention::options_of(const QueryPiece& piece, const HeadRange& heads) const {
   AttentionOptions options = options_of(heads);
   const std::int64_t kv_len = keys_of_sequence(piece.sequence).length();
-  const std::int64_t corner =
-      options.alignment == Alignment::kBottomRight ? kv_len - query_len_of(piece.sequence) : 0;
-  options.position_offset = options.position_offset.value_or(corner) + piece.first;
+  options.position_offset = position_of(piece);
   options.alignment = Alignment::kBottomRight;
   options.kv_lengths = {};
   options.query_offsets = {};

@@ -52,6 +52,8 @@ class WholeAttention {
 
   /// The pieces of some ranges of queries.
   std::vector<QueryPiece> pieces_of(std::span<const TokenRange> queries) const;
+  /// The keys of one rank that some query of another may see by causal, window and lengths.
+  std::vector<TokenRange> keys_between(int owner, int reader) const;
   /// A sequence's keys, in the key dimension of the whole.
   TokenRange keys_of_sequence(std::int64_t sequence) const;
   /// The options of attention over one piece, for some heads.
@@ -63,6 +65,9 @@ class WholeAttention {
   }
 
  private:
+  std::vector<TokenRange> keys_read_by(int rank) const;
+  /// Where the first query of a piece stands among the keys of its sequence.
+  std::int64_t position_of(const QueryPiece& piece) const;
   void check_plan(const Operation& operation, int ranks) const;
   void choose_scheme(const Operation& operation, int ranks);
   std::int64_t query_len_of(std::int64_t sequence) const;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/context_volume.h"
 #include "parallel/message_layout.h"
 #include "parallel/ranks.h"
 #include "support/host_context.h"
@@ -166,82 +167,6 @@ class RankPart {
   Tensor q_, k_, v_, dout_, dlse_;
 };
 
-/// The bytes that a rank sends, from the formulas of docs/parallel.md.
-struct Volume {
-  std::int64_t ranks, own_queries, own_keys;
-  const CaseData& data;
-
-  std::int64_t batch() const { return data.q().size(0); }
-  std::int64_t queries() const { return data.q().size(1); }
-  std::int64_t keys() const { return data.k().size(1); }
-  std::int64_t q_bytes() const { return static_cast<std::int64_t>(size_of(data.q().dtype())); }
-  std::int64_t k_bytes() const { return static_cast<std::int64_t>(size_of(data.k().dtype())); }
-  std::int64_t lse_bytes() const { return static_cast<std::int64_t>(size_of(data.lse_dtype())); }
-  std::int64_t sum_bytes() const { return data.k().dtype() == DType::kF64 ? 8 : 4; }
-
-  std::int64_t gather() const {
-    const Case& c = data.problem();
-    return (ranks - 1) * batch() * own_keys * c.num_kv_heads * (c.head_dim + c.value_dim) *
-           k_bytes();
-  }
-  std::int64_t gather_backward() const {
-    const Case& c = data.problem();
-    return gather() + batch() * (keys() - own_keys) * c.num_kv_heads * (c.head_dim + c.value_dim) *
-                          sum_bytes();
-  }
-  /// Every block but that of the next rank is passed on.
-  std::int64_t ring(const ContextPlan& plan, std::int64_t rank) const {
-    const Case& c = data.problem();
-    const auto next = static_cast<std::size_t>((rank + 1) % ranks);
-    return batch() * (keys() - total_length(plan.keys[next])) * c.num_kv_heads *
-           (c.head_dim + c.value_dim) * k_bytes();
-  }
-  /// And the sums of every block.
-  std::int64_t ring_backward(const ContextPlan& plan, std::int64_t rank) const {
-    const Case& c = data.problem();
-    if (ranks == 1) return 0;
-    return ring(plan, rank) +
-           batch() * keys() * c.num_kv_heads * (c.head_dim + c.value_dim) * sum_bytes();
-  }
-  std::int64_t kv_heads() const {  // of each rank
-    return std::max<std::int64_t>(1, data.problem().num_kv_heads / ranks);
-  }
-  std::int64_t ulysses() const {
-    const Case& c = data.problem();
-    const std::int64_t heads = c.num_heads / ranks;
-    const std::int64_t there = own_queries * heads * c.head_dim * q_bytes() +
-                               own_keys * kv_heads() * (c.head_dim + c.value_dim) * k_bytes();
-    const std::int64_t back =
-        (queries() - own_queries) * heads * (c.value_dim * q_bytes() + lse_bytes());
-    return batch() * ((ranks - 1) * there + back);
-  }
-  std::int64_t ulysses_backward() const {
-    const Case& c = data.problem();
-    const std::int64_t heads = c.num_heads / ranks;
-    const std::int64_t per_query =
-        (c.head_dim + 2 * c.value_dim) * q_bytes() + lse_bytes() * (c.dlse ? 2 : 1);
-    const std::int64_t there = own_queries * heads * per_query +
-                               own_keys * kv_heads() * (c.head_dim + c.value_dim) * k_bytes();
-    const std::int64_t gradient = c.num_kv_heads < ranks ? sum_bytes() : k_bytes();
-    const std::int64_t back =
-        (queries() - own_queries) * heads * c.head_dim * q_bytes() +
-        (keys() - own_keys) * kv_heads() * (c.head_dim + c.value_dim) * gradient;
-    return batch() * ((ranks - 1) * there + back);
-  }
-  /// Of dbias and dsinks.
-  std::int64_t side_gradients(std::int64_t rank) const {
-    std::int64_t bytes = 0;
-    const std::int64_t size = data.q().dtype() == DType::kF64 ? 8 : 4;
-    const auto add = [&](std::int64_t count) {
-      const std::int64_t share = count * (rank + 1) / ranks - count * rank / ranks;
-      bytes += size * (count - share + (ranks - 1) * share);
-    };
-    if (data.problem().bias.present) add(data.bias().num_elements());
-    if (data.problem().sinks) add(data.problem().num_heads);
-    return bytes;
-  }
-};
-
 /// A rank's part of the truth.
 Bounded part_of(const Bounded& whole, std::span<const TokenRange> ranges, int dim) {
   return {RankPart::part(whole.value, ranges, dim), RankPart::part(whole.magnitude, ranges, dim),
@@ -268,7 +193,7 @@ std::pair<std::int64_t, std::int64_t> bytes_of(ContextScheme scheme, const Volum
   switch (scheme) {
     case ContextScheme::kRing: return {volume.ring(plan, rank), volume.ring_backward(plan, rank)};
     case ContextScheme::kUlysses: return {volume.ulysses(), volume.ulysses_backward()};
-    default: return {volume.gather(), volume.gather_backward()};
+    default: return {volume.gather(plan, rank), volume.gather_backward(plan, rank)};
   }
 }
 
