@@ -11,6 +11,7 @@
 #include "parallel/ranks.h"
 #include "support/error_of.h"
 #include "support/host_context.h"
+#include "support/runnable_isas.h"
 
 namespace ladon::test {
 namespace {
@@ -115,6 +116,21 @@ TEST(ContextParallelErrors, RanksThatDisagree) {
   expect_refusal("ranks disagree: plan.queries: ", refusals([](Call& call) {
                    if (call.own == 1) call.plan.queries = {{{0, 4}}, {{4, 8}}};
                  }));
+}
+
+TEST(ContextParallelErrors, AnotherInstructionSet) {
+  const std::vector<Isa> isas = runnable_isas();
+  if (isas.size() < 2) GTEST_SKIP() << "one instruction set";
+  const auto messages = run_ranks(2, [&](Communicator& communicator) {
+    const Isa isa = isas[static_cast<std::size_t>(communicator.rank())];
+    const Context context(ContextOptions{.num_threads = 1, .isa = isa});
+    Call call(communicator.rank());
+    context_parallel_attention(context, communicator, call.q, call.k, call.k, call.options,
+                               call.plan, call.out);
+  });
+  expect_refusal(std::string("ranks disagree: isa: ") + name_of(isas[0]) + " on rank 0, " +
+                     name_of(isas[1]) + " on rank 1",
+                 messages);
 }
 
 TEST(ContextParallelErrors, ArgumentsOfOneRank) {
