@@ -17,10 +17,11 @@ allowed=(
   "layers: core attention cache"
   "models: core io layers"
   "convert: core layers"
+  "parallel: core attention cache layers"
 )
 # The command, the bindings and the examples stand on the installed headers; bench may look inside.
 outside=(cli python examples)
-internal='core|reference|cpu|cuda|attention|io|cache|layers|models|convert'
+internal='core|reference|cpu|cuda|attention|io|cache|layers|models|convert|parallel'
 
 failures=0
 complain() {

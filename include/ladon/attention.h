@@ -4,12 +4,14 @@
 //   k    [batch, kv_len,    num_kv_heads, head_dim]
 //   v    [batch, kv_len,    num_kv_heads, value_dim]
 //   out  [batch, query_len, num_heads,    value_dim]
-//   lse  [batch, num_heads, query_len]     f32, or f64 where q is f64
+//   lse  [batch, num_heads, query_len]     f32 or f64; f64 where q is f64
 //
 // num_heads is a multiple of num_kv_heads; query head h reads KV head h / (num_heads /
 // num_kv_heads). Views may be strided in every dimension but the last, whose stride must be 1.
 // q, out and dout share one dtype (f64, f32, f16 or bf16); k and v share one that is q's or a
-// narrower one. An output may not overlap an input or another output.
+// narrower one. For parts that are to be summed or merged, out, dq, dk and dv may also be f32 where
+// their inputs are f16 or bf16, and lse may be f64. An output may not overlap an input or another
+// output.
 //
 // One score goes through: s = scale * q.k -> softcap * tanh(s / softcap) -> + ALiBi -> + bias ->
 // masks -> softmax (a sink adds exp(sink) to the denominator) -> dropout -> times v.
@@ -53,6 +55,10 @@ struct DropoutOptions {
   /// Number of the first sequence of this call. A weight's fate depends on (seed, sequence, head,
   /// query, key) alone, so with its number a sequence can be repeated outside its batch.
   std::int64_t first_sequence = 0;
+  /// The same for a call that has only some of the heads, queries or keys: the number of its first.
+  std::int64_t first_head = 0;
+  std::int64_t first_query = 0;
+  std::int64_t first_key = 0;
 };
 
 struct AttentionOptions {
@@ -63,6 +69,9 @@ struct AttentionOptions {
   bool causal = false;
   /// Gives the positions that causal, window and ALiBi go by. Each sequence uses its own lengths.
   Alignment alignment = Alignment::kBottomRight;
+  /// The same for any part of the keys, in place of an alignment: query i of every sequence has
+  /// position i + position_offset among the keys of this call. It may lie before or after them all.
+  std::optional<std::int64_t> position_offset{};
   /// A query at position p sees keys in [p - left, p + right]. Empty: no limit on that side.
   std::optional<std::int64_t> window_left{};
   std::optional<std::int64_t> window_right{};
@@ -107,11 +116,11 @@ struct AttentionSaved {
   ConstTensorView out{};
   ConstTensorView lse{};
   ConstTensorView dout{};  // shape and dtype of out
-  ConstTensorView dlse{};  // shape and dtype of lse; absent where lse was not used
+  ConstTensorView dlse{};  // shape of lse, f32 or f64 as lse may be; absent where lse was not used
 };
 
 /// Gradients to write; leave out those that are not wanted. Each has the shape of its input; dq, dk
-/// and dv also its dtype, dbias and dsinks any float dtype.
+/// and dv also its dtype, or f32 where that has 16 bits; dbias and dsinks any float dtype.
 struct AttentionGradients {
   TensorView dq{};
   TensorView dk{};

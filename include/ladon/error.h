@@ -22,6 +22,7 @@ enum class ErrorCode : std::uint8_t {
   kOutOfMemory,      // an allocation failed or a size would not fit the address space
   kIo,               // a file could not be read, written or trusted
   kDevice,           // a GPU failed; after a fault of a kernel every later call on it says so
+  kCommunication,    // ranks disagree, or one of them failed, stopped or sent nothing in time
 };
 
 class LADON_API Error : public std::runtime_error {

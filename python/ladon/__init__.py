@@ -15,7 +15,15 @@ ladon.torch has what autograd needs, and modules; ladon.onnx is a backend for ON
 ladon.convert turns trained layers into other kinds of attention.
 """
 
-from ._errors import DeviceError, Error, FileError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from ._errors import (
+    CommunicationError,
+    DeviceError,
+    Error,
+    FileError,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 from ._ladon import (
     AdamW,
     AttentionLayer,
@@ -60,6 +68,7 @@ __all__ = [
     "AdamW",
     "AttentionGradients",
     "AttentionLayer",
+    "CommunicationError",
     "Context",
     "DeviceArray",
     "DeviceError",

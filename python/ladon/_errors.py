@@ -23,3 +23,7 @@ class FileError(Error, OSError):
 
 class DeviceError(Error, RuntimeError):
     """A GPU failed; after a fault of a kernel every later call on it says so."""
+
+
+class CommunicationError(Error, RuntimeError):
+    """Ranks disagree, or one of them failed, stopped or sent nothing in time."""

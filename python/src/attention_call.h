@@ -16,11 +16,13 @@ namespace ladon::python {
 /// The keywords of AttentionArguments, as they stand in a signature.
 inline constexpr const char* kAttentionOptions =
     "causal: bool = False, scale: float | None = None, alignment: str = 'bottom_right', "
-    "window_left: int | None = None, window_right: int | None = None, mask: Array | None = None, "
-    "bias: Array | None = None, kv_lengths: IntegersLike | None = None, query_offsets: "
-    "IntegersLike | None = None, kv_offsets: IntegersLike | None = None, softcap: float = 0.0, "
+    "position_offset: int | None = None, window_left: int | None = None, window_right: int | None "
+    "= None, mask: Array | None = None, bias: Array | None = None, kv_lengths: IntegersLike | None "
+    "= None, query_offsets: IntegersLike | None = None, kv_offsets: IntegersLike | None = None, "
+    "softcap: float = 0.0, "
     "alibi_slopes: Array | Sequence[float] | None = None, sinks: Array | Sequence[float] | None = "
-    "None, dropout: float = 0.0, dropout_seed: int = 0, dropout_first_sequence: int = 0";
+    "None, dropout: float = 0.0, dropout_seed: int = 0, dropout_first_sequence: int = 0, "
+    "dropout_first_head: int = 0, dropout_first_query: int = 0, dropout_first_key: int = 0";
 
 /// An array that may not be None.
 inline Array required(nb::handle object, const Where& where) {

@@ -217,8 +217,8 @@ v [batch, kv_len, num_kv_heads, value_dim]. num_heads is a multiple of num_kv_he
 differ in nothing else. Any strides but for the last, which must be 1; nothing is copied.
 
 causal: no key past the query's own position; alignment says where query 0 stands: "bottom_right" (the
-last query stands at the last key, as with a cache) or "top_left". window_left, window_right: how far a
-query sees around its position. mask: bool, true where it may look; bias: added to the scores; both
+last query stands at the last key, as with a cache) or "top_left", or position_offset gives its position
+among the keys. window_left, window_right: how far a query sees around its position. mask: bool, true where it may look; bias: added to the scores; both
 [batch, num_heads, query_len, kv_len], any of them 1, leading ones left out if you like. kv_lengths: the
 keys that exist in each sequence of a padded batch. query_offsets, kv_offsets: packed sequences.
 softcap: c * tanh(score / c). alibi_slopes, sinks: one for each query head.

@@ -16,6 +16,7 @@ const char* class_name(ErrorCode code) {
     case ErrorCode::kOutOfMemory: return "OutOfMemoryError";
     case ErrorCode::kIo: return "FileError";
     case ErrorCode::kDevice: return "DeviceError";
+    case ErrorCode::kCommunication: return "CommunicationError";
   }
   return "Error";
 }

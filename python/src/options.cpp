@@ -77,6 +77,7 @@ void AttentionArguments::read(Keywords& keywords) {
   keywords.read("causal", options.causal);
   keywords.read("scale", options.scale);
   keywords.read("alignment", options.alignment, kAlignments);
+  keywords.read("position_offset", options.position_offset);
   keywords.read("window_left", options.window_left);
   keywords.read("window_right", options.window_right);
   keywords.read("mask", mask);
@@ -90,6 +91,9 @@ void AttentionArguments::read(Keywords& keywords) {
   keywords.read("dropout", options.dropout.probability);
   keywords.read("dropout_seed", options.dropout.seed);
   keywords.read("dropout_first_sequence", options.dropout.first_sequence);
+  keywords.read("dropout_first_head", options.dropout.first_head);
+  keywords.read("dropout_first_query", options.dropout.first_query);
+  keywords.read("dropout_first_key", options.dropout.first_key);
   options.mask = as_mask(mask.view());
   options.bias = as_rank_4(bias.view());
   options.alibi_slopes = alibi_slopes.view();

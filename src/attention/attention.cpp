@@ -16,7 +16,7 @@ constexpr std::string_view kOperation = "attention";
 void check_outputs(const Operation& operation, const AttentionSizes& sizes,
                    const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                    const AttentionOptions& options, const TensorView& out, const TensorView& lse) {
-  check_tensor(operation, {"out", out}, q.dtype(),
+  check_result(operation, {"out", out}, q.dtype(),
                {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});
   if (!lse.absent()) check_lse(operation, {"lse", lse}, sizes, q.dtype());
   const NamedView outputs[] = {{"out", out}, {"lse", lse}};
@@ -42,14 +42,16 @@ void run(const Context& context, AttentionCall& call, const TensorView& out,
 
 void attend(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
             const ConstTensorView& v, const AttentionOptions& options, const TensorView& out,
-            const TensorView& lse) {
+            const TensorView& lse, const WholeProblem& whole) {
   AttentionCall call(context, sizes_of_inputs(q, k, v, options), q, k, v, options);
+  call.set_whole(whole);
   run(context, call, out, lse);
 }
 
 void attend(const Context& context, const ConstTensorView& q, const KvCacheView& cache,
-            const AttentionOptions& options, const TensorView& out) {
+            const AttentionOptions& options, const TensorView& out, const WholeProblem& whole) {
   AttentionCall call(context, sizes_of_cache_inputs(q, cache, options), q, cache, options);
+  call.set_whole(whole);
   run(context, call, out, {});
 }
 

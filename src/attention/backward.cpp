@@ -15,7 +15,7 @@ namespace {
 void check_like(const Operation& operation, const NamedView& argument,
                 const ConstTensorView& input) {
   if (argument.view.absent()) return;
-  check_tensor(operation, argument, input.dtype(), input.shape());
+  check_result(operation, argument, input.dtype(), input.shape());
 }
 
 /// A gradient of an option must fit it, where it is wanted.

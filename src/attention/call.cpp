@@ -56,6 +56,9 @@ ScoreRules score_rules(const AttentionOptions& options, const AttentionSizes& si
   rules.dropout_threshold = static_cast<std::uint32_t>(std::min(probability * 0x1p32, 0x1p32 - 1));
   rules.dropout_scale = 1 / (1 - probability);
   rules.dropout_seed = options.dropout.seed;
+  rules.dropout_head = options.dropout.first_head;
+  rules.dropout_query = options.dropout.first_query;
+  rules.dropout_key = options.dropout.first_key;
   return rules;
 }
 
@@ -87,8 +90,8 @@ AttentionCall::AttentionCall(const Context& context, const AttentionSizes& sizes
     sequence.kv_len = !kv_offsets_.empty()         ? kv_offsets_[i + 1] - kv_offsets_[i]
                       : options.kv_lengths.empty() ? sizes.kv_len
                                                    : options.kv_lengths[i];
-    sequence.position_offset =
-        options.alignment == Alignment::kBottomRight ? sequence.kv_len - sequence.query_len : 0;
+    sequence.position_offset = options.position_offset.value_or(
+        options.alignment == Alignment::kBottomRight ? sequence.kv_len - sequence.query_len : 0);
   }
 }
 
@@ -122,7 +125,7 @@ AttentionCall::AttentionCall(const Context& context, const AttentionSizes& sizes
     Sequence& sequence = list_->sequences[s];
     const KvSequenceView& view = cache.sequences[static_cast<std::size_t>(s)];
     sequence.kv_len = view.length;
-    sequence.position_offset = view.length - sequence.query_len;
+    sequence.position_offset = options.position_offset.value_or(view.length - sequence.query_len);
     sequence.pages = view.pages;
     sequence.first_slot = view.first_slot;
     sequence.ring_start = view.ring_start;

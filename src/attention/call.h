@@ -32,6 +32,7 @@ class AttentionCall {
   void set_lse(const ConstTensorView& lse);
   void set_saved(const AttentionSaved& saved);
   void set_gradients(const AttentionGradients& gradients);
+  void set_whole(const WholeProblem& whole) { params_.whole = whole; }
 
  private:
   struct SequenceList {

@@ -2,18 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "core/compute_dtype.h"
 #include "core/fail.h"
 
 namespace ladon {
 namespace {
-
-constexpr std::int64_t kMaxLength = std::int64_t{1} << 56;
 
 void check_offsets(const Operation& operation, std::string_view argument,
                    std::span<const std::int64_t> offsets, std::int64_t total) {
@@ -71,62 +67,6 @@ void check_lengths(const Operation& operation, const AttentionOptions& options,
   check_packed_batch(operation, q);
   check_offsets(operation, "query_offsets", options.query_offsets, q.size(1));
   check_offsets(operation, "kv_offsets", options.kv_offsets, k.size(1));
-}
-
-void check_broadcast(const Operation& operation, const NamedView& argument,
-                     const AttentionSizes& sizes) {
-  check_strided_view(operation, argument, 4);
-  const Dims full{sizes.num_sequences, sizes.num_heads, sizes.max_query_len, sizes.max_kv_len};
-  for (int dim = 0; dim < 4; ++dim) {
-    const std::int64_t size = argument.view.size(dim);
-    if (size != full[dim] && size != 1) {
-      fail(operation, argument.name,
-           got_shape(argument.view) + ", expected " + full.to_string() + " or 1 in any place");
-    }
-  }
-}
-
-void check_options(const Operation& operation, const AttentionOptions& options,
-                   const AttentionSizes& sizes) {
-  if (options.scale.has_value()) check_finite(operation, "scale", *options.scale);
-  check_finite(operation, "softcap", options.softcap);
-  if (options.softcap < 0) {
-    fail(operation, "softcap",
-         "got " + text_of(options.softcap) + ", expected a positive number, or 0 for none");
-  }
-  for (const auto& [name, width] : {std::pair{"window_left", options.window_left},
-                                    std::pair{"window_right", options.window_right}}) {
-    if (width.has_value() && *width < 0) {
-      fail(operation, name, "got " + std::to_string(*width) + ", expected 0 or more");
-    }
-  }
-  const double probability = options.dropout.probability;
-  if (!(probability >= 0 && probability < 1)) {
-    fail(operation, "dropout.probability",
-         "got " + text_of(probability) + ", expected a number in [0, 1)");
-  }
-  const std::int64_t first = options.dropout.first_sequence;
-  if (first < 0) {
-    fail(operation, "dropout.first_sequence",
-         "got " + std::to_string(first) + ", expected 0 or more");
-  }
-  if (sizes.num_sequences > 0 &&
-      first > std::numeric_limits<std::int64_t>::max() - (sizes.num_sequences - 1)) {
-    fail(operation, "dropout.first_sequence",
-         "got " + std::to_string(first) + ", expected a number that leaves room for " +
-             std::to_string(sizes.num_sequences) + " sequences");
-  }
-  if (options.alignment != Alignment::kBottomRight && options.alignment != Alignment::kTopLeft) {
-    fail(operation, "alignment",
-         "got " + std::to_string(static_cast<int>(options.alignment)) + ", expected an Alignment");
-  }
-  check_mask_and_bias(operation, options.mask, options.bias, sizes);
-  if (!options.alibi_slopes.absent()) {
-    check_strided_floats(operation, {"alibi_slopes", options.alibi_slopes}, {sizes.num_heads});
-  }
-  if (!options.sinks.absent()) {
-    check_strided_floats(operation, {"sinks", options.sinks}, {sizes.num_heads});
-  }
 }
 
 /// The slots of every sequence must be within the cache.
@@ -361,18 +301,6 @@ AttentionSizes check_cache_inputs(const Operation& operation, const ConstTensorV
   return sizes;
 }
 
-void check_mask_and_bias(const Operation& operation, const ConstTensorView& mask,
-                         const ConstTensorView& bias, const AttentionSizes& sizes) {
-  if (!mask.absent()) {
-    check_broadcast(operation, {"mask", mask}, sizes);
-    check_dtype(operation, {"mask", mask}, DType::kBool);
-  }
-  if (!bias.absent()) {
-    check_broadcast(operation, {"bias", bias}, sizes);
-    check_float(operation, {"bias", bias});
-  }
-}
-
 void check_kv_lengths(const Operation& operation, std::span<const std::int64_t> kv_lengths,
                       std::int64_t batch, std::int64_t kv_len) {
   if (kv_lengths.empty()) return;
@@ -389,10 +317,19 @@ void check_kv_lengths(const Operation& operation, std::span<const std::int64_t> 
   }
 }
 
+void check_result(const Operation& operation, const NamedView& argument, DType dtype,
+                  const Dims& shape) {
+  const bool is_partial =
+      size_of(dtype) == 2 && !argument.view.absent() && argument.view.dtype() == DType::kF32;
+  check_tensor(operation, argument, is_partial ? DType::kF32 : dtype, shape);
+}
+
 void check_lse(const Operation& operation, const NamedView& argument, const AttentionSizes& sizes,
                DType q_dtype) {
   check_strided_view(operation, argument, 3);
-  check_dtype(operation, argument, compute_dtype(q_dtype));
+  if (argument.view.dtype() != DType::kF64) {
+    check_dtype(operation, argument, compute_dtype(q_dtype));
+  }
   check_shape(operation, argument, {sizes.batch, sizes.num_heads, sizes.query_len});
 }
 

@@ -10,6 +10,9 @@
 
 namespace ladon {
 
+/// Lengths and positions are below this, so that sums of a few of them do not overflow.
+inline constexpr std::int64_t kMaxLength = std::int64_t{1} << 56;
+
 /// Sizes that a checked call has.
 struct AttentionSizes {
   std::int64_t batch = 0;          // first dimension of q, k and v: 1 in a packed batch
@@ -44,6 +47,10 @@ ConstTensorView cache_values(const KvCacheView& cache);
 AttentionSizes check_cache_inputs(const Operation& operation, const ConstTensorView& q,
                                   const KvCacheView& cache, const AttentionOptions& options);
 
+/// All options but lengths and offsets.
+void check_options(const Operation& operation, const AttentionOptions& options,
+                   const AttentionSizes& sizes);
+
 /// Both may be absent. Of the sizes, the numbers of sequences and heads and the longest lengths.
 void check_mask_and_bias(const Operation& operation, const ConstTensorView& mask,
                          const ConstTensorView& bias, const AttentionSizes& sizes);
@@ -52,7 +59,11 @@ void check_mask_and_bias(const Operation& operation, const ConstTensorView& mask
 void check_kv_lengths(const Operation& operation, std::span<const std::int64_t> kv_lengths,
                       std::int64_t batch, std::int64_t kv_len);
 
-/// [batch, num_heads, query_len], f64 where q is f64, else f32.
+/// A result of the dtype of its inputs, or f32 where they are f16 or bf16.
+void check_result(const Operation& operation, const NamedView& argument, DType dtype,
+                  const Dims& shape);
+
+/// [batch, num_heads, query_len], f64, or f32 where q is not f64.
 void check_lse(const Operation& operation, const NamedView& argument, const AttentionSizes& sizes,
                DType q_dtype);
 

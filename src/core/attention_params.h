@@ -87,6 +87,10 @@ struct ScoreRules {
   std::uint32_t dropout_threshold = 0;
   double dropout_scale = 1;  // 1 / (1 - probability)
   std::uint64_t dropout_seed = 0;
+  // The numbers by which dropout knows this call's first head, query and key.
+  std::int64_t dropout_head = 0;
+  std::int64_t dropout_query = 0;
+  std::int64_t dropout_key = 0;
 };
 
 /// Larger than any length, small enough that sums of a few of them do not overflow.
@@ -116,6 +120,15 @@ struct Sequence {
   std::int64_t dv = 0;
 };
 
+/// A call may compute a part of a larger problem: some of a sequence's queries, or some of the heads
+/// that share a KV head. A CPU divides its work by row counts; it then goes by those of the whole, so
+/// that a part has the bits of the whole. 0: as the call itself.
+struct WholeProblem {
+  std::int64_t query_len = 0;
+  std::int64_t first_query = 0;  // of the part, in the whole
+  std::int64_t group = 0;
+};
+
 struct AttentionParams {
   std::int64_t num_sequences = 0;
   std::int64_t num_heads = 0;
@@ -126,6 +139,7 @@ struct AttentionParams {
   std::int64_t max_query_len = 0;  // of any sequence
   std::int64_t max_kv_len = 0;     // of any sequence, padding included
   const Sequence* sequences = nullptr;
+  WholeProblem whole;
   ScoreRules rules;
   Operand q;
   Operand k;

@@ -26,30 +26,44 @@ void Steps::project_rows(const ConstTensorView& x, const LinearIndex& linear,
 
 Tensor Steps::project_heads(const ConstTensorView& x, const LinearIndex& linear,
                             std::int64_t heads) const {
-  Tensor y = Tensor::uninitialized(context_, layer_.dtype(),
-                                   {x.size(0), x.size(1), heads, layer_.head_dim()});
+  Tensor y = Tensor::uninitialized(context_, heads_.options.dtype,
+                                   {x.size(0), x.size(1), heads, heads_.options.head_dim});
   project_rows(InputRows(context_, x).view(), linear, merged(y));
   return y;
 }
 
 void Steps::norm_and_rope(const TensorView& heads, int norm, const RopePositions& positions) const {
-  const MultiHeadAttentionOptions& options = layer_.options();
+  const MultiHeadAttentionOptions& options = heads_.options;
   if (options.qk_norm) rms_norm(context_, heads, weight(norm), options.qk_norm_epsilon, heads);
   if (options.rope.has_value()) {
-    rope_internal::rotate_in_place(context_, heads, plan_.rope, positions);
+    rope_internal::rotate_in_place(context_, heads, heads_.plan.rope, positions);
   }
 }
 
+void Steps::project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& lists,
+                               const TensorView& q, const TensorView& k,
+                               const TensorView& v) const {
+  const MultiHeadAttention::Plan& plan = heads_.plan;
+  project_rows(inputs.queries, plan.query, q);
+  project_rows(inputs.tokens, plan.key, k);
+  project_rows(inputs.tokens, plan.value, v);
+  norm_and_rope(heads_of_rows(q, heads_.options.num_heads), plan.query_norm,
+                {.explicit_positions = lists.query_positions});
+  norm_and_rope(heads_of_rows(k, heads_.options.num_kv_heads), plan.key_norm,
+                {.explicit_positions = lists.positions});
+}
+
 AttentionOptions Steps::attention_options(std::optional<bool> causal) const {
-  const MultiHeadAttentionOptions& options = layer_.options();
+  const MultiHeadAttentionOptions& options = heads_.options;
   AttentionOptions attention;
   attention.scale = options.scale;
   attention.causal = causal.value_or(options.causal);
   attention.window_left = options.window_left;
   attention.window_right = options.window_right;
   attention.softcap = options.softcap;
-  attention.alibi_slopes = layer_.alibi_slopes();
-  attention.sinks = weight(plan_.sinks);
+  attention.alibi_slopes = heads_.alibi_slopes;
+  attention.sinks = weight(heads_.plan.sinks);
+  attention.dropout.first_head = heads_.first_head;
   return attention;
 }
 

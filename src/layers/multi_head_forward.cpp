@@ -20,14 +20,6 @@ namespace {
 
 constexpr std::string_view kOperation = "MultiHeadAttention::forward";
 
-/// The inputs of a call, all three [batch, seq, width].
-struct CheckedInputs {
-  ConstTensorView query, key, value;
-  bool self = false;       // key and value are the query
-  bool own_value = false;  // value was given
-  bool batched = true;
-};
-
 CheckedInputs check_inputs(const Operation& operation, const MultiHeadAttentionOptions& options,
                            const LayerInputs& inputs) {
   CheckedInputs checked;
@@ -47,7 +39,8 @@ CheckedInputs check_inputs(const Operation& operation, const MultiHeadAttentionO
   if (checked.self) {
     if (options.key_dim != options.embed_dim || options.value_input_dim != options.embed_dim) {
       fail(operation, "key",
-           "got none, expected a tensor because key_dim or value_input_dim is not embed_dim");
+           "got none, expected a tensor because key_dim or value_input_dim is "
+           "not embed_dim");
     }
     checked.key = checked.query;
     checked.value = checked.query;
@@ -77,25 +70,6 @@ CheckedInputs check_inputs(const Operation& operation, const MultiHeadAttentionO
   return checked;
 }
 
-/// All that can be refused, before anything is computed.
-CheckedInputs check_call(const Context& context, const MultiHeadAttention& layer,
-                         const LayerInputs& inputs, const LayerCall& call) {
-  const Operation operation(kOperation, context);
-  check_device(operation, "layer", layer.device());
-  const CheckedInputs checked = check_inputs(operation, layer.options(), inputs);
-  check_layer_call(operation, call,
-                   {.batch = checked.query.size(0),
-                    .num_heads = layer.num_heads(),
-                    .query_len = checked.query.size(1),
-                    .kv_len = checked.key.size(1),
-                    .rope = layer.options().rope.has_value()});
-  for (const NamedView& input : {NamedView{"query", checked.query}, NamedView{"key", checked.key},
-                                 NamedView{"value", checked.value}}) {
-    check_apart(operation, {"weights", call.weights}, input);
-  }
-  return checked;
-}
-
 /// A query that sees its own position and nothing else has a softmax of 1: attention gives the
 /// value itself, whatever q and k are. True only where that can be told without looking at data.
 bool is_one_position(const CheckedInputs& inputs, const AttentionOptions& options,
@@ -105,61 +79,73 @@ bool is_one_position(const CheckedInputs& inputs, const AttentionOptions& option
          options.dropout.probability == 0 && call.weights.absent();
 }
 
-/// The forward pass; with `saved`, moves into it what backward needs.
-Tensor run_forward(const Context& context, const MultiHeadAttention& layer,
-                   const CheckedInputs& inputs, const LayerCall& call, Saved* saved) {
-  const Steps steps(context, layer);
-  const MultiHeadAttention::Plan& plan = layer.plan();
-  AttentionOptions options = steps.attention_options(call.causal);
+}  // namespace
+
+CheckedInputs multi_head::check_call(const Operation& operation, const AttentionLayer& layer,
+                                     const MultiHeadAttentionOptions& options,
+                                     const LayerInputs& inputs, const LayerCall& call) {
+  check_device(operation, "layer", layer.device());
+  const CheckedInputs checked = check_inputs(operation, options, inputs);
+  check_layer_call(operation, call,
+                   {.batch = checked.query.size(0),
+                    .num_heads = options.num_heads,
+                    .query_len = checked.query.size(1),
+                    .kv_len = checked.key.size(1),
+                    .rope = options.rope.has_value()});
+  for (const NamedView& input : {NamedView{"query", checked.query}, NamedView{"key", checked.key},
+                                 NamedView{"value", checked.value}}) {
+    check_apart(operation, {"weights", call.weights}, input);
+  }
+  return checked;
+}
+
+AttendedHeads multi_head::attend_heads(const Context& context, const LayerHeads& heads,
+                                       const CheckedInputs& inputs, const LayerCall& call,
+                                       bool keeps_lse) {
+  const Steps steps(context, heads);
+  const MultiHeadAttentionOptions& layer = heads.options;
+  AttendedHeads result;
+  AttentionOptions& options = result.options;
+  options = steps.attention_options(call.causal);
   options.mask = call.mask;
   options.bias = call.bias;
   options.kv_lengths = call.kv_lengths;
-  if (layer.is_training()) {
-    options.dropout = {.probability = layer.options().dropout, .seed = call.dropout_seed};
+  if (heads.layer.is_training()) {
+    options.dropout.probability = layer.dropout;
+    options.dropout.seed = call.dropout_seed;
   }
   // Token i of a sequence has position i, however many of the tokens after it are padding.
   if (inputs.query.size(1) == inputs.key.size(1)) options.alignment = Alignment::kTopLeft;
-  const bool one_position = is_one_position(inputs, options, call);
-  Tensor v = steps.project_heads(inputs.value, plan.value, layer.num_kv_heads());
-  Tensor q;
-  Tensor k;
-  Tensor attended;
-  Tensor lse;
-  if (one_position) {
-    attended = repeat_kv(context, v, layer.num_heads() / layer.num_kv_heads());
-  } else {
-    q = steps.project_heads(inputs.query, plan.query, layer.num_heads());
-    k = steps.project_heads(inputs.key, plan.key, layer.num_kv_heads());
-    steps.norm_and_rope(q, plan.query_norm, call.query_positions);
-    steps.norm_and_rope(k, plan.key_norm, call.key_positions);
-    attended = Tensor::uninitialized(context, layer.dtype(), q.shape());
-    if (saved != nullptr) {
-      lse = Tensor::uninitialized(context, compute_dtype(layer.dtype()),
-                                  {q.size(0), q.size(2), q.size(1)});
-    }
-    attend(context, q, k, v, options, attended, lse);
+  result.one_position = is_one_position(inputs, options, call);
+  result.v = steps.project_heads(inputs.value, heads.plan.value, layer.num_kv_heads);
+  if (result.one_position) {
+    result.attended = repeat_kv(context, result.v, layer.num_heads / layer.num_kv_heads);
+    return result;
   }
-  const std::int64_t seq = inputs.query.size(1);
-  Tensor out =
-      Tensor::uninitialized(context, layer.dtype(),
-                            inputs.batched ? Dims{inputs.query.size(0), seq, layer.embed_dim()}
-                                           : Dims{seq, layer.embed_dim()});
-  steps.project_rows(merged(std::as_const(attended)), plan.out, as_rows(out.view()));
-  if (!call.weights.absent()) attention_weights(context, q, k, options, call.weights);
-  if (saved != nullptr) {
-    saved->one_position = one_position;
-    saved->q = std::move(q);
-    saved->k = std::move(k);
-    saved->v = std::move(v);
-    saved->attended = std::move(attended);
-    saved->lse = std::move(lse);
-    saved->keep_call(context, options, call);
+  result.q = steps.project_heads(inputs.query, heads.plan.query, layer.num_heads);
+  result.k = steps.project_heads(inputs.key, heads.plan.key, layer.num_kv_heads);
+  steps.norm_and_rope(result.q, heads.plan.query_norm, call.query_positions);
+  steps.norm_and_rope(result.k, heads.plan.key_norm, call.key_positions);
+  const Dims& shape = result.q.shape();
+  result.attended = Tensor::uninitialized(context, layer.dtype, shape);
+  if (keeps_lse) {
+    result.lse =
+        Tensor::uninitialized(context, compute_dtype(layer.dtype), {shape[0], shape[2], shape[1]});
   }
-  return out;
+  attend(context, result.q, result.k, result.v, options, result.attended, result.lse,
+         {.group = heads.whole_group});
+  return result;
 }
 
-/// Copies of the inputs, so that the saved state stands alone.
-void keep_inputs(const Context& context, const CheckedInputs& inputs, Saved& saved) {
+void multi_head::keep_forward(const Context& context, const CheckedInputs& inputs,
+                              const LayerCall& call, AttendedHeads& heads, Saved& saved) {
+  saved.one_position = heads.one_position;
+  saved.q = std::move(heads.q);
+  saved.k = std::move(heads.k);
+  saved.v = std::move(heads.v);
+  saved.attended = std::move(heads.attended);
+  saved.lse = std::move(heads.lse);
+  saved.keep_call(context, heads.options, call);
   saved.self = inputs.self;
   saved.own_value = inputs.own_value;
   saved.batched = inputs.batched;
@@ -168,20 +154,43 @@ void keep_inputs(const Context& context, const CheckedInputs& inputs, Saved& sav
   if (inputs.own_value) saved.value = Tensor::copy_of(context, inputs.value);
 }
 
+namespace {
+
+/// The output projection, and the weights where the call wants them.
+Tensor finish_forward(const Context& context, const MultiHeadAttention& layer,
+                      const CheckedInputs& inputs, const LayerCall& call,
+                      const AttendedHeads& heads) {
+  const std::int64_t seq = inputs.query.size(1);
+  Tensor out =
+      Tensor::uninitialized(context, layer.dtype(),
+                            inputs.batched ? Dims{inputs.query.size(0), seq, layer.embed_dim()}
+                                           : Dims{seq, layer.embed_dim()});
+  Steps(context, layer).project_rows(merged(heads.attended), layer.plan().out, as_rows(out.view()));
+  if (!call.weights.absent()) {
+    attention_weights(context, heads.q, heads.k, heads.options, call.weights);
+  }
+  return out;
+}
+
 }  // namespace
 
 Tensor MultiHeadAttention::forward(const Context& context, const LayerInputs& inputs,
                                    const LayerCall& call) const {
-  return run_forward(context, *this, check_call(context, *this, inputs, call), call, nullptr);
+  const CheckedInputs checked =
+      check_call(Operation(kOperation, context), *this, options_, inputs, call);
+  const AttendedHeads heads = attend_heads(context, *this, checked, call, false);
+  return finish_forward(context, *this, checked, call, heads);
 }
 
 TrainingForward MultiHeadAttention::forward_training(const Context& context,
                                                      const LayerInputs& inputs,
                                                      const LayerCall& call) const {
-  const CheckedInputs checked = check_call(context, *this, inputs, call);
+  const CheckedInputs checked =
+      check_call(Operation(kOperation, context), *this, options_, inputs, call);
+  AttendedHeads heads = attend_heads(context, *this, checked, call, true);
+  Tensor out = finish_forward(context, *this, checked, call, heads);
   auto saved = std::make_unique<Saved>(*this, identity_);
-  Tensor out = run_forward(context, *this, checked, call, saved.get());
-  keep_inputs(context, checked, *saved);
+  keep_forward(context, checked, call, heads, *saved);
   return {std::move(out), SavedForward(std::move(saved))};
 }
 

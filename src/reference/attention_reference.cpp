@@ -205,9 +205,11 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
 
   if (rules.dropout) {
     for (std::size_t j = 0; j < keys; ++j) {
-      const PhiloxBlock block = dropout_block(rules.dropout_seed, sequence.dropout_index, head,
-                                              token, static_cast<std::int64_t>(j));
-      row.keep[j] = block.words[j % 4] < rules.dropout_threshold ? 0 : rules.dropout_scale;
+      const std::int64_t key = rules.dropout_key + static_cast<std::int64_t>(j);
+      const PhiloxBlock block =
+          dropout_block(rules.dropout_seed, sequence.dropout_index, rules.dropout_head + head,
+                        rules.dropout_query + token, key);
+      row.keep[j] = block.words[key % 4] < rules.dropout_threshold ? 0 : rules.dropout_scale;
     }
   }
   return row;

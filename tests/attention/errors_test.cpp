@@ -191,6 +191,22 @@ TEST_P(AttentionErrors, Numbers) {
   }
   expect_refusal(kAllOperations, "dropout.first_sequence: got -7, expected 0 or more",
                  [](Call& call) { call.options.dropout.first_sequence = -7; });
+  expect_refusal(kAllOperations, "dropout.first_head: got -1, expected 0 to 2^56",
+                 [](Call& call) { call.options.dropout.first_head = -1; });
+  expect_refusal(kAllOperations, "dropout.first_query: got -2, expected 0 to 2^56",
+                 [](Call& call) { call.options.dropout.first_query = -2; });
+  expect_refusal(kAllOperations, "dropout.first_key: got 72057594037927936, expected 0 to 2^56",
+                 [](Call& call) { call.options.dropout.first_key = std::int64_t{1} << 56; });
+  expect_refusal(
+      kAllOperations,
+      "position_offset: got -72057594037927936, expected a number between -2^56 and 2^56",
+      [](Call& call) { call.options.position_offset = -(std::int64_t{1} << 56); });
+  expect_refusal(kAllOperations,
+                 "position_offset: got one beside an alignment of kTopLeft, expected one of them",
+                 [](Call& call) {
+                   call.options.position_offset = 1;
+                   call.options.alignment = Alignment::kTopLeft;
+                 });
 }
 
 TEST_P(AttentionErrors, ExtremeNumbersThatAreLegal) {

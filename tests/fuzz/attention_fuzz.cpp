@@ -93,7 +93,8 @@ int fuzz(const Arguments& arguments) {
   int failures = 0;
   for (std::int64_t i = 0; i < arguments.cases && failures < 10; ++i) {
     Random random(arguments.seed, static_cast<std::uint64_t>(i));
-    const test::Case problem = test::random_case(random);
+    test::Case problem = test::random_case(random);
+    if (i % 5 == 0) test::make_shard(random, problem);
     const test::CaseData data(problem);
     const test::Truth truth = test::truth_of(data);
     for (std::size_t c = static_cast<std::size_t>(i % 3); c < contexts.size(); c += 3) {

@@ -117,6 +117,20 @@ def test_dropout_is_repeatable(qkv):
     second = [x[1:] for x in qkv]
     alone = ladon.attention(*second, dropout=0.5, dropout_seed=3, dropout_first_sequence=1)
     assert np.array_equal(once[1:], alone)
+    q, k, v = qkv
+    rows = ladon.attention(q[:, 2:], k, v, dropout=0.5, dropout_seed=3, dropout_first_query=2)
+    np.testing.assert_allclose(rows, once[:, 2:], atol=1e-6)
+
+
+def test_a_shard_of_the_keys(qkv):
+    q, k, v = qkv
+    offset = k.shape[1] - q.shape[1]
+    parts = [
+        ladon.attention(q, k[:, a:b], v[:, a:b], causal=True, position_offset=offset - a, return_lse=True)
+        for a, b in [(0, 3), (3, k.shape[1])]
+    ]
+    merged = ladon.merge_attention([out for out, _ in parts], [lse for _, lse in parts])
+    np.testing.assert_allclose(merged, ladon.attention(q, k, v, causal=True), atol=1e-6)
 
 
 def test_stages(qkv):

@@ -23,7 +23,8 @@ CLEAN = (ladon.Error, TypeError, ValueError)
 
 ATTENTION_OPTIONS = (
     "causal scale alignment window_left window_right mask bias kv_lengths query_offsets kv_offsets softcap "
-    "alibi_slopes sinks dropout dropout_seed dropout_first_sequence out return_lse context stage dtype wanted dlse"
+    "position_offset alibi_slopes sinks dropout dropout_seed dropout_first_sequence dropout_first_head "
+    "dropout_first_query dropout_first_key out return_lse context stage dtype wanted dlse"
 ).split()
 LAYER_OPTIONS = (
     "causal mask bias kv_lengths new_lengths query query_positions key_positions dropout_seed cache return_weights out "

@@ -111,6 +111,14 @@ Case random_case(Random& random) {
   return problem;
 }
 
+void make_shard(Random& random, Case& problem) {
+  problem.alignment = Alignment::kBottomRight;
+  problem.position_offset = random.below(200) - 60;
+  problem.first_head = random.below(9);
+  problem.first_query = random.below(1000);
+  problem.first_key = random.below(1000);
+}
+
 std::string Case::describe() const {
   std::ostringstream text;
   const auto broadcast = [&](const char* name, const Broadcast& value) {
@@ -126,6 +134,7 @@ std::string Case::describe() const {
   if (scale.has_value()) text << " scale " << *scale;
   if (causal) text << " causal";
   if (alignment == Alignment::kTopLeft) text << " top-left";
+  if (position_offset.has_value()) text << " offset " << *position_offset;
   if (window_left.has_value()) text << " left " << *window_left;
   if (window_right.has_value()) text << " right " << *window_right;
   if (lengths == Lengths::kPadded) text << " padded";
@@ -137,6 +146,9 @@ std::string Case::describe() const {
   if (alibi) text << " alibi";
   if (sinks) text << " sinks";
   if (dropout != 0) text << " dropout " << dropout;
+  if (first_head + first_query + first_key != 0) {
+    text << " from " << first_head << '/' << first_query << '/' << first_key;
+  }
   if (dlse) text << " dlse";
   if (memory == Memory::kHeadsFirst) text << " heads-first";
   if (memory == Memory::kSliced) text << " sliced";

@@ -40,6 +40,7 @@ struct Case {
   std::optional<double> scale{};
   bool causal = false;
   Alignment alignment = Alignment::kBottomRight;
+  std::optional<std::int64_t> position_offset{};
   std::optional<std::int64_t> window_left{};
   std::optional<std::int64_t> window_right{};
   Lengths lengths = Lengths::kFull;
@@ -50,6 +51,9 @@ struct Case {
   bool alibi = false;
   bool sinks = false;
   double dropout = 0;
+  std::int64_t first_head = 0;  // dropout's
+  std::int64_t first_query = 0;
+  std::int64_t first_key = 0;
   bool dlse = false;  // a gradient comes back through lse
   Memory memory = Memory::kDense;
   std::uint64_t seed = 1;  // of the data
@@ -60,5 +64,7 @@ struct Case {
 
 /// A random problem over every option, small enough for the reference.
 Case random_case(Random& random);
+/// Makes it a shard of a larger problem: a position offset, and dropout's numbers.
+void make_shard(Random& random, Case& problem);
 
 }  // namespace ladon::test

@@ -197,6 +197,7 @@ AttentionOptions CaseData::options() const {
   options.scale = problem_.scale;
   options.causal = problem_.causal;
   options.alignment = problem_.alignment;
+  options.position_offset = problem_.position_offset;
   options.window_left = problem_.window_left;
   options.window_right = problem_.window_right;
   options.mask = mask();
@@ -207,7 +208,11 @@ AttentionOptions CaseData::options() const {
   options.softcap = problem_.softcap;
   if (problem_.alibi) options.alibi_slopes = slopes_;
   if (problem_.sinks) options.sinks = sinks_;
-  options.dropout = {.probability = problem_.dropout, .seed = problem_.seed ^ 0x5eed};
+  options.dropout = {.probability = problem_.dropout,
+                     .seed = problem_.seed ^ 0x5eed,
+                     .first_head = problem_.first_head,
+                     .first_query = problem_.first_query,
+                     .first_key = problem_.first_key};
   return options;
 }
 
@@ -215,8 +220,8 @@ bool CaseData::visible(std::int64_t sequence, std::int64_t head, std::int64_t qu
                        std::int64_t key) const {
   const SequencePart& part = sequences_[static_cast<std::size_t>(sequence)];
   if (key >= part.kv_len) return false;
-  const std::int64_t offset =
-      problem_.alignment == Alignment::kBottomRight ? part.kv_len - part.query_len : 0;
+  const std::int64_t offset = problem_.position_offset.value_or(
+      problem_.alignment == Alignment::kBottomRight ? part.kv_len - part.query_len : 0);
   const std::int64_t position = query + offset;
   if (problem_.causal && key > position) return false;
   if (problem_.window_left.has_value() && key < position - *problem_.window_left) return false;

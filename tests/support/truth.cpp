@@ -193,7 +193,10 @@ class Collector {
         size += std::abs(at(alone.q, 0, token, head, i) * at(alone.k, 0, key, kv_head, i));
       }
       size *= scale;
-      if (data_.problem().alibi) size += 0.5 * static_cast<double>(part.kv_len + part.query_len);
+      if (data_.problem().alibi) {
+        size += 0.5 * static_cast<double>(part.kv_len + part.query_len +
+                                          std::abs(data_.problem().position_offset.value_or(0)));
+      }
       if (data_.problem().bias.present) size += 5;
       score_size = std::max(score_size, size);
     }

@@ -17,7 +17,8 @@ namespace ladon::cpu {
 inline constexpr std::int64_t kSplitKeys = 512;
 
 /// The tasks of one sequence: tiles of rows over all their keys; or, where all rows fit one tile
-/// (decoding), splits of the keys whose results are merged.
+/// (decoding), splits of the keys whose results are merged. Where the call is a part of a larger
+/// problem, "all rows" are those of the whole.
 struct SequencePlan {
   std::int64_t rows = 0;   // of each KV head
   std::int64_t tiles = 0;  // of rows, each over all its keys
@@ -32,14 +33,17 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
   SequencePlan plan;
   plan.rows = sequence.query_len * params.group;
   if (plan.rows == 0) return plan;
+  const WholeProblem& whole = params.whole;
+  const std::int64_t whole_len = whole.query_len > 0 ? whole.query_len : sequence.query_len;
+  const std::int64_t whole_rows = whole_len * (whole.group > 0 ? whole.group : params.group);
   plan.tiles = ceil_div(plan.rows, kernels.tile_rows);
-  plan.decodes = plan.rows <= kernels.decode_rows;
+  plan.decodes = whole_rows <= kernels.decode_rows;
   plan.splits = 1;
   plan.units = plan.tiles;
-  if (plan.tiles > 1) return plan;
+  if (whole_rows > kernels.tile_rows) return plan;
   // Only splits with keys inside the window.
-  const std::int64_t first_position = sequence.position_offset;
-  const std::int64_t last_position = sequence.query_len - 1 + sequence.position_offset;
+  const std::int64_t first_position = sequence.position_offset - whole.first_query;
+  const std::int64_t last_position = first_position + whole_len - 1;
   const std::int64_t first = first_position - params.rules.window_left;
   const std::int64_t last = last_position + params.rules.window_right;
   const std::int64_t first_key = first < 0 ? 0 : first;

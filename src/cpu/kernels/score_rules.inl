@@ -175,9 +175,10 @@ inline void fill_keep(const ScoreRules& rules, const Sequence& sequence, const Q
   const Scalar kept = static_cast<Scalar>(rules.dropout_scale);
   for (std::int64_t r = 0; r < rows.count; ++r) {
     for (std::int64_t i = 0; i < keys.count();) {
-      const std::int64_t key = keys.begin + i;
+      const std::int64_t key = rules.dropout_key + keys.begin + i;
       const PhiloxBlock block = dropout_block(rules.dropout_seed, sequence.dropout_index,
-                                              rows.head[r], rows.token[r], key);
+                                              rules.dropout_head + rows.head[r],
+                                              rules.dropout_query + rows.token[r], key);
       for (std::int64_t word = key % 4; word < 4 && i < keys.count(); ++word, ++i) {
         to[r * layout.row_step + i * layout.key_step] =
             block.words[word] < rules.dropout_threshold ? Scalar{0} : kept;

@@ -48,7 +48,11 @@ __device__ inline KeyRange window_of(const ScoreRules& rules, const Sequence& se
   const std::int64_t position = token + sequence.position_offset;
   const std::int64_t begin = position - rules.window_left;
   const std::int64_t end = position + rules.window_right + 1;
-  return {begin < 0 ? 0 : begin, end > sequence.kv_len ? sequence.kv_len : end};
+  // Both within the keys, however far from them the position is: kernels count keys in 32 bits.
+  const auto within = [&](std::int64_t key) {
+    return key < 0 ? 0 : key > sequence.kv_len ? sequence.kv_len : key;
+  };
+  return {within(begin), within(end)};
 }
 
 /// scale * q.k after softcap, and its derivative with respect to scale * q.k. A cap past the range
@@ -104,8 +108,10 @@ template <class Compute>
 __device__ inline Compute dropout_factor(const ScoreRules& rules, const Sequence& sequence,
                                          const QueryRow& row, std::int64_t key) {
   if (!rules.dropout) return 1;
+  key += rules.dropout_key;
   const PhiloxBlock block =
-      dropout_block(rules.dropout_seed, sequence.dropout_index, row.head, row.token, key);
+      dropout_block(rules.dropout_seed, sequence.dropout_index, rules.dropout_head + row.head,
+                    rules.dropout_query + row.token, key);
   return block.words[key % 4] < rules.dropout_threshold ? Compute{0}
                                                         : static_cast<Compute>(rules.dropout_scale);
 }

@@ -104,6 +104,7 @@ bool uses_tensor_cores(const AttentionParams& call) {
   const bool is_half = call.q.dtype == DType::kF16 || call.q.dtype == DType::kBF16;
   const bool is_scaled = call.kv_layout.k_scales != nullptr;
   const bool same = call.k.dtype == call.q.dtype && call.v.dtype == call.q.dtype;
+  if (call.out.dtype != call.q.dtype) return false;  // they store what they multiply
   constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;
   return is_half && (same || is_scaled) && call.head_dim <= kLongestMmaHead &&
          call.max_query_len * call.group < kMostKeys && call.max_kv_len < kMostKeys &&
@@ -185,8 +186,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_q = is_aligned(call, call.q, &Sequence::q, call.head_dim, 16);
     params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
-    params.aligned_out =
-        call.out.dtype == call.q.dtype && is_aligned(call, call.out, &Sequence::out, 8, 16);
+    params.aligned_out = is_aligned(call, call.out, &Sequence::out, 8, 16);
     if (queue.kernels() == KernelSet::kHopper && !kind.full &&
         hopper::attend(queue, call, params)) {
       return;

@@ -1,0 +1,54 @@
+#include "parallel/context_schemes.h"
+
+#include "core/compute_dtype.h"
+#include "core/context_impl.h"
+
+namespace ladon {
+
+void add_to(const Context& context, const ConstTensorView& from, const TensorView& to) {
+  if (from.num_elements() == 0) return;
+  const auto accumulate = [&](void* target) {
+    backend_of(context).accumulate(
+        {.from = {const_cast<void*>(from.data()), from.dtype(), from.num_elements()},
+         .to = {target, to.dtype(), to.num_elements()}});
+  };
+  if (to.is_contiguous()) return accumulate(to.data());
+  Tensor sum = Tensor::uninitialized(context, to.dtype(), to.shape());
+  copy(context, to, sum);
+  accumulate(sum.data());
+  copy(context, sum, to);
+  context.synchronize();  // before `sum` is freed
+}
+
+SideGradients::SideGradients(const ContextCall& own, const AttentionOptions& options) : own_(own) {
+  const DType dtype = compute_dtype(own.q.dtype());
+  const auto make = [&](const TensorView& wanted, const ConstTensorView& like) {
+    return wanted.absent() || like.absent()
+               ? Tensor()
+               : Tensor::uninitialized(own.context, dtype, like.shape());
+  };
+  dbias_ = make(own.wanted.dbias, options.bias);
+  dsinks_ = make(own.wanted.dsinks, options.sinks);
+}
+
+void SideGradients::add_views(AttentionGradients& gradients) {
+  if (dbias_.rank() != 0) gradients.dbias = dbias_;
+  if (dsinks_.rank() != 0) gradients.dsinks = dsinks_;
+}
+
+void SideGradients::add(const QueryPiece& piece, const HeadRange& heads, ContextGradients& sums,
+                        std::int64_t first_key) {
+  if (dsinks_.rank() != 0) {
+    add_to(own_.context, dsinks_, sums.dsinks.view().slice(0, heads.first, heads.end));
+  }
+  if (dbias_.rank() == 0) return;
+  TensorView to = sums.dbias;
+  const std::int64_t begins[] = {piece.sequence, heads.first, piece.first, first_key};
+  for (int dim = 0; dim < 4; ++dim) {
+    if (to.size(dim) == 1) continue;
+    to = to.slice(dim, begins[dim], begins[dim] + dbias_.size(dim));
+  }
+  add_to(own_.context, dbias_, to);
+}
+
+}  // namespace ladon

@@ -1,0 +1,128 @@
+// Ranks whose tensors are on a device: the pretended one, where nothing but operations may touch
+// memory, and a GPU where there is one.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ladon/context_parallel.h"
+#include "ladon/random.h"
+#include "ladon/tensor_parallel.h"
+#include "parallel/ranks.h"
+#include "support/contexts.h"
+
+namespace ladon::test {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr std::int64_t kTokens = 40;
+
+Tensor normal_on(const Context& context, const Dims& shape, std::uint64_t seed) {
+  Tensor tensor(context, DType::kF32, shape);
+  fill_normal(context, tensor, 0, 1, seed);
+  return tensor;
+}
+
+/// The elements of all results of one rank.
+using Results = std::vector<std::vector<double>>;
+
+Results run_context_parallel(const Context& context, Communicator& communicator,
+                             ContextScheme scheme) {
+  const Tensor bias = normal_on(context, {1, 4, 1, kTokens}, 9);
+  const Tensor sinks = normal_on(context, {4}, 8);
+  const AttentionOptions options{.causal = true, .bias = bias, .sinks = sinks};
+  ContextPlan plan = plan_context(kRanks, kTokens, kTokens);
+  plan.scheme = scheme;
+  const auto rank = static_cast<std::uint64_t>(communicator.rank());
+  const Tensor q = normal_on(context, {1, kTokens / kRanks, 4, 8}, 1 + 10 * rank);
+  const Tensor k = normal_on(context, {1, kTokens / kRanks, 2, 8}, 2 + 10 * rank);
+  const Tensor dout = normal_on(context, q.shape(), 3 + 10 * rank);
+  Tensor out(context, DType::kF32, q.shape());
+  Tensor lse(context, DType::kF32, {1, 4, q.size(1)});
+  Tensor dq(context, DType::kF32, q.shape());
+  Tensor dk(context, DType::kF32, k.shape());
+  Tensor dv(context, DType::kF32, k.shape());
+  Tensor dbias(context, DType::kF32, bias.shape());
+  Tensor dsinks(context, DType::kF32, sinks.shape());
+  context_parallel_attention(context, communicator, q, k, k, options, plan, out, lse);
+  context_parallel_attention_backward(
+      context, communicator, q, k, k, options, plan, {.out = out, .lse = lse, .dout = dout},
+      {.dq = dq, .dk = dk, .dv = dv, .dbias = dbias, .dsinks = dsinks});
+  Results results;
+  for (const Tensor* tensor : {&out, &lse, &dq, &dk, &dv, &dbias, &dsinks}) {
+    results.push_back(elements_of(*tensor));
+  }
+  return results;
+}
+
+Results run_tensor_parallel(const Context& context, Communicator& communicator) {
+  const MultiHeadAttentionOptions options{.embed_dim = 12,
+                                          .num_heads = 4,
+                                          .num_kv_heads = 1,
+                                          .head_dim = 8,
+                                          .causal = true,
+                                          .rope = RopeOptions{},
+                                          .qk_norm = true};
+  const MultiHeadAttention whole(options, 3);
+  TensorParallelAttention layer(communicator, options);
+  const Context host(ContextOptions{.num_threads = 1});
+  layer.set_whole_parameters(host, whole);
+  layer.to(context);
+  const Tensor x = normal_on(context, {2, 9, 12}, 1);
+  KvCache cache = KvCache::contiguous(context, layer.cache_options(2));
+  Results results;
+  results.push_back(elements_of(layer.forward(context, x, cache)));
+  const TrainingForward forward = layer.forward_training(context, {.query = x});
+  results.push_back(elements_of(forward.out));
+  results.push_back(elements_of(layer.backward(context, x, forward.saved).query));
+  EXPECT_GT(layer.clip_gradients(context, 0.1), 0);
+  for (const Parameter& parameter : layer.named_parameters()) {
+    results.push_back(elements_of(parameter.gradient));
+    results.push_back(elements_of(layer.whole_parameter(context, parameter.name)));
+  }
+  return results;
+}
+
+/// The pretended device computes as the host does, to the bit; a GPU comes near.
+void expect_same(const Results& got, const Results& expected, bool exactly) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (exactly) {
+      EXPECT_EQ(got[i], expected[i]) << "result " << i;
+      continue;
+    }
+    ASSERT_EQ(got[i].size(), expected[i].size());
+    for (std::size_t j = 0; j < got[i].size(); ++j) {
+      ASSERT_NEAR(got[i][j], expected[i][j], 1e-4) << "result " << i;
+    }
+  }
+}
+
+TEST(DeviceRanks, ResultsAreThoseOfTheHost) {
+  for (const Place& place : fastest_places()) {
+    if (place.is_cpu()) continue;
+    expect_all_return(run_ranks(kRanks, [&](Communicator& communicator) {
+      const Context there = place.context(1);
+      const Context here(ContextOptions{.num_threads = 1, .isa = place.isa});
+      for (const ContextScheme scheme :
+           {ContextScheme::kAllGather, ContextScheme::kRing, ContextScheme::kUlysses}) {
+        expect_same(run_context_parallel(there, communicator, scheme),
+                    run_context_parallel(here, communicator, scheme), !place.is_cuda());
+      }
+      expect_same(run_tensor_parallel(there, communicator), run_tensor_parallel(here, communicator),
+                  !place.is_cuda());
+      const Tensor part = normal_on(there, {3}, 1);
+      Tensor all(there, DType::kF32, {kRanks, 3});
+      all_gather(there, communicator, part, all);
+      Tensor sum(there, DType::kF32, {3});
+      reduce_scatter(there, communicator, all, sum);
+      std::vector<double> expected = elements_of(part);
+      for (double& element : expected) element *= kRanks;
+      EXPECT_EQ(elements_of(sum), expected);
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace ladon::test

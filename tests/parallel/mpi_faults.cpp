@@ -1,0 +1,67 @@
+// A rank that is stopped or killed at some moment of repeated calls: mpi_faults PHASE SIGNAL under
+// mpirun. The other ranks must say so within their deadline.
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "ladon/context_parallel.h"
+#include "ladon/mpi.h"
+#include "ladon/tensor_parallel.h"
+
+namespace {
+
+using namespace ladon;
+
+/// One call of the phase, over and over.
+void repeat_calls(const std::string& phase, Communicator& communicator) {
+  const Context context(ContextOptions{.num_threads = 1});
+  const int ranks = communicator.size();
+  if (phase == "decode") {
+    TensorParallelAttention layer(
+        communicator, {.embed_dim = 16, .num_heads = ranks, .head_dim = 8, .causal = true});
+    KvCache cache = KvCache::contiguous(context, layer.cache_options());
+    const Tensor token(DType::kF32, {1, 1, 16});
+    for (;;) {
+      layer.forward(context, token, cache);
+      if (cache.length(0) == 50) cache.truncate(0, 0);
+    }
+  }
+  const ContextPlan plan = plan_context(ranks, 16 * ranks, 16 * ranks);
+  const Tensor q(DType::kF32, {1, 16, 4, 8});
+  Tensor out(DType::kF32, q.shape());
+  Tensor lse(DType::kF32, {1, 4, 16});
+  Tensor dq(DType::kF32, q.shape());
+  for (;;) {
+    context_parallel_attention(context, communicator, q, q, q, {}, plan, out, lse);
+    if (phase == "prefill") continue;
+    context_parallel_attention_backward(context, communicator, q, q, q, {}, plan,
+                                        {.out = out, .lse = lse, .dout = out}, {.dk = dq});
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int level = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+  MpiCommunicator communicator(MPI_COMM_WORLD, {.deadline = std::chrono::milliseconds(700)});
+  const int signal = std::string(argv[2]) == "stop" ? SIGSTOP : SIGKILL;
+  if (communicator.rank() == 1) {
+    std::thread([signal] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      std::raise(signal);
+    }).detach();
+  }
+  try {
+    repeat_calls(argv[1], communicator);
+  } catch (const Error& error) {
+    std::printf("rank %d, code %d: %s\n", communicator.rank(), static_cast<int>(error.code()),
+                error.what());
+    std::fflush(stdout);
+  }
+  // The others report too; then the job ends, the stopped rank with it.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  MPI_Abort(MPI_COMM_WORLD, 3);
+}
