@@ -163,8 +163,8 @@ LADON_API std::vector<std::int64_t> share_ranks(std::span<const std::vector<doub
                                                 std::int64_t mean_rank);
 
 /// Ridge regression of a layer's output on what a converted layer attends to: the best output
-/// projection for it on these inputs, near the one that it has. Without dropout. Memory: (num_heads
-/// * value_dim) * (num_heads * value_dim + embed_dim) f64.
+/// projection for it on these inputs, near the one that it has. Without dropout. Memory: 2 *
+/// (num_heads * value_dim) * (num_heads * value_dim + embed_dim) f64.
 class LADON_API OutputFit {
  public:
   /// Both layers are borrowed, and must have the same embed_dim and be on the same device.
@@ -176,8 +176,11 @@ class LADON_API OutputFit {
   /// Whole sequences, [seq, embed_dim] or [batch, seq, embed_dim].
   void add(const Context& context, const ConstTensorView& x);
   /// Replaces the output projection of `after`, which may be a copy of the layer that was given.
-  /// `ridge` is a share of the mean energy of what is attended to.
-  void apply(const Context& context, AttentionLayer& after, double ridge = 1e-6) const;
+  /// `ridge` is a share of the mean energy of what is attended to: a large one changes little, a
+  /// small one fits the noise of few tokens. Empty: chosen by every fourth sequence, which the
+  /// others must predict; where no fit helps there, nothing is changed. The error over all that was
+  /// added never rises.
+  void apply(const Context& context, AttentionLayer& after, std::optional<double> ridge = {}) const;
 
  private:
   class Impl;

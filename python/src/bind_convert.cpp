@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -145,7 +146,8 @@ void py_refit_output(const Layer& before, Layer& after, nb::handle inputs, nb::h
   if (&before == &after) {
     throw_value_error({"refit_output", "after"}, "got the same layer as before, expected another");
   }
-  const double share = to_number(ridge, {"refit_output", "ridge"});
+  std::optional<double> share;
+  if (!ridge.is_none()) share = to_number(ridge, {"refit_output", "ridge"});
   std::vector<Array> arrays;
   for (const nb::handle item : nb::iter(inputs)) arrays.push_back(required(item, where));
   const BoundContext& context = context_of(after.layer->device());
@@ -268,9 +270,9 @@ choice of the pairs that stay roped: "score_error" over `positions` tokens, "ene
                      "Calibration | None = None) -> tuple[LatentAttention, dict[str, Any]]"),
              "A smaller kv_rank; 0: the numerical rank, exact. Returns the layer and a summary.");
   module.def("refit_output", &py_refit_output, nb::arg("before"), nb::arg("after"),
-             nb::arg("inputs"), nb::arg("ridge").none() = 1e-6,
+             nb::arg("inputs"), nb::arg("ridge").none() = nb::none(),
              nb::sig("def refit_output(before: AttentionLayer, after: AttentionLayer, inputs: "
-                     "Iterable[Array], ridge: float = 1e-06) -> None"),
+                     "Iterable[Array], ridge: float | None = None) -> None"),
              "Refits the output projection of `after` to the outputs of `before`, in place.");
   module.def("compare_layers", &py_compare_layers, nb::arg("before"), nb::arg("after"),
              nb::arg("x").none(), nb::arg("kwargs"),

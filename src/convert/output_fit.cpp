@@ -2,6 +2,7 @@
 //   minimise |A W^T - Y|^2 + ridge |W - W_0|^2,  W = W_0 + (Y^T A - W_0 A^T A) (A^T A + ridge)^-1
 // so that the error on the inputs that were added never rises, and a large ridge changes nothing.
 #include <cmath>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,6 +23,12 @@ namespace {
 
 constexpr std::string_view kAdd = "OutputFit::add";
 constexpr std::string_view kApply = "OutputFit::apply";
+// Every so many sequences one is not fitted to until a ridge is chosen by it.
+constexpr std::int64_t kSetAside = 4;
+// Where there are too few sequences to set one aside.
+constexpr double kFewSequencesRidge = 1e-2;
+
+using convert::RealMatrix;
 
 std::string out_name(const AttentionLayer& layer) {
   return dynamic_cast<const LatentAttention*>(&layer) != nullptr ? "o_proj" : "out_proj";
@@ -42,21 +49,66 @@ Tensor attended_rows(const Context& context, const AttentionLayer& layer,
 
 }  // namespace
 
+namespace {
+
+/// Sums over tokens of what the layer attends to, A, and of its output without the bias, Y.
+struct FitSums {
+  FitSums(std::int64_t embed_dim, std::int64_t width)
+      : products(DType::kF64, {width, width}), targets(DType::kF64, {embed_dim, width}) {}
+
+  Tensor products;  // A^T A
+  Tensor targets;   // Y^T A
+  std::int64_t tokens = 0;
+};
+
+/// The sums as matrices, and what W_0 misses of the targets.
+struct FitProblem {
+  RealMatrix products, missing;  // missing: Y^T A - W_0 A^T A
+
+  /// The change of W_0 that this ridge gives.
+  RealMatrix change(double ridge) const {
+    RealMatrix regular = products;
+    convert::add_ridge(regular, ridge);
+    return ladon_eigen::LLT<RealMatrix>(regular).solve(missing.transpose()).transpose();
+  }
+  /// How the squared error over these tokens changes with W_0.
+  double effect(const Context& host, const RealMatrix& change) const {
+    return change.cwiseProduct(convert::times_transposed(host, change, products) - 2 * missing)
+        .sum();
+  }
+};
+
+/// The ridge whose fit to some tokens does best on others; none where each of them does harm. With
+/// few tokens a small ridge fits their noise.
+std::optional<double> choose_ridge(const Context& host, const FitProblem& fitted,
+                                   const FitProblem& set_aside) {
+  std::optional<double> best;
+  double least = 0;
+  for (const double ridge : {1.0, 1e-2, 1e-4, 1e-6}) {
+    const double effect = set_aside.effect(host, fitted.change(ridge));
+    if (!(effect < least)) break;  // from here on it only gets worse
+    least = effect;
+    best = ridge;
+  }
+  return best;
+}
+
+}  // namespace
+
 class OutputFit::Impl {
  public:
   Impl(const AttentionLayer& before_layer, const AttentionLayer& after_layer)
       : before(before_layer),
         after(after_layer),
         width(after_layer.num_heads() * after_layer.value_dim()),
-        products(DType::kF64, {width, width}),
-        targets(DType::kF64, {after_layer.embed_dim(), width}) {}
+        fitted(after_layer.embed_dim(), width),
+        set_aside(after_layer.embed_dim(), width) {}
 
   convert::EvalLayer before;
   convert::EvalLayer after;
   std::int64_t width;
-  Tensor products;  // A^T A
-  Tensor targets;   // (Y - b)^T A
-  std::int64_t tokens = 0;
+  FitSums fitted, set_aside;
+  std::int64_t sequences = 0;
 };
 
 OutputFit::OutputFit(const AttentionLayer& before, const AttentionLayer& after) {
@@ -82,39 +134,56 @@ void OutputFit::add(const Context& context, const ConstTensorView& x) {
   const convert::HostContext host(context);
   const Tensor output = impl_->before->forward(context, x).to_host();
   const Tensor attended = attended_rows(context, *impl_->after, x);
-  if (attended.size(0) == 0) fail(kAdd, "x", got_shape(x) + ", expected at least one token");
-  convert::RealMatrix target = convert::to_matrix(
-      host, output.view().reshape({attended.size(0), output.size(output.rank() - 1)}));
+  const std::int64_t rows = attended.size(0);
+  if (rows == 0) fail(kAdd, "x", got_shape(x) + ", expected at least one token");
+  RealMatrix target =
+      convert::to_matrix(host, output.view().reshape({rows, output.size(output.rank() - 1)}));
   const std::string bias = out_name(*impl_->after) + ".bias";
   if (impl_->after->has_parameter(bias)) {
     target.rowwise() -=
         convert::read_parameter(host, *impl_->after, bias).col(0).transpose().eval();
   }
   if (!target.allFinite()) fail(kAdd, "x", "got inputs whose output is not finite");
-  add_weight_gradient(host, attended, attended, impl_->products, {});
-  add_weight_gradient(host, attended, convert::view_of(std::as_const(target)), impl_->targets, {});
-  impl_->tokens += attended.size(0);
+  const std::int64_t seq = x.size(x.rank() - 2);
+  for (std::int64_t first = 0; first < rows; first += seq, ++impl_->sequences) {
+    const bool aside = impl_->sequences % kSetAside == kSetAside - 1;
+    FitSums& sums = aside ? impl_->set_aside : impl_->fitted;
+    const ConstTensorView a = attended.view().slice(0, first, first + seq);
+    const ConstTensorView y = convert::view_of(std::as_const(target)).slice(0, first, first + seq);
+    add_weight_gradient(host, a, a, sums.products, {});
+    add_weight_gradient(host, a, y, sums.targets, {});
+    sums.tokens += seq;
+  }
 }
 
-void OutputFit::apply(const Context& context, AttentionLayer& after, double ridge) const {
-  using convert::RealMatrix;
+void OutputFit::apply(const Context& context, AttentionLayer& after,
+                      std::optional<double> ridge) const {
   const std::string name = out_name(after) + ".weight";
   if (after.num_heads() * after.value_dim() != impl_->width ||
       after.embed_dim() != impl_->before->embed_dim()) {
     fail(kApply, "after", "got a layer of another size, expected one like that which was fitted");
   }
-  if (impl_->tokens == 0) fail(kApply, "tokens", "got 0, expected add() before apply()");
-  if (!(ridge > 0) || !std::isfinite(ridge)) {
-    fail(kApply, "ridge", "got " + text_of(ridge) + ", expected a positive finite number");
+  if (impl_->fitted.tokens == 0) fail(kApply, "tokens", "got 0, expected add() before apply()");
+  if (ridge && !(*ridge > 0 && std::isfinite(*ridge))) {
+    fail(kApply, "ridge", "got " + text_of(*ridge) + ", expected a positive finite number");
   }
   const convert::HostContext host(context);
-  RealMatrix products = convert::to_matrix(host, impl_->products);
   RealMatrix weight = convert::read_parameter(host, after, name);
-  const RealMatrix missing =
-      convert::to_matrix(host, impl_->targets) - convert::times_transposed(host, weight, products);
-  convert::add_ridge(products, ridge);
-  const ladon_eigen::LLT<RealMatrix> solver(products);
-  weight += solver.solve(missing.transpose()).transpose();
+  const auto problem_of = [&](const FitSums& sums) {
+    FitProblem problem{convert::to_matrix(host, sums.products), {}};
+    problem.missing = convert::to_matrix(host, sums.targets) -
+                      convert::times_transposed(host, weight, problem.products);
+    return problem;
+  };
+  FitProblem all = problem_of(impl_->fitted);
+  if (impl_->set_aside.tokens > 0) {
+    const FitProblem set_aside = problem_of(impl_->set_aside);
+    if (!ridge) ridge = choose_ridge(host, all, set_aside);
+    if (!ridge) return;  // what is there is better than any fit
+    all.products += set_aside.products;
+    all.missing += set_aside.missing;
+  }
+  weight += all.change(ridge.value_or(kFewSequencesRidge));
   after.set_parameter(context, name, convert::view_of(std::as_const(weight)));
 }
 

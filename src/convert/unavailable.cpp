@@ -35,6 +35,8 @@ OutputFit::~OutputFit() = default;
 OutputFit::OutputFit(OutputFit&&) noexcept = default;
 OutputFit& OutputFit::operator=(OutputFit&&) noexcept = default;
 void OutputFit::add(const Context&, const ConstTensorView&) { refuse("OutputFit::add"); }
-void OutputFit::apply(const Context&, AttentionLayer&, double) const { refuse("OutputFit::apply"); }
+void OutputFit::apply(const Context&, AttentionLayer&, std::optional<double>) const {
+  refuse("OutputFit::apply");
+}
 
 }  // namespace ladon

@@ -52,6 +52,9 @@ def test_losses(layer, inputs, tmp_path):
     assert not summary["exact"] and 0 < summary["discarded"] < 1
     before = convert.compare_layers(layer, converted, inputs, head_order=summary["head_order"])
     convert.refit_output(layer, converted, list(inputs))
+    chosen = convert.compare_layers(layer, converted, inputs, head_order=summary["head_order"])
+    assert chosen["output_error"] <= before["output_error"]
+    convert.refit_output(layer, converted, list(inputs), ridge=1e-6)
     after = convert.compare_layers(layer, converted, inputs, head_order=summary["head_order"])
     assert 0 < after["output_error"] < before["output_error"] < 1
     assert (after["cache_before"], after["cache_after"]) == (48, 24)
