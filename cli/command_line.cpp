@@ -218,10 +218,11 @@ Work run(CLI::App& app) {
       ->type_name("FOLDER")
       ->required();
   add_count(sub, "--layer", options->layer, 0, kMostTokens, "Which layer, from 0");
-  sub->add_option("--input", options->input, "An array [seq, embed] or [batch, seq, embed]")
+  sub->add_option("--input", options->input, "An array [seq, embed] or [batch, seq, embed]; -: stdin")
       ->type_name("FILE.npy")
       ->required();
-  sub->add_option("--output", options->output, "Where the result goes: the input's shape and dtype")
+  sub->add_option("--output", options->output,
+                  "Where the result goes, in the input's shape and dtype; -: stdout")
       ->type_name("FILE.npy")
       ->required();
   auto* cached = sub->add_flag("--cached", options->cached, "Over a KV cache, chunk by chunk");

@@ -14,6 +14,7 @@
 #include "plot/compare_chart.h"
 #include "progress.h"
 #include "signals.h"
+#include "standard_streams.h"
 #include "text_table.h"
 #include "units.h"
 
@@ -141,7 +142,7 @@ void draw(const Comparison& comparison) {
                                           .work = work_line(comparison.options)});
   const std::string picture = canvas->bytes();
   const HeldSignals held;
-  OutputFile("compare: --plot", comparison.options.plot, picture).commit();
+  OutputFile("compare: --plot", output_path(comparison.options.plot), picture).commit();
 }
 
 }  // namespace
@@ -150,7 +151,8 @@ int run_compare(const CompareOptions& options) {
   const LayerSize& size = layer_size(options.size);
   if (!options.plot.empty()) {
     check_picture_path("compare: --plot", options.plot);
-    check_writable("compare: --plot", options.plot);
+    claim_standard_output("compare", {options.plot}, options.json);
+    check_writable("compare: --plot", output_path(options.plot));
   }
   const DeviceId device = options.machinery.device;
   const Context context(options.machinery.context_options());
@@ -175,7 +177,7 @@ int run_compare(const CompareOptions& options) {
     print_json(document_of(comparison));
   } else {
     print_report(comparison);
-    if (!options.plot.empty()) std::printf("wrote %s\n", options.plot.c_str());
+    if (!options.plot.empty()) std::printf("wrote %s\n", shown_output(options.plot).c_str());
   }
   const bool good = std::all_of(comparison.rows.begin(), comparison.rows.end(),
                                 [](const LayerMeasurement& row) { return row.good(); });

@@ -12,6 +12,7 @@
 #include "failure.h"
 #include "json_output.h"
 #include "ladon/checkpoint.h"
+#include "ladon/error.h"
 #include "ladon/npy.h"
 #include "layer_run.h"
 #include "machine.h"
@@ -20,6 +21,7 @@
 #include "plot/heat_map.h"
 #include "progress.h"
 #include "signals.h"
+#include "standard_streams.h"
 #include "units.h"
 
 namespace ladon::cli {
@@ -62,8 +64,13 @@ const LayerOptions& layer_options(const ModelDescription& model, std::int64_t la
 }
 
 /// [seq, embed] or [batch, seq, embed] as the latter.
-Tensor read_input(const RunOptions& options, std::int64_t embed_dim) {
-  Tensor x = read_npy(options.input);
+Tensor read_input(const RunOptions& options, const std::string& path, std::int64_t embed_dim) {
+  Tensor x;
+  try {
+    x = read_npy(path);
+  } catch (const Error& error) {
+    throw Failure(with_name(error.what(), path, options.input));
+  }
   const bool fits = (x.rank() == 2 || x.rank() == 3) && x.size(x.rank() - 1) == embed_dim;
   if (!fits || !is_float(x.dtype())) {
     throw Failure("run: --input: " + options.input + " holds " + x.shape().to_string() + " of " +
@@ -74,10 +81,10 @@ Tensor read_input(const RunOptions& options, std::int64_t embed_dim) {
 }
 
 /// Throws before anything large is allocated.
-void check_memory(const RunOptions& options, const ModelDescription& model,
+void check_memory(const RunOptions& options, const std::string& path, const ModelDescription& model,
                   const LayerOptions& layer) {
   std::error_code error;
-  const auto size = std::filesystem::file_size(options.input, error);
+  const auto size = std::filesystem::file_size(path, error);
   if (error) {
     throw Failure("run: --input: cannot read " + options.input + ": " + error.message());
   }
@@ -128,7 +135,8 @@ void print_report(const Report& report) {
               name_of(report.layer.dtype()), static_cast<long long>(report.layer.num_heads()),
               static_cast<long long>(report.layer.num_kv_heads()));
   std::printf(
-      "%s %s, %s: %.3f s, %s tokens/s on %d %s, %s kernels\n", options.input.c_str(),
+      "%s %s, %s: %.3f s, %s tokens/s on %d %s, %s kernels\n",
+      options.input == "-" ? "standard input" : options.input.c_str(),
       report.shape.to_string().c_str(),
       options.cached ? ("cached, " + format_count(options.chunk) + " at a time").c_str() : "whole",
       report.result.seconds,
@@ -143,8 +151,8 @@ void print_report(const Report& report) {
     std::printf("; %s numbers are NaN or infinite",
                 format_count(report.summary.not_finite).c_str());
   }
-  std::printf("\nwrote %s\n", options.output.c_str());
-  if (!options.weights.empty()) std::printf("wrote %s\n", options.weights.c_str());
+  std::printf("\nwrote %s\n", shown_output(options.output).c_str());
+  if (!options.weights.empty()) std::printf("wrote %s\n", shown_output(options.weights).c_str());
 }
 
 Json document_of(const Report& report) {
@@ -191,19 +199,23 @@ std::string draw_weights(const Context& context, const AttentionLayer& layer, co
 }  // namespace
 
 int run_layer(const RunOptions& options) {
-  check_writable("run: --output", options.output);
+  if (!options.weights.empty()) check_picture_path("run: --weights", options.weights);
+  claim_standard_output("run", {options.output, options.weights}, options.json);
+  const std::string output_at = output_path(options.output);
+  const std::string weights_at = output_path(options.weights);
+  check_writable("run: --output", output_at);
   if (!options.weights.empty()) {
-    check_picture_path("run: --weights", options.weights);
-    check_writable("run: --weights", options.weights);
-    check_different("run: --weights", options.weights, "--output", options.output);
+    check_writable("run: --weights", weights_at);
+    check_different("run: --weights", weights_at, "--output", output_at);
   }
   const ModelDescription model =
       describe_model(options.model, {.ignored_fields = options.ignored_fields});
   const LayerOptions& layer_is = layer_options(model, options.layer);
   check_options(options, model, layer_is);
-  check_memory(options, model, layer_is);
+  const std::string input_at = input_path("run: --input", options.input);
+  check_memory(options, input_at, model, layer_is);
 
-  const Tensor input = read_input(options, model.embed_dim);
+  const Tensor input = read_input(options, input_at, model.embed_dim);
   const bool batched = input.rank() == 3;
   const Dims shape = batched ? input.shape() : Dims{1, input.size(0), input.size(1)};
   if (!options.weights.empty()) check_picture(options, model, shape);
@@ -237,8 +249,8 @@ int run_layer(const RunOptions& options) {
     // Both or none: what is likely to fail is done before the first of them gets its name.
     const HeldSignals held;
     std::optional<OutputFile> drawn;
-    if (!picture.empty()) drawn.emplace("run: --weights", options.weights, picture);
-    write_npy(options.output, output);
+    if (!picture.empty()) drawn.emplace("run: --weights", weights_at, picture);
+    write_npy(output_at, output);
     if (drawn) drawn->commit();
   }
   const Report report{options,

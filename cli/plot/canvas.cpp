@@ -3,6 +3,7 @@
 #include "failure.h"
 #include "plot/png_canvas.h"
 #include "plot/svg_canvas.h"
+#include "standard_streams.h"
 
 namespace ladon::cli {
 
@@ -18,6 +19,7 @@ void Canvas::outline(const Box& box, Color color, double thickness) {
 }
 
 void check_picture_path(std::string_view option, const std::filesystem::path& path) {
+  if (is_standard_output(path.string())) return;
   const std::filesystem::path extension = path.extension();
   if (extension == ".svg" || extension == ".png") return;
   throw UsageError(std::string(option) + ": '" + path.string() +
@@ -26,7 +28,8 @@ void check_picture_path(std::string_view option, const std::filesystem::path& pa
 
 std::unique_ptr<Canvas> make_canvas(const std::filesystem::path& path, double width,
                                     double height) {
-  if (path.extension() == ".svg") return std::make_unique<SvgCanvas>(width, height);
+  if (path.extension() == ".svg" || is_standard_output(path.string()))
+    return std::make_unique<SvgCanvas>(width, height);
   return std::make_unique<PngCanvas>(width, height);
 }
 

@@ -69,7 +69,8 @@ class Canvas {
   void outline(const Box& box, Color color, double thickness = 1);
 };
 
-/// Throws UsageError unless the path ends in .svg or .png; `option` begins the message.
+/// Throws UsageError unless the path ends in .svg or .png, or is standard output, which gets an
+/// SVG; `option` begins the message.
 void check_picture_path(std::string_view option, const std::filesystem::path& path);
 
 /// A white canvas for a path that has passed the check above.

@@ -261,6 +261,65 @@ TEST_F(CliRun, AnImpossiblePictureIsRefusedFirst) {
   EXPECT_EQ(files(), (std::vector<std::string>{"x.npy"}));
 }
 
+TEST_F(CliRun, LinksStayAndTheirTargetsAreWritten) {
+  std::filesystem::create_directory(temp_ / "elsewhere");
+  std::filesystem::create_symlink(temp_ / "elsewhere" / "y.npy", file("y.npy"));
+  std::filesystem::create_symlink("../elsewhere/w.svg", file("w.svg"));
+  document_of(arguments({"--weights", file("w.svg")}));
+  EXPECT_TRUE(std::filesystem::is_symlink(file("y.npy")));
+  EXPECT_TRUE(std::filesystem::is_symlink(file("w.svg")));
+  EXPECT_EQ(difference(read_npy(temp_ / "elsewhere" / "y.npy"), expected()), 0);
+  EXPECT_TRUE(read_bytes(temp_ / "elsewhere" / "w.svg").starts_with("<svg "));
+  EXPECT_EQ(files(), (std::vector<std::string>{"w.svg", "x.npy", "y.npy"}));
+}
+
+TEST_F(CliRun, StandardInputAndOutput) {
+  std::vector<std::string> all{"run", "--model", model(), "--layer", "1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), all.begin(), all.end());
+    return more;
+  };
+  for (const char* name : {"-", "/dev/stdout"}) {
+    // Through a pipe, and into a file that the shell has opened.
+    const Outcome piped = run_ladon(
+        LadonRun{.arguments = with({"--input", "-", "--output", name}), .in_path = file("x.npy")});
+    EXPECT_EQ(piped.status, 0) << piped.err;
+    EXPECT_NE(piped.err.find("wrote to standard output"), std::string::npos) << piped.err;
+    write_bytes(file("y.npy"), piped.out);
+    EXPECT_EQ(difference(read_npy(file("y.npy")), expected()), 0);
+    const Outcome redirected =
+        run_ladon(LadonRun{.arguments = with({"--input", file("x.npy"), "--output", name}),
+                           .out_path = file("z.npy")});
+    EXPECT_EQ(redirected.status, 0) << redirected.err;
+    EXPECT_EQ(read_bytes(file("z.npy")), piped.out);
+    std::filesystem::remove(file("z.npy"));
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink("/dev/stdout"));
+  const Outcome picture =
+      run_ladon(with({"--input", file("x.npy"), "--output", file("y.npy"), "--weights", "-"}));
+  EXPECT_TRUE(picture.out.starts_with("<svg ") && picture.out.ends_with("</svg>\n"));
+  const std::string x = file("x.npy");
+  EXPECT_EQ(complaint_of(with({"--input", x, "--output", "-", "--weights", "-"}), 2),
+            "run: standard output can take one of them: two files go there");
+  EXPECT_EQ(complaint_of(with({"--input", x, "--output", "-", "--json"}), 2),
+            "run: standard output can take one of them: a file goes there, and --json");
+  write_bytes(file("x.npy"), "no array");
+  const std::string complaint = complaint_of(
+      LadonRun{.arguments = with({"--input", "-", "--output", file("y.npy")}), .in_path = x}, 1);
+  EXPECT_TRUE(complaint.starts_with("read_npy: standard input: ")) << complaint;
+}
+
+TEST_F(CliRun, ADeviceIsNotReplaced) {
+  std::vector<std::string> all = arguments();
+  all.back() = "/dev/null";
+  EXPECT_EQ(run_ladon(all).status, 0);
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  all.back() = "/dev/full";
+  const std::string complaint = complaint_of(all, 1);
+  EXPECT_NE(complaint.find("No space left on device"), std::string::npos) << complaint;
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
+}
+
 TEST_F(CliRun, AFullDiskLeavesNothing) {
   write_bytes(file("y.npy"), "older");
   for (const std::vector<std::string>& more :
