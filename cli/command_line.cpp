@@ -187,7 +187,8 @@ Work plan(CLI::App& app) {
   auto* model = sub->add_option("--model", options->model,
                                 "A published model, such as deepseek-v3 [an overview of all]")
                     ->type_name("NAME");
-  sub->add_option("--config", options->config, "A Hugging Face config.json, or its folder")
+  sub->add_option("--config", options->config,
+                  "A Hugging Face config.json, its folder, or - for standard input")
       ->type_name("PATH")
       ->excludes(model);
   add_ignored(sub, options->ignored_fields);
@@ -201,7 +202,15 @@ Work plan(CLI::App& app) {
          [options](const std::string& text) {
            options->memory = parsed("--memory", [&] { return parse_bytes(text); });
          },
-         "Say what fits into this, such as 80GiB")
+         "Say what fits into this beside the weights, such as 80GiB")
+      ->type_name("SIZE");
+  sub->add_option_function<std::string>(
+         "--weights",
+         [options](const std::string& text) {
+           options->weights =
+               text == "0" ? 0 : parsed("--weights", [&] { return parse_bytes(text); });
+         },
+         "Of the model in memory, such as 5GiB; 0: the cache alone [as published]")
       ->type_name("SIZE");
   add_json(sub, options->json);
   return [options] { return run_plan(*options); };
@@ -218,7 +227,8 @@ Work run(CLI::App& app) {
       ->type_name("FOLDER")
       ->required();
   add_count(sub, "--layer", options->layer, 0, kMostTokens, "Which layer, from 0");
-  sub->add_option("--input", options->input, "An array [seq, embed] or [batch, seq, embed]; -: stdin")
+  sub->add_option("--input", options->input,
+                  "An array [seq, embed] or [batch, seq, embed]; -: stdin")
       ->type_name("FILE.npy")
       ->required();
   sub->add_option("--output", options->output,

@@ -56,8 +56,8 @@ struct DescribeOptions {
   std::vector<std::string> ignored_fields{};
 };
 
-/// Reads `folder`/config.json, in the style of old files (rope_scaling, torch_dtype) or of new ones
-/// (rope_parameters, dtype).
+/// Reads `folder`/config.json, or `folder` itself where it is a file of any name, in the style of
+/// old files (rope_scaling, torch_dtype) or of new ones (rope_parameters, dtype).
 LADON_API ModelDescription describe_model(const std::filesystem::path& folder,
                                           const DescribeOptions& options = {});
 
