@@ -221,8 +221,9 @@ int run_layer(const RunOptions& options) {
   if (!options.weights.empty()) check_picture(options, model, shape);
   const DType dtype = options.dtype.value_or(input.dtype());
   const Context context(options.machinery.context_options());
-  const auto layer = load_attention(context, options.model, options.layer,
-                                    {.dtype = dtype, .ignored_fields = options.ignored_fields});
+  const auto layer = load_attention(
+      context, options.model, options.layer,
+      {.dtype = dtype, .ignored_fields = options.ignored_fields, .rope_context = shape[1]});
   const Tensor x = Tensor::copy_of(context, input.view().reshape(shape), dtype);
   LayerResult result;
   std::string picture;

@@ -7,6 +7,7 @@
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
 #include "layers/layer_weights.h"
+#include "layers/norm.h"
 #include "layers/rope_internal.h"
 #include "layers/rows.h"
 #include "layers/saved_forward.h"
@@ -29,6 +30,10 @@ namespace multi_head {
 
 /// Checks a layer's options, and fills in the defaults. Throws Error.
 MultiHeadAttentionOptions complete_options(MultiHeadAttentionOptions options);
+
+inline NormConstants norm_constants(const MultiHeadAttentionOptions& options) {
+  return {options.qk_norm_epsilon, options.qk_norm_offset};
+}
 
 /// What a call of forward_training() leaves for backward. The inputs are copies: the caller's may
 /// be gone by then.

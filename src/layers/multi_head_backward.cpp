@@ -101,7 +101,7 @@ class Backward {
     }
     if (!options.qk_norm) return;
     const Tensor heads = steps_.project_heads(x, linear, dheads.size(2));
-    rms_norm_backward(context_, heads, steps_.weight(norm), options.qk_norm_epsilon, dheads, dheads,
+    rms_norm_backward(context_, heads, steps_.weight(norm), norm_constants(options), dheads, dheads,
                       pending_.of(norm));
   }
 

@@ -140,7 +140,7 @@ ModelDescription describe_model(const std::filesystem::path& folder,
   ConfigFields fields(path.string(), config);
   const Family& family = family_of(fields);
   ModelDescription model =
-      spread(family, models::read_family(family, path.string(), config, options.ignored_fields), path.string());
+      spread(family, models::read_family(family, path.string(), config, options), path.string());
   model.dtype = dtype_of_config(fields);
   return model;
 }
