@@ -136,7 +136,7 @@ void add_json(CLI::App* app, bool& json) {
 }
 
 void add_plot(CLI::App* app, std::string& path) {
-  app->add_option("--plot", path, "Draw the result")->type_name("FILE.svg|png");
+  app->add_option("--plot", path, "Draw the result")->type_name("FILE.svg|png|pdf");
 }
 
 void add_ignored(CLI::App* app, std::vector<std::string>& fields) {
@@ -244,8 +244,15 @@ Work run(CLI::App& app) {
             [options](DType dtype) { options->cache_dtype = dtype; })
       ->needs(cached);
   auto* weights = sub->add_option("--weights", options->weights,
-                                  "Draw the attention weights, a panel for each head")
-                      ->type_name("FILE.svg|png");
+                                  "Draw the attention weights, a panel for each head; .html: a "
+                                  "page to explore")
+                      ->type_name("FILE.svg|png|pdf|html");
+  sub->add_option("--tokens", options->tokens, "The tokens' texts for it, a JSON array of strings")
+      ->type_name("FILE.json")
+      ->needs(weights);
+  sub->add_option("--heads", options->heads, "Those to be drawn, such as 0,3,5-7 [all]")
+      ->type_name("LIST")
+      ->needs(weights);
   add_count(sub, "--sequence", options->sequence, 0, kMostTokens, "Of the batch, to be drawn")
       ->needs(weights);
   add_ignored(sub, options->ignored_fields);

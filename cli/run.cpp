@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "commands.h"
 #include "failure.h"
@@ -19,6 +20,8 @@
 #include "output_file.h"
 #include "plot/canvas.h"
 #include "plot/heat_map.h"
+#include "plot/token_texts.h"
+#include "plot/weights_page.h"
 #include "progress.h"
 #include "signals.h"
 #include "standard_streams.h"
@@ -104,6 +107,9 @@ void check_options(const RunOptions& options, const ModelDescription& model,
   }
 }
 
+/// A page to explore, rather than a picture.
+bool is_page(const std::string& path) { return std::filesystem::path(path).extension() == ".html"; }
+
 /// `shape` is [batch, seq, embed].
 void check_picture(const RunOptions& options, const ModelDescription& model, const Dims& shape) {
   if (options.sequence >= shape[0] || shape[1] == 0) {
@@ -184,22 +190,53 @@ Json document_of(const Report& report) {
 
 /// The picture of one sequence's weights, as a file's bytes.
 std::string draw_weights(const Context& context, const AttentionLayer& layer, const Tensor& x,
-                         const RunOptions& options, const ModelDescription& model) {
-  const Tensor weights = weights_of(context, layer, x.view().select(0, options.sequence));
-  return draw_heat_map(
-             options.weights, weights,
-             {.title = "Attention weights, layer " + std::to_string(options.layer) + " (" +
-                       model.family + ")",
-              .subtitle =
-                  std::to_string(x.size(1)) + " tokens" +
-                  (x.size(0) > 1 ? " of sequence " + std::to_string(options.sequence) : "")})
-      ->bytes();
+                         const RunOptions& options, HeatMapText text) {
+  const Tensor all = weights_of(context, layer, x.view().select(0, options.sequence));
+  Tensor weights(DType::kF32,
+                 {static_cast<std::int64_t>(text.heads.size()), all.size(1), all.size(2)});
+  for (std::size_t i = 0; i < text.heads.size(); ++i) {
+    copy(context, all.view().select(0, text.heads[i]),
+         weights.view().select(0, static_cast<std::int64_t>(i)));
+  }
+  if (is_page(options.weights)) return weights_page(weights, text);
+  return draw_heat_map(options.weights, weights, text)->bytes();
+}
+
+/// What the picture shows besides the weights; checked before anything is computed. `shape` is
+/// [batch, seq, embed].
+HeatMapText picture_text(const RunOptions& options, const ModelDescription& model,
+                         const LayerOptions& layer, const Dims& shape) {
+  HeatMapText text{
+      .title =
+          "Attention weights, layer " + std::to_string(options.layer) + " (" + model.family + ")",
+      .subtitle = std::to_string(shape[1]) + " tokens" +
+                  (shape[0] > 1 ? " of sequence " + std::to_string(options.sequence) : ""),
+      .causal = is_causal(layer),
+      .window = window_of(layer)};
+  text.heads = options.heads.empty()
+                   ? parse_numbers("0-" + std::to_string(model.num_heads - 1), model.num_heads)
+                   : parse_numbers(options.heads, model.num_heads);
+  if (options.tokens.empty()) return text;
+  text.tokens = read_token_texts("run: --tokens", options.tokens);
+  if (std::cmp_not_equal(text.tokens.size(), shape[1])) {
+    throw Failure("run: --tokens: " + options.tokens + " has " +
+                  std::to_string(text.tokens.size()) + " texts, expected one for each of " +
+                  std::to_string(shape[1]) + " tokens");
+  }
+  if (!is_page(options.weights) && shape[1] > kMostTokenTexts) {
+    throw UsageError("run: --tokens: a picture has space for the texts of " +
+                     std::to_string(kMostTokenTexts) + " tokens, the input has " +
+                     std::to_string(shape[1]) + "; a page (.html) takes any number");
+  }
+  return text;
 }
 
 }  // namespace
 
 int run_layer(const RunOptions& options) {
-  if (!options.weights.empty()) check_picture_path("run: --weights", options.weights);
+  if (!options.weights.empty() && !is_page(options.weights)) {
+    check_picture_path("run: --weights", options.weights);
+  }
   claim_standard_output("run", {options.output, options.weights}, options.json);
   const std::string output_at = output_path(options.output);
   const std::string weights_at = output_path(options.weights);
@@ -218,7 +255,11 @@ int run_layer(const RunOptions& options) {
   const Tensor input = read_input(options, input_at, model.embed_dim);
   const bool batched = input.rank() == 3;
   const Dims shape = batched ? input.shape() : Dims{1, input.size(0), input.size(1)};
-  if (!options.weights.empty()) check_picture(options, model, shape);
+  HeatMapText text;
+  if (!options.weights.empty()) {
+    check_picture(options, model, shape);
+    text = picture_text(options, model, layer_is, shape);
+  }
   const DType dtype = options.dtype.value_or(input.dtype());
   const Context context(options.machinery.context_options());
   const auto layer = load_attention(
@@ -241,7 +282,7 @@ int run_layer(const RunOptions& options) {
     }
     if (!options.weights.empty()) {
       progress.show("drawing the weights");
-      picture = draw_weights(context, *layer, x, options, model);
+      picture = draw_weights(context, *layer, x, options, std::move(text));
     }
   }
   const Tensor output =

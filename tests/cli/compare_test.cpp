@@ -67,7 +67,7 @@ TEST(CliCompare, Mistakes) {
     EXPECT_TRUE(temp.files().empty());
   };
   expect({"--size", "huge"}, 2, "--size: no size 'huge'; there are tiny, small, llama-3-8b");
-  expect({"--plot", (temp / "c.pdf").string()}, 2, "ends in .svg or .png");
+  expect({"--plot", (temp / "c.gif").string()}, 2, "ends in .svg, .png or .pdf");
   expect({"--plot", (temp / "no" / "c.svg").string()}, 1, "--plot: cannot write ");
   expect({"--plot", "/proc/c.svg"}, 1, "/proc/c.svg");
   expect({"--isa", "reference"}, 2, "the reference is what the others are compared with");
