@@ -69,8 +69,8 @@ struct RunOptions {
   std::string input{};
   std::string output{};
   std::string weights{};  // a picture; empty: none
-  std::string tokens{};            // a JSON array of the drawn tokens' texts
-  std::string heads{};             // which are drawn: "0,3,5-7"; empty: all
+  std::string tokens{};   // a JSON array of the drawn tokens' texts
+  std::string heads{};    // which are drawn: "0,3,5-7"; empty: all
   std::int64_t sequence = 0;
   bool cached = false;
   std::int64_t chunk = 1;

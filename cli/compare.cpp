@@ -58,23 +58,24 @@ void print_report(const Comparison& comparison) {
   std::printf("%s\n%s\n%s\n\n", machine_line(comparison).c_str(), layer_line(comparison).c_str(),
               work_line(comparison.options).c_str());
   TextTable table({{"layer", Align::kLeft},
-                   {"", Align::kLeft},
+                   {"", Align::kLeft, /*brief=*/false},
                    {"prefill tok/s"},
                    {"of ceiling"},
                    {"decode tok/s"},
                    {"of ceiling"},
-                   {"cache B/token"},
-                   {"less than MHA"},
+                   {"cache B/token", Align::kRight, /*brief=*/false},
+                   {"less than MHA", Align::kRight, /*brief=*/false},
                    {"largest error"}});
   bool disturbed = false;
   for (const LayerMeasurement& row : comparison.rows) {
     disturbed = disturbed || row.prefill.disturbed || row.decode.disturbed;
-    table.add({std::string(row.variant.kind), row.details,
-               format_rate(row.prefill.tokens_per_second), share_text(row.prefill),
-               format_rate(row.decode.tokens_per_second), share_text(row.decode),
-               format_count(static_cast<std::int64_t>(row.cache_bytes_per_token)),
-               row.reduction == 0 ? "" : format_percent(row.reduction),
-               format_error(row.error) + (row.good() ? "" : " WRONG")});
+    table.add(
+        {std::string(row.variant.kind), row.details, format_rate(row.prefill.tokens_per_second),
+         share_text(row.prefill), format_rate(row.decode.tokens_per_second), share_text(row.decode),
+         format_count(static_cast<std::int64_t>(row.cache_bytes_per_token)),
+         row.reduction == 0 ? "" : format_percent(row.reduction),
+         format_error(row.error) + (row.good() ? "" : " WRONG")},
+        row.good() ? LineStyle::kPlain : LineStyle::kRed);
   }
   std::fputs(table.text().c_str(), stdout);
   const LayerMeasurement& first = comparison.rows.front();

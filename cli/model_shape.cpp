@@ -12,6 +12,7 @@
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "model_config.h"
+#include "names.h"
 #include "standard_streams.h"
 
 namespace ladon::cli {
@@ -181,13 +182,15 @@ std::span<const ModelShape> model_presets() {
 }
 
 const ModelShape& model_preset(std::string_view name) {
-  std::string names;
+  std::vector<std::string> names;
+  std::string list;
   for (const ModelShape& preset : model_presets()) {
     if (preset.name == name) return preset;
-    names += (names.empty() ? "" : ", ") + preset.name;
+    names.push_back(preset.name);
+    list += (list.empty() ? "" : ", ") + preset.name;
   }
-  throw UsageError("plan: --model: no preset '" + std::string(name) + "'; there are " + names +
-                   " (or give --config)");
+  throw UsageError("plan: --model: no preset '" + std::string(name) + "'" +
+                   did_you_mean(name, names) + "; there are " + list + " (or give --config)");
 }
 
 ModelShape model_from_config(const std::string& path,

@@ -118,8 +118,11 @@ void print_model(const ModelShape& model, const PlanOptions& options) {
               static_cast<long long>(model.num_layers()), static_cast<long long>(model.num_heads),
               static_cast<long long>(model.head_dim), window_text(model).c_str());
   std::printf("KV cache at %s\n\n", request_text(options).c_str());
-  std::vector<Column> columns{
-      {"cache", Align::kLeft}, {"", Align::kLeft}, {"bytes/token"}, {"total"}, {"less than MHA"}};
+  std::vector<Column> columns{{"cache", Align::kLeft},
+                              {"", Align::kLeft, /*brief=*/false},
+                              {"bytes/token"},
+                              {"total"},
+                              {"less than MHA", Align::kRight, /*brief=*/false}};
   if (options.memory) {
     columns.push_back({"most context"});
     columns.push_back({"most batch"});
@@ -135,7 +138,7 @@ void print_model(const ModelShape& model, const PlanOptions& options) {
       cells.push_back(fit_text(row.fits_batch));
     }
     cells.emplace_back(row.variant.own ? "<- the model" : "");
-    table.add(cells);
+    table.add(cells, row.variant.own ? LineStyle::kBold : LineStyle::kPlain);
   }
   std::fputs(table.text().c_str(), stdout);
   if (options.memory) {
@@ -148,8 +151,12 @@ void print_model(const ModelShape& model, const PlanOptions& options) {
 
 /// Every preset as it is.
 void print_overview(const PlanOptions& options) {
-  std::vector<Column> columns{{"model", Align::kLeft}, {"layers"}, {"heads"}, {"cache"},
-                              {"bytes/token"},         {"total"}};
+  std::vector<Column> columns{{"model", Align::kLeft},
+                              {"layers", Align::kRight, /*brief=*/false},
+                              {"heads", Align::kRight, /*brief=*/false},
+                              {"cache"},
+                              {"bytes/token"},
+                              {"total"}};
   if (options.memory) {
     columns.push_back({"most context"});
     columns.push_back({"most batch"});

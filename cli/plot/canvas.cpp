@@ -33,8 +33,8 @@ void check_picture_path(std::string_view option, const std::filesystem::path& pa
                    "': expected a name that ends in " + expected);
 }
 
-std::unique_ptr<Canvas> make_canvas(const std::filesystem::path& path, double width,
-                                    double height) {
+std::unique_ptr<Canvas> make_canvas([[maybe_unused]] const std::filesystem::path& path,
+                                    double width, double height) {
 #ifdef LADON_CAIRO
   if (path.extension() == ".png") return make_cairo_canvas(CairoFormat::kPng, width, height);
   if (path.extension() == ".pdf") return make_cairo_canvas(CairoFormat::kPdf, width, height);

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <sstream>
+
 #include "cli/best_isa.h"
 #include "cli/run_ladon.h"
 #include "io/io_support.h"
@@ -55,6 +57,18 @@ TEST(CliCompare, TheTableAndThePictures) {
                             "bytes per token", "MLA: latent 32 + 8", "ceiling"}) {
     EXPECT_NE(svg.find(words), std::string::npos) << words;
   }
+}
+
+TEST(CliCompare, TheTableFitsEightyColumns) {
+  const Outcome outcome = run_ladon(LadonRun{.arguments = tiny({}), .environment = {"COLUMNS=80"}});
+  EXPECT_EQ(outcome.status, 0);
+  ASSERT_NE(outcome.out.find("\nlayer "), std::string::npos) << outcome.out;
+  std::istringstream lines(outcome.out.substr(outcome.out.find("\nlayer ") + 1));
+  int count = 0;
+  for (std::string line; std::getline(lines, line) && !line.empty(); ++count) {
+    EXPECT_LE(line.size(), 80U) << line;
+  }
+  EXPECT_EQ(count, 5);
 }
 
 TEST(CliCompare, Mistakes) {

@@ -270,7 +270,8 @@ TEST(CliPlan, Mistakes) {
     const std::string complaint = complaint_of(arguments, status);
     EXPECT_NE(complaint.find(part), std::string::npos) << complaint;
   };
-  expect({"--model", "gpt-9"}, 2, "--model: no preset 'gpt-9'; there are deepseek-v3, ");
+  expect({"--model", "gpt-9"}, 2,
+         "--model: no preset 'gpt-9', did you mean gpt-2?; there are deepseek-v3, ");
   expect({"--context", "0"}, 2, "plan: --context: '0' is no whole number from 1 to");
   expect({"--context", "12q"}, 2, "'12q' is no whole number");
   expect({"--context", "9999999999999999999"}, 2, "is no whole number");
