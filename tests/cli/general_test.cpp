@@ -149,9 +149,10 @@ TEST(CliGeneral, MistakesAreStatusTwo) {
   EXPECT_EQ(
       complaint_of(std::vector<std::string>{}, 2),
       "no subcommand; there are compare, plan, run, convert, bench, check, info; see ladon --help");
-  EXPECT_EQ(complaint_of({"conpare"}, 2),
-            "no subcommand 'conpare', did you mean compare?; there are compare, plan, run, convert, "
-            "bench, check, info");
+  EXPECT_EQ(
+      complaint_of({"conpare"}, 2),
+      "no subcommand 'conpare', did you mean compare?; there are compare, plan, run, convert, "
+      "bench, check, info");
   EXPECT_EQ(complaint_of({"info", "--nosuch"}, 2),
             "info: The following argument was not expected: --nosuch; see ladon info --help");
   EXPECT_EQ(complaint_of({"--nosuch"}, 2),
