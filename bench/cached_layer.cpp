@@ -1,11 +1,13 @@
 #include "cached_layer.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "compare_tensors.h"
 #include "host_cache.h"
 #include "ladon/latent_attention.h"
+#include "ladon/multi_head_attention.h"
 #include "ladon/random.h"
 #include "workload.h"
 
@@ -14,6 +16,31 @@ namespace {
 
 constexpr std::int64_t kCheckedTokens = 4;   // at the beginning of the prompt
 constexpr std::int64_t kFilledAtOnce = 256;  // tokens that fill a cache
+
+template <class Layer>
+std::unique_ptr<AttentionLayer> in_f32(const Context& host, const Layer& layer) {
+  auto options = layer.options();
+  options.dtype = DType::kF32;
+  auto wide = std::make_unique<Layer>(Layer::zeros(options));
+  for (const Parameter& parameter : layer.named_parameters()) {
+    wide->set_parameter(host, parameter.name, parameter.value);
+  }
+  return wide;
+}
+
+/// The reference's forward pass, which a 16-bit layer runs with the same weights in f32: its
+/// results, and what it computes on the way, are then not rounded to 16 bits as the layer's are.
+Tensor truth_of(const Context& host, const AttentionLayer& layer, const Tensor& x, KvCache* cache) {
+  const auto run = [&](const AttentionLayer& exact, const Tensor& input) {
+    return cache == nullptr ? exact.forward(host, input) : exact.forward(host, input, *cache);
+  };
+  if (layer.dtype() != DType::kF16 && layer.dtype() != DType::kBF16) return run(layer, x);
+  const Tensor input = Tensor::copy_of(host, x, DType::kF32);
+  if (const auto* latent = dynamic_cast<const LatentAttention*>(&layer)) {
+    return run(*in_f32(host, *latent), input);
+  }
+  return run(*in_f32(host, dynamic_cast<const MultiHeadAttention&>(layer)), input);
+}
 
 }  // namespace
 
@@ -108,7 +135,7 @@ Tensor CachedLayer::expected_token(const Context& context, const Context& refere
                                    const Tensor& x) {
   const OnHost moved(*layer_, context, reference);
   HostCache host(context, cache_);
-  return layer_->forward(reference, x, host.copy() == nullptr ? cache_ : *host.copy());
+  return truth_of(reference, *layer_, x, host.copy() == nullptr ? &cache_ : host.copy());
 }
 
 double CachedLayer::prompt_error(const Context& context) {
@@ -122,7 +149,7 @@ double CachedLayer::prompt_error(const Context& context) {
   Tensor truth;
   {
     const OnHost moved(*layer_, context, reference);
-    truth = layer_->forward(reference, tokens(prompt_, 0, first));
+    truth = truth_of(reference, *layer_, tokens(prompt_, 0, first), nullptr);
   }
   const double first_error = largest_error(tokens(prompt_out_, 0, first), truth);
   truncate(before);

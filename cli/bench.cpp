@@ -12,6 +12,7 @@
 #include "plot/bench_chart.h"
 #include "progress.h"
 #include "signals.h"
+#include "standard_streams.h"
 
 namespace ladon::cli {
 namespace {
@@ -22,7 +23,7 @@ void draw(const std::string& path, const bench::BenchmarkResults& results, std::
   }
   const std::string picture = draw_bench_chart(path, results.rows, machine)->bytes();
   const HeldSignals held;
-  OutputFile("bench: --plot", path, picture).commit();
+  OutputFile("bench: --plot", output_path(path), picture).commit();
 }
 
 }  // namespace
@@ -33,7 +34,8 @@ int run_bench(const BenchOptions& options) {
   }
   if (!options.plot.empty()) {
     check_picture_path("bench: --plot", options.plot);
-    check_writable("bench: --plot", options.plot);
+    claim_standard_output("bench", {options.plot}, options.json);
+    check_writable("bench: --plot", output_path(options.plot));
   }
   const Context context(options.machinery.context_options());
   const int threads = context.num_threads();
@@ -85,7 +87,7 @@ int run_bench(const BenchOptions& options) {
     print_json(bench_document(results, options.quick, options.machinery.device, threads));
   } else {
     print_bench_rest(results);
-    if (!options.plot.empty()) std::printf("\nwrote %s\n", options.plot.c_str());
+    if (!options.plot.empty()) std::printf("\nwrote %s\n", shown_output(options.plot).c_str());
   }
   return results.faults.empty() ? kExitGood : kExitFailed;
 }

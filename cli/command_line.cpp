@@ -8,143 +8,32 @@
 #include <string_view>
 #include <vector>
 
+#include "command_options.h"
 #include "commands.h"
 #include "failure.h"
 #include "ladon/isa.h"
 #include "ladon/version.h"
 #include "layer_size.h"
+#include "names.h"
+#include "shell_support.h"
 #include "units.h"
 
 namespace ladon::cli {
 namespace {
 
 constexpr std::int64_t kMostSeconds = 86400;
-// More tokens or sequences than any memory holds; products of a few of them still fit 64 bits.
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 
 constexpr const char* kDescription =
     "Attention on this machine: MHA, GQA, MQA and MLA, with caches.\n"
     "Start with: ladon compare";
 constexpr const char* kFooter =
-    "ladon SUBCOMMAND --help tells more. With --json, results are one JSON document on standard\n"
+    "ladon help SUBCOMMAND tells more. With --json, results are one JSON document on standard\n"
     "output (docs/cli_schema.json). Exit status: 0 good; 1 it could not be done, or a check "
     "failed;\n"
     "2 the command line is wrong. LADON_ISA forces the kernels, as --isa does.";
 
 /// What parsing leaves behind: the subcommand's work.
 using Work = std::function<int()>;
-
-/// Errors of Ladon's parsers, under the option's name.
-template <class Parse>
-auto parsed(const std::string& option, const Parse& parse) {
-  try {
-    return parse();
-  } catch (const UsageError& error) {
-    throw UsageError(option + ": " + error.what());
-  }
-}
-
-CLI::Option* add_count(CLI::App* app, const std::string& name, std::int64_t& value,
-                       std::int64_t least, std::int64_t most, const std::string& help) {
-  return app
-      ->add_option_function<std::string>(
-          name,
-          [=, &value](const std::string& text) {
-            value = parsed(name, [&] { return parse_count(text, least, most); });
-          },
-          help)
-      ->type_name("N")
-      ->default_str(std::to_string(value));
-}
-
-DType parse_dtype(const std::string& option, std::string_view text,
-                  const std::vector<DType>& choices) {
-  std::string names;
-  for (const DType choice : choices) {
-    if (text == name_of(choice)) return choice;
-    names += (names.empty() ? "" : ", ") + std::string(name_of(choice));
-  }
-  throw UsageError(option + ": no dtype '" + std::string(text) + "'; there are " + names);
-}
-
-/// `assign` takes the dtype; the help names the choices.
-template <class Assign>
-CLI::Option* add_dtype(CLI::App* app, const std::string& name, const std::vector<DType>& choices,
-                       const std::string& help, Assign assign) {
-  std::string names;
-  for (const DType choice : choices) {
-    names += (names.empty() ? ": " : ", ") + std::string(name_of(choice));
-  }
-  return app
-      ->add_option_function<std::string>(
-          name, [=](const std::string& text) { assign(parse_dtype(name, text, choices)); },
-          help + names)
-      ->type_name("DTYPE");
-}
-
-void add_isa(CLI::App* app, std::optional<Isa>& isa, const std::string& help) {
-  app->add_option_function<std::string>(
-         "--isa",
-         [&isa](const std::string& text) {
-           isa = isa_from_name(text);
-           if (!isa) {
-             throw UsageError("--isa: no kernels '" + text + "'; there are " + isa_names());
-           }
-         },
-         help)
-      ->type_name("NAME");
-}
-
-void add_machinery(CLI::App* app, Machinery& machinery,
-                   const std::string& default_kernels = "the fastest") {
-  add_isa(app, machinery.isa, "Kernels: " + isa_names() + " [" + default_kernels + "]");
-  app->add_option_function<std::string>(
-         "--threads",
-         [&machinery](const std::string& text) {
-           machinery.threads = static_cast<int>(
-               parsed("--threads", [&] { return parse_count(text, 1, kMaxThreads); }));
-         },
-         "Threads [all that this process may use]")
-      ->type_name("N");
-}
-
-DeviceId parse_device(const std::string& text) {
-  if (text == "cpu") return {};
-  if (text == "cuda") return Device::kCuda;
-  const std::string prefix = "cuda:";
-  if (!text.starts_with(prefix)) {
-    throw UsageError("--device: no device '" + text + "'; there are cpu, cuda and cuda:N");
-  }
-  constexpr std::int64_t kMostDevices = 1024;
-  return {Device::kCuda, static_cast<int>(parsed("--device", [&] {
-            return parse_count(text.substr(prefix.size()), 0, kMostDevices);
-          }))};
-}
-
-/// After add_machinery(): the kernels of --isa are the CPU's.
-void add_device(CLI::App* app, Machinery& machinery) {
-  app->add_option_function<std::string>(
-         "--device",
-         [&machinery](const std::string& text) { machinery.device = parse_device(text); },
-         "Where to run: cpu, or a GPU, cuda or cuda:N [cpu]")
-      ->type_name("NAME")
-      ->excludes("--isa");
-}
-
-void add_json(CLI::App* app, bool& json) {
-  app->add_flag("--json", json, "Print one JSON document instead");
-}
-
-void add_plot(CLI::App* app, std::string& path) {
-  app->add_option("--plot", path, "Draw the result")->type_name("FILE.svg|png");
-}
-
-void add_ignored(CLI::App* app, std::vector<std::string>& fields) {
-  app->add_option("--ignore-field", fields,
-                  "A field of the config that makes no difference to attention (repeatable)")
-      ->type_name("NAME")
-      ->take_all();
-}
 
 Work info(CLI::App& app) {
   auto options = std::make_shared<InfoOptions>();
@@ -187,7 +76,8 @@ Work plan(CLI::App& app) {
   auto* model = sub->add_option("--model", options->model,
                                 "A published model, such as deepseek-v3 [an overview of all]")
                     ->type_name("NAME");
-  sub->add_option("--config", options->config, "A Hugging Face config.json, or its folder")
+  sub->add_option("--config", options->config,
+                  "A Hugging Face config.json, its folder, or - for standard input")
       ->type_name("PATH")
       ->excludes(model);
   add_ignored(sub, options->ignored_fields);
@@ -201,7 +91,15 @@ Work plan(CLI::App& app) {
          [options](const std::string& text) {
            options->memory = parsed("--memory", [&] { return parse_bytes(text); });
          },
-         "Say what fits into this, such as 80GiB")
+         "Say what fits into this beside the weights, such as 80GiB")
+      ->type_name("SIZE");
+  sub->add_option_function<std::string>(
+         "--weights",
+         [options](const std::string& text) {
+           options->weights =
+               text == "0" ? 0 : parsed("--weights", [&] { return parse_bytes(text); });
+         },
+         "Of the model in memory, such as 5GiB; 0: the cache alone [as published]")
       ->type_name("SIZE");
   add_json(sub, options->json);
   return [options] { return run_plan(*options); };
@@ -218,10 +116,12 @@ Work run(CLI::App& app) {
       ->type_name("FOLDER")
       ->required();
   add_count(sub, "--layer", options->layer, 0, kMostTokens, "Which layer, from 0");
-  sub->add_option("--input", options->input, "An array [seq, embed] or [batch, seq, embed]")
+  sub->add_option("--input", options->input,
+                  "An array [seq, embed] or [batch, seq, embed]; -: stdin")
       ->type_name("FILE.npy")
       ->required();
-  sub->add_option("--output", options->output, "Where the result goes: the input's shape and dtype")
+  sub->add_option("--output", options->output,
+                  "Where the result goes, in the input's shape and dtype; -: stdout")
       ->type_name("FILE.npy")
       ->required();
   auto* cached = sub->add_flag("--cached", options->cached, "Over a KV cache, chunk by chunk");
@@ -233,8 +133,15 @@ Work run(CLI::App& app) {
             [options](DType dtype) { options->cache_dtype = dtype; })
       ->needs(cached);
   auto* weights = sub->add_option("--weights", options->weights,
-                                  "Draw the attention weights, a panel for each head")
-                      ->type_name("FILE.svg|png");
+                                  "Draw the attention weights, a panel for each head; .html: a "
+                                  "page to explore")
+                      ->type_name("FILE.svg|png|pdf|html");
+  sub->add_option("--tokens", options->tokens, "The tokens' texts for it, a JSON array of strings")
+      ->type_name("FILE.json")
+      ->needs(weights);
+  sub->add_option("--heads", options->heads, "Those to be drawn, such as 0,3,5-7 [all]")
+      ->type_name("LIST")
+      ->needs(weights);
   add_count(sub, "--sequence", options->sequence, 0, kMostTokens, "Of the batch, to be drawn")
       ->needs(weights);
   add_ignored(sub, options->ignored_fields);
@@ -330,12 +237,42 @@ std::string one_line(std::string text) {
   return text;
 }
 
-std::string list_subcommands(const CLI::App& app) {
-  std::string names;
-  for (const CLI::App* sub : app.get_subcommands({})) {
-    names += (names.empty() ? "" : ", ") + sub->get_name();
-  }
+std::vector<std::string> names_of_subcommands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands({})) names.push_back(sub->get_name());
   return names;
+}
+
+/// Everything that completions and the manual say.
+std::vector<SubcommandDescription> described(const CLI::App& app) {
+  std::vector<SubcommandDescription> all;
+  for (const CLI::App* sub : app.get_subcommands({})) {
+    SubcommandDescription& one = all.emplace_back();
+    one.name = sub->get_name();
+    one.help = sub->get_description();
+    for (const CLI::Option* option : sub->get_options()) {
+      if (option->get_lnames().empty()) continue;
+      const std::string type = option->get_expected_max() == 0 ? "" : option->get_type_name();
+      one.options.push_back(
+          {"--" + option->get_lnames().front(), type, option->get_description(), {}});
+      if (type == "DTYPE") one.options.back().choices = {"f64", "f32", "f16", "bf16", "i8"};
+    }
+  }
+  return all;
+}
+
+/// For an unknown option: the one that was probably meant.
+std::string suggestion(const CLI::App& app, const std::string& message) {
+  // "The following arguments were not expected: 8k --contex".
+  const std::size_t begin = message.find(" --");
+  if (begin == std::string::npos || message.find("not expected: ") == std::string::npos) return {};
+  std::string given = message.substr(begin + 1);
+  given.erase(std::min(given.find_first_of(" =\n"), given.size()));
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return did_you_mean(given, names);
 }
 
 /// The subcommand that was given, or the app itself.
@@ -356,7 +293,7 @@ Work print_text(std::string text) {
 std::function<int()> parse_command_line(int argc, const char* const* argv) {
   CLI::App app(kDescription, "ladon");
   app.footer(kFooter);
-  app.set_version_flag("--version", std::string("ladon ") + version());
+  app.set_version_flag("-V,--version", std::string("ladon ") + version());
   app.require_subcommand(0, 1);
   app.get_formatter()->column_width(28);
 
@@ -369,12 +306,25 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
     return std::any_of(works.begin(), works.end(),
                        [&](const auto& work) { return work.first == name; });
   };
-  if (argc > 1 && argv[1][0] != '-' && !is_known(argv[1])) {
-    throw UsageError("no subcommand '" + std::string(argv[1]) + "'; there are " +
-                     list_subcommands(app));
+  // "ladon help plan" is "ladon plan --help".
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  if (!words.empty() && words.front() == "help") {
+    words.front() = "--help";
+    if (words.size() > 1) std::swap(words[0], words[1]);
+  }
+  const std::string first = words.empty() ? "" : words.front();
+  if (first == "completion") {
+    return print_text(completion_script(words.size() == 2 ? words[1] : "", described(app)));
+  }
+  if (first == "manual") return print_text(manual_page(kDescription, kFooter, described(app)));
+  if (!first.empty() && first[0] != '-' && !is_known(first)) {
+    const std::vector<std::string> names = names_of_subcommands(app);
+    throw UsageError("no subcommand '" + first + "'" + did_you_mean(first, names) + "; there are " +
+                     joined(names));
   }
   try {
-    app.parse(argc, argv);
+    std::reverse(words.begin(), words.end());  // as CLI11 wants them
+    app.parse(words);
   } catch (const CLI::CallForHelp&) {
     const CLI::App& asked = chosen(app);
     return print_text(&asked == &app ? app.help() : asked.help("ladon"));
@@ -383,14 +333,16 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     const std::string name = chosen(app).get_name();
     throw UsageError((name == "ladon" ? "" : name + ": ") + one_line(error.what()) +
-                     "; see ladon " + (name == "ladon" ? "" : name + " ") + "--help");
+                     suggestion(chosen(app), error.what()) + "; see ladon " +
+                     (name == "ladon" ? "" : name + " ") + "--help");
   } catch (const UsageError& error) {
     throw UsageError(chosen(app).get_name() + ": " + error.what());
   }
   for (const auto& [name, work] : works) {
     if (app.got_subcommand(name)) return work;
   }
-  throw UsageError("no subcommand; there are " + list_subcommands(app) + "; see ladon --help");
+  throw UsageError("no subcommand; there are " + joined(names_of_subcommands(app)) +
+                   "; see ladon --help");
 }
 
 }  // namespace ladon::cli

@@ -42,13 +42,14 @@ int run_info(const InfoOptions& options);
 
 struct PlanOptions {
   std::string model{};   // a preset's name
-  std::string config{};  // or a config.json, or its folder; neither: all presets
+  std::string config{};  // or a config file, its folder, a pipe or "-"; neither: all presets
   std::vector<std::string> ignored_fields{};
   std::int64_t context = 8192;
   std::int64_t batch = 1;
   std::int64_t kv_heads = 0;  // of the GQA row; 0: the model's, or a usual number
   DType dtype = DType::kBF16;
   std::optional<std::int64_t> memory{};
+  std::optional<std::int64_t> weights{};  // bytes of the weights; empty: the model's
   bool json = false;
 };
 int run_plan(const PlanOptions& options);
@@ -68,6 +69,8 @@ struct RunOptions {
   std::string input{};
   std::string output{};
   std::string weights{};  // a picture; empty: none
+  std::string tokens{};   // a JSON array of the drawn tokens' texts
+  std::string heads{};    // which are drawn: "0,3,5-7"; empty: all
   std::int64_t sequence = 0;
   bool cached = false;
   std::int64_t chunk = 1;

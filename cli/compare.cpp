@@ -14,6 +14,7 @@
 #include "plot/compare_chart.h"
 #include "progress.h"
 #include "signals.h"
+#include "standard_streams.h"
 #include "text_table.h"
 #include "units.h"
 
@@ -57,23 +58,24 @@ void print_report(const Comparison& comparison) {
   std::printf("%s\n%s\n%s\n\n", machine_line(comparison).c_str(), layer_line(comparison).c_str(),
               work_line(comparison.options).c_str());
   TextTable table({{"layer", Align::kLeft},
-                   {"", Align::kLeft},
+                   {"", Align::kLeft, /*brief=*/false},
                    {"prefill tok/s"},
                    {"of ceiling"},
                    {"decode tok/s"},
                    {"of ceiling"},
-                   {"cache B/token"},
-                   {"less than MHA"},
+                   {"cache B/token", Align::kRight, /*brief=*/false},
+                   {"less than MHA", Align::kRight, /*brief=*/false},
                    {"largest error"}});
   bool disturbed = false;
   for (const LayerMeasurement& row : comparison.rows) {
     disturbed = disturbed || row.prefill.disturbed || row.decode.disturbed;
-    table.add({std::string(row.variant.kind), row.details,
-               format_rate(row.prefill.tokens_per_second), share_text(row.prefill),
-               format_rate(row.decode.tokens_per_second), share_text(row.decode),
-               format_count(static_cast<std::int64_t>(row.cache_bytes_per_token)),
-               row.reduction == 0 ? "" : format_percent(row.reduction),
-               format_error(row.error) + (row.good() ? "" : " WRONG")});
+    table.add(
+        {std::string(row.variant.kind), row.details, format_rate(row.prefill.tokens_per_second),
+         share_text(row.prefill), format_rate(row.decode.tokens_per_second), share_text(row.decode),
+         format_count(static_cast<std::int64_t>(row.cache_bytes_per_token)),
+         row.reduction == 0 ? "" : format_percent(row.reduction),
+         format_error(row.error) + (row.good() ? "" : " WRONG")},
+        row.good() ? LineStyle::kPlain : LineStyle::kRed);
   }
   std::fputs(table.text().c_str(), stdout);
   const LayerMeasurement& first = comparison.rows.front();
@@ -141,7 +143,7 @@ void draw(const Comparison& comparison) {
                                           .work = work_line(comparison.options)});
   const std::string picture = canvas->bytes();
   const HeldSignals held;
-  OutputFile("compare: --plot", comparison.options.plot, picture).commit();
+  OutputFile("compare: --plot", output_path(comparison.options.plot), picture).commit();
 }
 
 }  // namespace
@@ -150,7 +152,8 @@ int run_compare(const CompareOptions& options) {
   const LayerSize& size = layer_size(options.size);
   if (!options.plot.empty()) {
     check_picture_path("compare: --plot", options.plot);
-    check_writable("compare: --plot", options.plot);
+    claim_standard_output("compare", {options.plot}, options.json);
+    check_writable("compare: --plot", output_path(options.plot));
   }
   const DeviceId device = options.machinery.device;
   const Context context(options.machinery.context_options());
@@ -175,7 +178,7 @@ int run_compare(const CompareOptions& options) {
     print_json(document_of(comparison));
   } else {
     print_report(comparison);
-    if (!options.plot.empty()) std::printf("wrote %s\n", options.plot.c_str());
+    if (!options.plot.empty()) std::printf("wrote %s\n", shown_output(options.plot).c_str());
   }
   const bool good = std::all_of(comparison.rows.begin(), comparison.rows.end(),
                                 [](const LayerMeasurement& row) { return row.good(); });

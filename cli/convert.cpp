@@ -13,6 +13,7 @@
 #include "plot/curve_chart.h"
 #include "progress.h"
 #include "signals.h"
+#include "standard_streams.h"
 #include "text_table.h"
 #include "units.h"
 
@@ -263,7 +264,8 @@ int run_convert(const ConvertOptions& options) {
   if (!options.output.empty()) check_new_folder(options.output);
   if (!options.plot.empty()) {
     check_picture_path("convert: --plot", options.plot);
-    check_writable("convert: --plot", options.plot);
+    claim_standard_output("convert", {options.plot}, options.json);
+    check_writable("convert: --plot", output_path(options.plot));
   }
   const ModelDescription model =
       describe_model(options.model, {.ignored_fields = options.ignored_fields});
@@ -333,7 +335,7 @@ int run_convert(const ConvertOptions& options) {
   }
   if (!options.plot.empty()) {
     const HeldSignals held;
-    OutputFile picture("convert: --plot", options.plot,
+    OutputFile picture("convert: --plot", output_path(options.plot),
                        draw_curve_chart(options.plot, curves_of(rows, sizes),
                                         "Error over cache, " + model.family + " to " + options.to,
                                         "means over " + std::to_string(num_layers) + " layers")

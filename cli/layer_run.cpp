@@ -27,6 +27,11 @@ bool is_causal(const LayerOptions& layer) {
   return std::visit([](const auto& options) { return options.causal; }, layer);
 }
 
+std::int64_t window_of(const LayerOptions& layer) {
+  const auto* const heads = std::get_if<MultiHeadAttentionOptions>(&layer);
+  return heads != nullptr && heads->window_left ? *heads->window_left + 1 : 0;
+}
+
 double parameter_elements(const LayerOptions& layer) {
   return std::visit(
       [](const auto& options) {

@@ -21,6 +21,9 @@ struct ModelShape {
   std::int64_t rope_dim = 0;
   /// For each layer the keys that a query can see at most; 0 where it sees all.
   std::vector<std::int64_t> windows{};
+  std::int64_t max_context = 0;   // that the model was made for; 0: not known
+  std::int64_t weight_bytes = 0;  // of all its weights, as published; 0: not known
+  bool loadable = true;           // whether load_attention() knows the family
 
   std::int64_t num_layers() const { return static_cast<std::int64_t>(windows.size()); }
   bool has_windows() const;
@@ -33,8 +36,8 @@ std::span<const ModelShape> model_presets();
 /// Throws UsageError that names those there are.
 const ModelShape& model_preset(std::string_view name);
 
-/// From a config.json, or the folder that it is in. Throws Error where the config cannot be read
-/// or describes what Ladon does not know.
+/// From a config.json under any name, the folder that it is in, a pipe, or "-" for standard input.
+/// A family that Ladon does not load is described by the usual fields. Throws Failure.
 ModelShape model_from_config(const std::string& path,
                              const std::vector<std::string>& ignored_fields);
 

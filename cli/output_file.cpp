@@ -31,7 +31,30 @@ bool write_all(int descriptor, std::string_view content) {
     if (written < 0) return false;
     content.remove_prefix(static_cast<std::size_t>(written));
   }
-  return ::fsync(descriptor) == 0;
+  return true;
+}
+
+/// The end of a chain of symbolic links; or the link itself where it names an open descriptor, such
+/// as /dev/fd/3: what that leads to belongs to the program that opened it.
+fs::path without_links(std::string_view option, const fs::path& path) {
+  constexpr int kMostLinks = 40;  // as Linux
+  fs::path end = path;
+  std::error_code error;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(end, error)); ++links) {
+    if (links == kMostLinks) refuse(option, path, ELOOP);
+    const fs::path folder = fs::weakly_canonical(fs::absolute(end).parent_path(), error);
+    if (folder == "/proc/" + std::to_string(::getpid()) + "/fd") break;
+    const fs::path next = fs::read_symlink(end, error);
+    end = next.is_absolute() ? next : end.parent_path() / next;
+  }
+  return end;
+}
+
+/// What cannot be renamed over: pipes, devices, open descriptors.
+bool is_stream(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_symlink(fs::symlink_status(path, error))) return true;
+  return fs::is_fifo(path, error) || fs::is_character_file(path, error);
 }
 
 /// What stands between a target's name and the number of the process that writes it, as the
@@ -59,13 +82,15 @@ void remove_leftovers(const fs::path& target) {
 void check_writable(std::string_view option, const fs::path& path) {
   std::error_code error;
   if (fs::is_directory(path, error)) refuse(option, path, EISDIR);
-  // Renaming over a device or a pipe would replace it.
-  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) {
-    throw Failure(std::string(option) + ": cannot write " + path.string() +
-                  ": it is no regular file");
+  const fs::path target = without_links(option, path);
+  if (is_stream(target)) {
+    if (::access(target.c_str(), W_OK) != 0) refuse(option, path, errno);
+    return;
   }
-  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
   if (!fs::is_directory(folder, error)) refuse(option, path, error ? error.value() : ENOTDIR);
+  if (fs::exists(target, error) && !fs::is_regular_file(target, error))
+    refuse(option, path, EINVAL);
   // Only trying tells: permissions, read-only and virtual file systems all look alike from outside.
   const HeldSignals held;
   OutputFile(option, path, {});
@@ -83,16 +108,21 @@ void check_different(std::string_view option, const fs::path& path, std::string_
 }
 
 OutputFile::OutputFile(std::string_view option, const fs::path& path, std::string_view content)
-    : option_(option), path_(path), temporary_(path) {
-  remove_leftovers(path);
+    : option_(option), path_(without_links(option, path)) {
+  if (is_stream(path_)) {
+    stream_content_ = content;
+    return;
+  }
+  remove_leftovers(path_);
+  temporary_ = path_;
   temporary_ += std::string(kTemporary) + std::to_string(::getpid()) + "-0";
   const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor < 0) refuse(option_, path_, errno);
   struct stat status {};
-  if (::stat(path.c_str(), &status) == 0) {
+  if (::stat(path_.c_str(), &status) == 0) {
     static_cast<void>(::fchmod(descriptor, status.st_mode & 0777U));
   }
-  const bool written = write_all(descriptor, content);
+  const bool written = write_all(descriptor, content) && ::fsync(descriptor) == 0;
   int error = written ? 0 : errno;
   if (::close(descriptor) != 0 && error == 0) error = errno;
   if (error == 0) return;
@@ -105,6 +135,17 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::commit() {
+  if (temporary_.empty()) {
+    std::error_code none;
+    // A link that was not followed names a descriptor by its number.
+    const int descriptor = fs::is_symlink(fs::symlink_status(path_, none))
+                               ? ::fcntl(std::stoi(path_.filename().string()), F_DUPFD_CLOEXEC, 0)
+                               : ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+    if (descriptor < 0) refuse(option_, path_, errno);
+    const int error = write_all(descriptor, stream_content_) ? 0 : errno;
+    if (::close(descriptor) != 0 || error != 0) refuse(option_, path_, error != 0 ? error : errno);
+    return;
+  }
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) refuse(option_, path_, errno);
   temporary_.clear();
 }

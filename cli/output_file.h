@@ -16,7 +16,9 @@ void check_different(std::string_view option, const std::filesystem::path& path,
                      std::string_view other_option, const std::filesystem::path& other);
 
 /// A temporary file next to its target until commit() renames it. Hold HeldSignals while one
-/// lives. What is not committed is removed, and an older file of that name is as it was.
+/// lives. What is not committed is removed, and an older file of that name is as it was. Symbolic
+/// links are followed. A pipe, a device or an open descriptor is never replaced: it gets the
+/// content in commit().
 class OutputFile {
  public:
   /// Writes everything. Throws Failure; `option` begins the message.
@@ -30,8 +32,9 @@ class OutputFile {
 
  private:
   std::string option_;
-  std::filesystem::path path_;
-  std::filesystem::path temporary_;
+  std::filesystem::path path_;       // links resolved
+  std::filesystem::path temporary_;  // empty for a stream, and once it was renamed
+  std::string stream_content_;
 };
 
 }  // namespace ladon::cli

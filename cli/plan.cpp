@@ -1,4 +1,5 @@
 // ladon plan: what a model's KV cache needs, as the model keeps it and as it would in other ways.
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
@@ -23,6 +24,15 @@ struct PlanRow {
   std::optional<std::int64_t> fits_batch{};
 };
 
+std::int64_t weight_bytes(const ModelShape& model, const PlanOptions& options) {
+  return options.weights.value_or(model.weight_bytes);
+}
+
+/// What --memory leaves to the cache.
+std::int64_t cache_memory(const ModelShape& model, const PlanOptions& options) {
+  return std::max<std::int64_t>(0, *options.memory - weight_bytes(model, options));
+}
+
 std::vector<PlanRow> plan_rows(const ModelShape& model, const PlanOptions& options) {
   const CacheRequest request{options.context, options.batch, options.dtype};
   const auto mha = static_cast<double>(cache_bytes(model, {.kind = "MHA"}, request));
@@ -34,8 +44,9 @@ std::vector<PlanRow> plan_rows(const ModelShape& model, const PlanOptions& optio
     row.bytes = cache_bytes(model, variant, request);
     row.reduction = 1 - static_cast<double>(row.bytes) / mha;
     if (options.memory) {
-      row.fits_context = most_context(model, variant, request, *options.memory);
-      row.fits_batch = most_batch(model, variant, request, *options.memory);
+      const std::int64_t memory = cache_memory(model, options);
+      row.fits_context = most_context(model, variant, request, memory);
+      row.fits_batch = most_batch(model, variant, request, memory);
     }
     rows.push_back(row);
   }
@@ -72,14 +83,46 @@ std::string window_text(const ModelShape& model) {
          (limited == 1 ? " layer" : " layers");
 }
 
+/// What a reader might stumble over.
+std::vector<std::string> notes_of(const ModelShape& model, const PlanOptions& options) {
+  std::vector<std::string> notes;
+  if (model.max_context > 0 && options.context > model.max_context) {
+    notes.push_back("warning: the model is made for " + format_count(model.max_context) +
+                    " tokens; " + format_count(options.context) + " are past that");
+  }
+  if (model.has_windows()) {
+    notes.emplace_back(
+        "windows: the model's row drops what no query can see; the other rows keep every token");
+  }
+  if (!model.loadable) {
+    notes.push_back("the family " + model.name +
+                    " is not loaded by Ladon; these figures are from its config's usual fields");
+  }
+  return notes;
+}
+
+/// How --memory is divided, or why the weights are not in it.
+std::string memory_text(const ModelShape& model, const PlanOptions& options) {
+  const std::int64_t weights = weight_bytes(model, options);
+  const std::string all = format_bytes(*options.memory);
+  if (weights == 0) {
+    return "in " + all + (options.weights ? ", all for the cache" : "; weights are not counted");
+  }
+  return "in " + format_bytes(cache_memory(model, options)) + ", the rest of " + all +
+         " beside weights of " + format_bytes(weights);
+}
+
 void print_model(const ModelShape& model, const PlanOptions& options) {
   const std::vector<PlanRow> rows = plan_rows(model, options);  // may throw: before the first line
   std::printf("%s: %lld layers, %lld heads of %lld%s\n", model.title.c_str(),
               static_cast<long long>(model.num_layers()), static_cast<long long>(model.num_heads),
               static_cast<long long>(model.head_dim), window_text(model).c_str());
-  std::printf("KV cache at %s, without the weights\n\n", request_text(options).c_str());
-  std::vector<Column> columns{
-      {"cache", Align::kLeft}, {"", Align::kLeft}, {"bytes/token"}, {"total"}, {"less than MHA"}};
+  std::printf("KV cache at %s\n\n", request_text(options).c_str());
+  std::vector<Column> columns{{"cache", Align::kLeft},
+                              {"", Align::kLeft, /*brief=*/false},
+                              {"bytes/token"},
+                              {"total"},
+                              {"less than MHA", Align::kRight, /*brief=*/false}};
   if (options.memory) {
     columns.push_back({"most context"});
     columns.push_back({"most batch"});
@@ -95,20 +138,25 @@ void print_model(const ModelShape& model, const PlanOptions& options) {
       cells.push_back(fit_text(row.fits_batch));
     }
     cells.emplace_back(row.variant.own ? "<- the model" : "");
-    table.add(cells);
+    table.add(cells, row.variant.own ? LineStyle::kBold : LineStyle::kPlain);
   }
   std::fputs(table.text().c_str(), stdout);
   if (options.memory) {
-    std::printf("\nmost context: at batch %s; most batch: at context %s; in %s\n",
+    std::printf("\nmost context: at batch %s; most batch: at context %s;\n%s\n",
                 format_count(options.batch).c_str(), format_count(options.context).c_str(),
-                format_bytes(*options.memory).c_str());
+                memory_text(model, options).c_str());
   }
+  for (const std::string& note : notes_of(model, options)) std::printf("\n%s\n", note.c_str());
 }
 
 /// Every preset as it is.
 void print_overview(const PlanOptions& options) {
-  std::vector<Column> columns{{"model", Align::kLeft}, {"layers"}, {"heads"}, {"cache"},
-                              {"bytes/token"},         {"total"}};
+  std::vector<Column> columns{{"model", Align::kLeft},
+                              {"layers", Align::kRight, /*brief=*/false},
+                              {"heads", Align::kRight, /*brief=*/false},
+                              {"cache"},
+                              {"bytes/token"},
+                              {"total"}};
   if (options.memory) {
     columns.push_back({"most context"});
     columns.push_back({"most batch"});
@@ -130,8 +178,8 @@ void print_overview(const PlanOptions& options) {
       table.add(cells);
     }
   }
-  std::printf("KV caches at %s, without the weights. One of them in detail: --model NAME\n\n",
-              request_text(options).c_str());
+  std::printf("KV caches at %s%s. One of them in detail: --model NAME\n\n",
+              request_text(options).c_str(), options.memory ? ", beside the weights" : "");
   std::fputs(table.text().c_str(), stdout);
 }
 
@@ -145,6 +193,12 @@ Json model_json(const ModelShape& model, const PlanOptions& options) {
   json["num_heads"] = model.num_heads;
   json["head_dim"] = model.head_dim;
   json["windows"] = model.windows;
+  json["loadable"] = model.loadable;
+  if (model.max_context > 0) json["max_context"] = model.max_context;
+  if (const std::int64_t weights = weight_bytes(model, options); weights > 0) {
+    json["weight_bytes"] = weights;
+  }
+  json["notes"] = notes_of(model, options);
   json["caches"] = Json::array();
   for (const PlanRow& row : plan_rows(model, options)) {
     Json cache{{"kind", row.variant.kind},

@@ -7,19 +7,24 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "commands.h"
 #include "failure.h"
 #include "json_output.h"
 #include "ladon/checkpoint.h"
+#include "ladon/error.h"
 #include "ladon/npy.h"
 #include "layer_run.h"
 #include "machine.h"
 #include "output_file.h"
 #include "plot/canvas.h"
 #include "plot/heat_map.h"
+#include "plot/token_texts.h"
+#include "plot/weights_page.h"
 #include "progress.h"
 #include "signals.h"
+#include "standard_streams.h"
 #include "units.h"
 
 namespace ladon::cli {
@@ -62,8 +67,13 @@ const LayerOptions& layer_options(const ModelDescription& model, std::int64_t la
 }
 
 /// [seq, embed] or [batch, seq, embed] as the latter.
-Tensor read_input(const RunOptions& options, std::int64_t embed_dim) {
-  Tensor x = read_npy(options.input);
+Tensor read_input(const RunOptions& options, const std::string& path, std::int64_t embed_dim) {
+  Tensor x;
+  try {
+    x = read_npy(path);
+  } catch (const Error& error) {
+    throw Failure(with_name(error.what(), path, options.input));
+  }
   const bool fits = (x.rank() == 2 || x.rank() == 3) && x.size(x.rank() - 1) == embed_dim;
   if (!fits || !is_float(x.dtype())) {
     throw Failure("run: --input: " + options.input + " holds " + x.shape().to_string() + " of " +
@@ -74,10 +84,10 @@ Tensor read_input(const RunOptions& options, std::int64_t embed_dim) {
 }
 
 /// Throws before anything large is allocated.
-void check_memory(const RunOptions& options, const ModelDescription& model,
+void check_memory(const RunOptions& options, const std::string& path, const ModelDescription& model,
                   const LayerOptions& layer) {
   std::error_code error;
-  const auto size = std::filesystem::file_size(options.input, error);
+  const auto size = std::filesystem::file_size(path, error);
   if (error) {
     throw Failure("run: --input: cannot read " + options.input + ": " + error.message());
   }
@@ -96,6 +106,9 @@ void check_options(const RunOptions& options, const ModelDescription& model,
                      " are not causal, so a cache cannot give what the whole sequence gives");
   }
 }
+
+/// A page to explore, rather than a picture.
+bool is_page(const std::string& path) { return std::filesystem::path(path).extension() == ".html"; }
 
 /// `shape` is [batch, seq, embed].
 void check_picture(const RunOptions& options, const ModelDescription& model, const Dims& shape) {
@@ -128,7 +141,8 @@ void print_report(const Report& report) {
               name_of(report.layer.dtype()), static_cast<long long>(report.layer.num_heads()),
               static_cast<long long>(report.layer.num_kv_heads()));
   std::printf(
-      "%s %s, %s: %.3f s, %s tokens/s on %d %s, %s kernels\n", options.input.c_str(),
+      "%s %s, %s: %.3f s, %s tokens/s on %d %s, %s kernels\n",
+      options.input == "-" ? "standard input" : options.input.c_str(),
       report.shape.to_string().c_str(),
       options.cached ? ("cached, " + format_count(options.chunk) + " at a time").c_str() : "whole",
       report.result.seconds,
@@ -143,8 +157,8 @@ void print_report(const Report& report) {
     std::printf("; %s numbers are NaN or infinite",
                 format_count(report.summary.not_finite).c_str());
   }
-  std::printf("\nwrote %s\n", options.output.c_str());
-  if (!options.weights.empty()) std::printf("wrote %s\n", options.weights.c_str());
+  std::printf("\nwrote %s\n", shown_output(options.output).c_str());
+  if (!options.weights.empty()) std::printf("wrote %s\n", shown_output(options.weights).c_str());
 }
 
 Json document_of(const Report& report) {
@@ -176,41 +190,81 @@ Json document_of(const Report& report) {
 
 /// The picture of one sequence's weights, as a file's bytes.
 std::string draw_weights(const Context& context, const AttentionLayer& layer, const Tensor& x,
-                         const RunOptions& options, const ModelDescription& model) {
-  const Tensor weights = weights_of(context, layer, x.view().select(0, options.sequence));
-  return draw_heat_map(
-             options.weights, weights,
-             {.title = "Attention weights, layer " + std::to_string(options.layer) + " (" +
-                       model.family + ")",
-              .subtitle =
-                  std::to_string(x.size(1)) + " tokens" +
-                  (x.size(0) > 1 ? " of sequence " + std::to_string(options.sequence) : "")})
-      ->bytes();
+                         const RunOptions& options, HeatMapText text) {
+  const Tensor all = weights_of(context, layer, x.view().select(0, options.sequence));
+  Tensor weights(DType::kF32,
+                 {static_cast<std::int64_t>(text.heads.size()), all.size(1), all.size(2)});
+  for (std::size_t i = 0; i < text.heads.size(); ++i) {
+    copy(context, all.view().select(0, text.heads[i]),
+         weights.view().select(0, static_cast<std::int64_t>(i)));
+  }
+  if (is_page(options.weights)) return weights_page(weights, text);
+  return draw_heat_map(options.weights, weights, text)->bytes();
+}
+
+/// What the picture shows besides the weights; checked before anything is computed. `shape` is
+/// [batch, seq, embed].
+HeatMapText picture_text(const RunOptions& options, const ModelDescription& model,
+                         const LayerOptions& layer, const Dims& shape) {
+  HeatMapText text{
+      .title =
+          "Attention weights, layer " + std::to_string(options.layer) + " (" + model.family + ")",
+      .subtitle = std::to_string(shape[1]) + " tokens" +
+                  (shape[0] > 1 ? " of sequence " + std::to_string(options.sequence) : ""),
+      .causal = is_causal(layer),
+      .window = window_of(layer)};
+  text.heads = options.heads.empty()
+                   ? parse_numbers("0-" + std::to_string(model.num_heads - 1), model.num_heads)
+                   : parse_numbers(options.heads, model.num_heads);
+  if (options.tokens.empty()) return text;
+  text.tokens = read_token_texts("run: --tokens", options.tokens);
+  if (std::cmp_not_equal(text.tokens.size(), shape[1])) {
+    throw Failure("run: --tokens: " + options.tokens + " has " +
+                  std::to_string(text.tokens.size()) + " texts, expected one for each of " +
+                  std::to_string(shape[1]) + " tokens");
+  }
+  if (!is_page(options.weights) && shape[1] > kMostTokenTexts) {
+    throw UsageError("run: --tokens: a picture has space for the texts of " +
+                     std::to_string(kMostTokenTexts) + " tokens, the input has " +
+                     std::to_string(shape[1]) + "; a page (.html) takes any number");
+  }
+  return text;
 }
 
 }  // namespace
 
 int run_layer(const RunOptions& options) {
-  check_writable("run: --output", options.output);
-  if (!options.weights.empty()) {
+  if (!options.weights.empty() && !is_page(options.weights)) {
     check_picture_path("run: --weights", options.weights);
-    check_writable("run: --weights", options.weights);
-    check_different("run: --weights", options.weights, "--output", options.output);
+  }
+  claim_standard_output("run", {options.output, options.weights}, options.json);
+  const std::string output_at = output_path(options.output);
+  const std::string weights_at = output_path(options.weights);
+  check_writable("run: --output", output_at);
+  if (!options.weights.empty()) {
+    check_writable("run: --weights", weights_at);
+    check_different("run: --weights", weights_at, "--output", output_at);
   }
   const ModelDescription model =
       describe_model(options.model, {.ignored_fields = options.ignored_fields});
   const LayerOptions& layer_is = layer_options(model, options.layer);
   check_options(options, model, layer_is);
-  check_memory(options, model, layer_is);
+  const std::string input_at = input_path("run: --input", options.input);
+  check_memory(options, input_at, model, layer_is);
 
-  const Tensor input = read_input(options, model.embed_dim);
+  const Tensor input = read_input(options, input_at, model.embed_dim);
   const bool batched = input.rank() == 3;
   const Dims shape = batched ? input.shape() : Dims{1, input.size(0), input.size(1)};
-  if (!options.weights.empty()) check_picture(options, model, shape);
+  HeatMapText text;
+  if (!options.weights.empty()) {
+    check_picture(options, model, shape);
+    text = picture_text(options, model, layer_is, shape);
+  }
   const DType dtype = options.dtype.value_or(input.dtype());
   const Context context(options.machinery.context_options());
-  const auto layer = load_attention(context, options.model, options.layer,
-                                    {.dtype = dtype, .ignored_fields = options.ignored_fields});
+  const auto layer = load_attention(
+      context, options.model, options.layer,
+      {.dtype = dtype, .ignored_fields = options.ignored_fields, .rope_context = shape[1]});
   const Tensor x = Tensor::copy_of(context, input.view().reshape(shape), dtype);
   LayerResult result;
   std::string picture;
@@ -228,7 +282,7 @@ int run_layer(const RunOptions& options) {
     }
     if (!options.weights.empty()) {
       progress.show("drawing the weights");
-      picture = draw_weights(context, *layer, x, options, model);
+      picture = draw_weights(context, *layer, x, options, std::move(text));
     }
   }
   const Tensor output =
@@ -237,8 +291,8 @@ int run_layer(const RunOptions& options) {
     // Both or none: what is likely to fail is done before the first of them gets its name.
     const HeldSignals held;
     std::optional<OutputFile> drawn;
-    if (!picture.empty()) drawn.emplace("run: --weights", options.weights, picture);
-    write_npy(options.output, output);
+    if (!picture.empty()) drawn.emplace("run: --weights", weights_at, picture);
+    write_npy(output_at, output);
     if (drawn) drawn->commit();
   }
   const Report report{options,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ladon::cli {
@@ -12,20 +13,31 @@ enum class Align : std::uint8_t { kLeft, kRight };
 struct Column {
   std::string name;
   Align align = Align::kRight;
+  bool brief = true;  // false: left out where the terminal is too narrow for all columns
 };
+
+/// How a line looks on a terminal with colours.
+enum class LineStyle : std::uint8_t { kPlain, kBold, kRed };
 
 class TextTable {
  public:
   explicit TextTable(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
   /// One cell for each column.
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  /// Lines, the names first; no blanks at their ends.
+  void add(std::vector<std::string> cells, LineStyle style = LineStyle::kPlain) {
+    rows_.push_back({std::move(cells), style});
+  }
+  /// Lines, the names first; no blanks at their ends. In brief form where the terminal is narrow.
   std::string text() const;
 
  private:
+  struct Row {
+    std::vector<std::string> cells;
+    LineStyle style;
+  };
+
   std::vector<Column> columns_;
-  std::vector<std::vector<std::string>> rows_;
+  std::vector<Row> rows_;
 };
 
 }  // namespace ladon::cli

@@ -1,8 +1,11 @@
 #include "plot/canvas.h"
 
 #include "failure.h"
-#include "plot/png_canvas.h"
+#ifdef LADON_CAIRO
+#include "plot/cairo_canvas.h"
+#endif
 #include "plot/svg_canvas.h"
+#include "standard_streams.h"
 
 namespace ladon::cli {
 
@@ -19,15 +22,24 @@ void Canvas::outline(const Box& box, Color color, double thickness) {
 
 void check_picture_path(std::string_view option, const std::filesystem::path& path) {
   const std::filesystem::path extension = path.extension();
-  if (extension == ".svg" || extension == ".png") return;
-  throw UsageError(std::string(option) + ": '" + path.string() +
-                   "' is no picture's name: expected one that ends in .svg or .png");
+  if (is_standard_output(path.string()) || extension == ".svg") return;
+#ifdef LADON_CAIRO
+  if (extension == ".png" || extension == ".pdf") return;
+  const char* const expected = ".svg, .png or .pdf";
+#else
+  const char* const expected = ".svg (this build has no Cairo, which draws .png and .pdf)";
+#endif
+  throw UsageError(std::string(option) + ": cannot draw '" + path.string() +
+                   "': expected a name that ends in " + expected);
 }
 
-std::unique_ptr<Canvas> make_canvas(const std::filesystem::path& path, double width,
-                                    double height) {
-  if (path.extension() == ".svg") return std::make_unique<SvgCanvas>(width, height);
-  return std::make_unique<PngCanvas>(width, height);
+std::unique_ptr<Canvas> make_canvas([[maybe_unused]] const std::filesystem::path& path,
+                                    double width, double height) {
+#ifdef LADON_CAIRO
+  if (path.extension() == ".png") return make_cairo_canvas(CairoFormat::kPng, width, height);
+  if (path.extension() == ".pdf") return make_cairo_canvas(CairoFormat::kPdf, width, height);
+#endif
+  return std::make_unique<SvgCanvas>(width, height);
 }
 
 }  // namespace ladon::cli

@@ -1,6 +1,6 @@
-// A canvas: a few shapes and words, drawn by one program into either kind of picture.
+// A canvas: a few shapes and words, drawn by one program into any kind of picture.
 //
-// Units are those of an SVG: one is about a pixel of a plain screen, y grows downwards. The PNG has
+// Units are those of an SVG: one is about a pixel of a plain screen, y grows downwards. A PNG has
 // two pixels for each.
 #pragma once
 
@@ -59,7 +59,7 @@ class Canvas {
   virtual ~Canvas() = default;
   virtual void rectangle(const Box& box, Color fill) = 0;
   virtual void line(Point from, Point to, Color color, double thickness = 1) = 0;
-  /// `at` is on the baseline. Printable ASCII alone.
+  /// `at` is on the baseline. UTF-8.
   virtual void text(Point at, std::string_view words, const TextStyle& style) = 0;
   /// Each pixel becomes a rectangle; nothing is smoothed.
   virtual void image(const Box& box, const Image& image) = 0;
@@ -69,7 +69,8 @@ class Canvas {
   void outline(const Box& box, Color color, double thickness = 1);
 };
 
-/// Throws UsageError unless the path ends in .svg or .png; `option` begins the message.
+/// Throws UsageError unless the path ends in .svg (with Cairo also .png or .pdf), or is standard
+/// output, which gets an SVG; `option` begins the message.
 void check_picture_path(std::string_view option, const std::filesystem::path& path);
 
 /// A white canvas for a path that has passed the check above.

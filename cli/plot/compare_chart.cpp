@@ -25,7 +25,8 @@ constexpr std::array<Color, 4> kColors{
 
 struct Bar {
   double value = 0;
-  double ceiling = 0;  // 0: none
+  double ceiling = 0;      // 0: none
+  bool disturbed = false;  // means little, and is marked as in the table
 };
 
 struct Panel {
@@ -78,10 +79,11 @@ void draw_panel(Canvas& canvas, const Panel& panel, double left,
     if (bar.ceiling > 0) {
       const double y = bottom - height_of(bar.ceiling);
       canvas.line({x - 4, y}, {x + width + 4, y}, kBlack, 2);
-      // The number stands above the bar, or above the ceiling where there is no space between.
-      if (label - y < 18) label = y;
+      // The number stands above the bar, or above both where there is no space between: never
+      // inside a bar that is higher than its ceiling.
+      if (label - y < 18) label = std::min(label, y);
     }
-    canvas.text({x + width / 2, label - 5}, number_text(bar.value),
+    canvas.text({x + width / 2, label - 5}, number_text(bar.value) + (bar.disturbed ? " *" : ""),
                 {.size = 10.5, .anchor = Anchor::kMiddle});
     canvas.text({x + width / 2, bottom + 16}, rows[i].variant.kind,
                 {.size = 12, .anchor = Anchor::kMiddle});
@@ -99,6 +101,14 @@ void draw_legend(Canvas& canvas, std::span<const LayerMeasurement> rows) {
   }
   canvas.line({x, y - 4}, {x + 20, y - 4}, kBlack, 2);
   canvas.text({x + 28, y}, "this machine's ceiling", {.size = 12});
+  const bool disturbed = std::any_of(rows.begin(), rows.end(), [](const LayerMeasurement& row) {
+    return row.prefill.disturbed || row.decode.disturbed;
+  });
+  if (disturbed) {
+    canvas.text({kMargin, kHeight - 12},
+                "* disturbed: other programs used the CPUs, and it means little",
+                {.size = 11, .color = kGrey});
+  }
 }
 
 }  // namespace
@@ -110,9 +120,10 @@ std::unique_ptr<Canvas> draw_compare_chart(const std::filesystem::path& path,
   Panel decode{"Decoding", "tokens per second", {}};
   Panel cache{"KV cache", "bytes per token, one layer", {}};
   for (const LayerMeasurement& row : rows) {
-    prefill.bars.push_back({row.prefill.tokens_per_second, row.prefill.ceiling});
-    decode.bars.push_back({row.decode.tokens_per_second, row.decode.ceiling});
-    cache.bars.push_back({row.cache_bytes_per_token, 0});
+    prefill.bars.push_back(
+        {row.prefill.tokens_per_second, row.prefill.ceiling, row.prefill.disturbed});
+    decode.bars.push_back({row.decode.tokens_per_second, row.decode.ceiling, row.decode.disturbed});
+    cache.bars.push_back({.value = row.cache_bytes_per_token});
   }
   auto canvas = make_canvas(path, kWidth, kHeight);
   canvas->text({kMargin, 32}, text.title, {.size = 16, .bold = true});

@@ -20,6 +20,9 @@ constexpr double kGap = 14;
 constexpr double kLabel = 16;  // above each panel
 constexpr double kLeastWidth = 300;
 
+// Warm and pale, where weights are white to blue: no weight looks like it.
+constexpr Color kMasked{236, 232, 224};
+
 /// From white through blue to nearly black.
 Color shade(double part) {
   constexpr std::array<std::array<double, 3>, 5> kStops{
@@ -40,21 +43,25 @@ double shade_position(double weight, double largest) {
 }
 
 /// The weights of one head in cells of `step` tokens on both sides.
-Image panel_of(const ConstTensorView& head, std::int64_t step, double largest) {
+Image panel_of(const ConstTensorView& head, std::int64_t step, double largest,
+               const HeatMapText& text) {
   const std::int64_t query_len = head.size(0);
   const std::int64_t kv_len = head.size(1);
   const std::int64_t rows = (query_len + step - 1) / step;
   const std::int64_t columns = (kv_len + step - 1) / step;
-  std::vector<double> cells(static_cast<std::size_t>(rows * columns), 0.0);
+  std::vector<double> cells(static_cast<std::size_t>(rows * columns), -1.0);  // masked
   const auto* weights = head.data_as<float>();
   for (std::int64_t i = 0; i < query_len; ++i) {
     for (std::int64_t j = 0; j < kv_len; ++j) {
+      if (text.is_masked(i, j)) continue;
       double& cell = cells[static_cast<std::size_t>(i / step * columns + j / step)];
       cell = std::max(cell, static_cast<double>(weights[i * kv_len + j]));
     }
   }
   Image image{static_cast<int>(columns), static_cast<int>(rows), {}};
-  for (const double cell : cells) image.pixels.push_back(shade(shade_position(cell, largest)));
+  for (const double cell : cells) {
+    image.pixels.push_back(cell < 0 ? kMasked : shade(shade_position(cell, largest)));
+  }
   return image;
 }
 
@@ -64,7 +71,7 @@ std::string short_number(double value) {
   return {text.data(), static_cast<std::size_t>(size)};
 }
 
-void draw_scale(Canvas& canvas, const Box& box, double largest) {
+void draw_scale(Canvas& canvas, const Box& box, double largest, bool masked) {
   constexpr int kSteps = 64;
   Image ramp{1, kSteps, {}};
   for (int i = 0; i < kSteps; ++i) {
@@ -79,6 +86,11 @@ void draw_scale(Canvas& canvas, const Box& box, double largest) {
     canvas.text({right + 7, y + 4}, short_number(part * part * largest), {.size = 11});
   }
   canvas.text({box.x, box.y - 8}, "weight", {.size = 11});
+  if (!masked) return;
+  const Box swatch{box.x, box.y + box.height + 16, box.width, 12};
+  canvas.rectangle(swatch, kMasked);
+  canvas.outline(swatch, kGrey);
+  canvas.text({swatch.x + swatch.width + 7, swatch.y + 10}, "masked", {.size = 11});
 }
 
 /// A grid somewhat wider than high; without an empty place where the heads allow it.
@@ -97,12 +109,25 @@ std::int64_t columns_for(std::int64_t heads) {
   return best;
 }
 
-/// Where the first and the last token of an axis are.
-void draw_ticks(Canvas& canvas, const Box& panel, const ConstTensorView& weights, bool left,
-                bool bottom) {
+/// The texts of all tokens, or where the first and the last token of an axis are.
+void draw_ticks(Canvas& canvas, const Box& panel, const ConstTensorView& weights,
+                const HeatMapText& text, bool left, bool bottom) {
   const TextStyle style{.size = 10, .color = kGrey};
   TextStyle end = style;
   end.anchor = Anchor::kEnd;
+  if (!text.tokens.empty()) {
+    const double cell = panel.width / static_cast<double>(text.tokens.size());
+    TextStyle upwards = end;
+    upwards.upwards = true;
+    for (std::size_t i = 0; i < text.tokens.size(); ++i) {
+      const double middle = (static_cast<double>(i) + 0.5) * cell + 3.5;
+      if (left) canvas.text({panel.x - 5, panel.y + middle}, text.tokens[i], end);
+      if (bottom) {
+        canvas.text({panel.x + middle, panel.y + panel.height + 5}, text.tokens[i], upwards);
+      }
+    }
+    return;
+  }
   if (left) {
     canvas.text({panel.x - 5, panel.y + 9}, "0", end);
     canvas.text({panel.x - 5, panel.y + panel.height}, std::to_string(weights.size(1) - 1), end);
@@ -114,16 +139,27 @@ void draw_ticks(Canvas& canvas, const Box& panel, const ConstTensorView& weights
   }
 }
 
+/// About as wide as the longest text.
+double text_space(const std::vector<std::string>& tokens) {
+  std::size_t longest = 0;
+  for (const std::string& token : tokens) longest = std::max(longest, token.size());
+  return 6 * static_cast<double>(longest);
+}
+
 }  // namespace
 
 std::unique_ptr<Canvas> draw_heat_map(const std::filesystem::path& path,
-                                      const ConstTensorView& weights, const HeatMapTitle& title) {
+                                      const ConstTensorView& weights, const HeatMapText& text) {
   const std::int64_t heads = weights.size(0);
   const std::int64_t longest = std::max(weights.size(1), weights.size(2));
   const std::int64_t step = std::max<std::int64_t>(1, (longest + kMostCells - 1) / kMostCells);
   const std::int64_t columns = columns_for(heads);
   const std::int64_t rows = (heads + columns - 1) / columns;
-  const double side = heads == 1 ? 420 : heads <= 12 ? 190 : 130;
+  const double least_side = heads == 1 ? 420 : heads <= 12 ? 190 : 130;
+  // A line of text for each token that has one.
+  const double side = std::max(least_side, 11 * static_cast<double>(text.tokens.size()));
+  const double space = text_space(text.tokens);
+  const double axis = kLeft + space;
 
   float most = 0;
   const auto* numbers = weights.data_as<float>();
@@ -132,31 +168,34 @@ std::unique_ptr<Canvas> draw_heat_map(const std::filesystem::path& path,
 
   const double grid_width = static_cast<double>(columns) * (side + kGap) - kGap;
   const double grid_height = static_cast<double>(rows) * (side + kGap + kLabel) - kGap;
-  const double width =
-      std::max(kLeft + grid_width + kRight + kMargin, kLeft + kLeastWidth + kMargin);
-  auto canvas = make_canvas(path, width, kTop + grid_height + kBottom + kMargin);
-  canvas->text({kLeft, 28}, title.title, {.size = 16, .bold = true});
-  std::string subtitle = title.subtitle;
+  const double width = std::max(axis + grid_width + kRight + kMargin, axis + kLeastWidth + kMargin);
+  auto canvas = make_canvas(path, width, kTop + grid_height + kBottom + space + kMargin);
+  canvas->text({axis, 28}, text.title, {.size = 16, .bold = true});
+  std::string subtitle = text.subtitle;
   if (step > 1) {
     subtitle += "; a cell is the largest of " + std::to_string(step) + " x " + std::to_string(step);
   }
-  canvas->text({kLeft, 47}, subtitle, {.size = 11, .color = kGrey});
+  canvas->text({axis, 47}, subtitle, {.size = 11, .color = kGrey});
 
   for (std::int64_t head = 0; head < heads; ++head) {
     const std::int64_t row = head / columns;
     const std::int64_t column = head % columns;
-    const Box panel{kLeft + static_cast<double>(column) * (side + kGap),
+    const Box panel{axis + static_cast<double>(column) * (side + kGap),
                     kTop + kLabel + static_cast<double>(row) * (side + kGap + kLabel), side, side};
-    canvas->text({panel.x, panel.y - 4}, "head " + std::to_string(head), {.size = 11});
-    canvas->image(panel, panel_of(weights.select(0, head), step, largest));
+    canvas->text({panel.x, panel.y - 4},
+                 "head " + std::to_string(text.heads[static_cast<std::size_t>(head)]),
+                 {.size = 11});
+    canvas->image(panel, panel_of(weights.select(0, head), step, largest, text));
     canvas->outline(panel, kPaleGrey);
-    draw_ticks(*canvas, panel, weights, column == 0, row + 1 == rows || head + columns >= heads);
+    draw_ticks(*canvas, panel, weights, text, column == 0,
+               row + 1 == rows || head + columns >= heads);
   }
   canvas->text({26, kTop + kLabel + grid_height / 2}, "query token",
                {.size = 12, .anchor = Anchor::kMiddle, .upwards = true});
-  canvas->text({kLeft + grid_width / 2, kTop + grid_height + 40}, "key token",
+  canvas->text({axis + grid_width / 2, kTop + grid_height + 40 + space}, "key token",
                {.size = 12, .anchor = Anchor::kMiddle});
-  draw_scale(*canvas, {kLeft + grid_width + 24, kTop + kLabel, 16, std::min(side, 190.0)}, largest);
+  draw_scale(*canvas, {axis + grid_width + 24, kTop + kLabel, 16, std::min(side, 190.0)}, largest,
+             text.causal || text.window > 0);
   return canvas;
 }
 

@@ -4,7 +4,10 @@
 #include <array>
 #include <cstdio>
 
-#include "plot/png.h"
+#include "plot/base64.h"
+#ifdef LADON_CAIRO
+#include "plot/cairo_canvas.h"
+#endif
 
 namespace ladon::cli {
 namespace {
@@ -43,24 +46,7 @@ std::string escaped(std::string_view words) {
   return result;
 }
 
-std::string base64(std::string_view bytes) {
-  constexpr std::string_view kLetters =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string result;
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    unsigned word = 0;
-    for (std::size_t j = 0; j < 3; ++j) {
-      const unsigned byte = i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0;
-      word = word << 8 | byte;
-    }
-    for (std::size_t j = 0; j < 4; ++j) {
-      const bool padding = i + j > bytes.size();
-      result += padding ? '=' : kLetters[word >> (18 - 6 * j) & 63];
-    }
-  }
-  return result;
-}
-
+#ifdef LADON_CAIRO
 /// Each pixel as factor x factor: viewers that smooth pictures then smooth the edges alone.
 Image enlarged(const Image& image, int factor) {
   Image result{image.width * factor, image.height * factor, {}};
@@ -74,6 +60,7 @@ Image enlarged(const Image& image, int factor) {
   }
   return result;
 }
+#endif
 
 }  // namespace
 
@@ -107,13 +94,32 @@ void SvgCanvas::text(Point at, std::string_view words, const TextStyle& style) {
   text_ += ">" + escaped(words) + "</text>\n";
 }
 
+#ifdef LADON_CAIRO
 void SvgCanvas::image(const Box& box, const Image& image) {
   const int factor = std::clamp(static_cast<int>(2 * box.width / image.width), 1, 16);
   text_ += "<image" + box_attributes(box) +
            " preserveAspectRatio=\"none\" style=\"image-rendering:pixelated\" "
            "href=\"data:image/png;base64," +
-           base64(encode_png(enlarged(image, factor))) + "\"/>\n";
+           base64(png_of(enlarged(image, factor))) + "\"/>\n";
 }
+#else
+// Nothing here can compress a picture: a rectangle for each run of equal pixels.
+void SvgCanvas::image(const Box& box, const Image& image) {
+  const double width = box.width / image.width;
+  const double height = box.height / image.height;
+  text_ += "<g shape-rendering=\"crispEdges\">\n";
+  for (int y = 0; y < image.height; ++y) {
+    const auto row = image.pixels.begin() + static_cast<std::ptrdiff_t>(y) * image.width;
+    for (int x = 0; x < image.width;) {
+      const Color color = row[x];
+      const int first = x;
+      while (x < image.width && row[x] == color) ++x;
+      rectangle({box.x + first * width, box.y + y * height, (x - first) * width, height}, color);
+    }
+  }
+  text_ += "</g>\n";
+}
+#endif
 
 std::string SvgCanvas::bytes() const { return text_ + "</svg>\n"; }
 

@@ -11,7 +11,7 @@ class SvgCanvas final : public Canvas {
   void rectangle(const Box& box, Color fill) override;
   void line(Point from, Point to, Color color, double thickness) override;
   void text(Point at, std::string_view words, const TextStyle& style) override;
-  /// As a PNG inside the SVG: a rectangle for each pixel would be megabytes.
+  /// As a PNG inside the SVG where Cairo can make one; else as rectangles, which can be megabytes.
   void image(const Box& box, const Image& image) override;
   std::string bytes() const override;
 

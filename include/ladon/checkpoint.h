@@ -54,18 +54,23 @@ struct DescribeOptions {
   /// Fields of the config that the caller knows to make no difference to attention, and that would
   /// be refused otherwise: "my_attention_note", "rope_scaling.origin".
   std::vector<std::string> ignored_fields{};
+  /// Tokens of the longest sequence that will come: models whose rope scaling is dynamic or
+  /// longrope choose their frequencies by it, and refuse positions past it. 0: the context that
+  /// they were trained on before scaling.
+  std::int64_t rope_context = 0;
 };
 
-/// Reads `folder`/config.json, in the style of old files (rope_scaling, torch_dtype) or of new ones
-/// (rope_parameters, dtype).
+/// Reads `folder`/config.json, or `folder` itself where it is a file of any name, in the style of
+/// old files (rope_scaling, torch_dtype) or of new ones (rope_parameters, dtype).
 LADON_API ModelDescription describe_model(const std::filesystem::path& folder,
                                           const DescribeOptions& options = {});
 
 struct LoadOptions {
   /// Of the layer. Empty: that of its tensors, which must then share one.
   std::optional<DType> dtype{};
-  /// As in DescribeOptions.
+  /// Both as in DescribeOptions.
   std::vector<std::string> ignored_fields{};
+  std::int64_t rope_context = 0;
 };
 
 /// The attention layer with this number, from 0, in eval mode, on the Context's device: tensors go

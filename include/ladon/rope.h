@@ -22,14 +22,22 @@ namespace ladon {
 enum class RopeLayout : std::uint8_t { kHalfSplit, kInterleaved };
 
 /// How frequencies are stretched past the context a model was trained on.
-enum class RopeScaling : std::uint8_t { kNone, kLinear, kLlama3, kYarn };
+enum class RopeScaling : std::uint8_t { kNone, kLinear, kLlama3, kYarn, kDynamic, kLongRope };
 
 /// Fields that the kind does not name are not read.
 struct RopeScalingOptions {
   RopeScaling kind = RopeScaling::kNone;
   double factor = 1;  // all but kNone: how much longer the context became; positive
-  /// kLlama3, kYarn: the context before stretching.
+  /// All but kNone and kLinear: the context before stretching.
   double original_context = 8192;
+  /// kDynamic, kLongRope: the length of the longest sequence that will come. Their frequencies
+  /// depend on it: up to original_context they are the plain ones (kDynamic) or those by
+  /// short_factors (kLongRope). One length serves all tokens, so that a cached key never needs
+  /// another rotation; positions past it are refused. 0: original_context.
+  std::int64_t context = 0;
+  /// kLongRope: divisors of the frequencies, one for each pair.
+  std::vector<double> short_factors{};
+  std::vector<double> long_factors{};
   /// kLlama3: wavelengths above original_context / low_frequency_factor are stretched, those below
   /// original_context / high_frequency_factor are kept, those between are blended.
   double low_frequency_factor = 1;
@@ -41,9 +49,10 @@ struct RopeScalingOptions {
   double beta_slow = 1;
   /// kYarn: round the two ends of the blend outwards to whole pairs (most models do).
   bool truncate = true;
-  /// kYarn: factor of the cosines and sines. Empty: yarn_mscale(factor, 1), or where mscale and
-  /// mscale_all_dim are both set (not 0), yarn_mscale(factor, mscale) / yarn_mscale(factor,
-  /// mscale_all_dim).
+  /// kYarn, kLongRope: factor of the cosines and sines. Empty, kYarn: yarn_mscale(factor, 1), or
+  /// where mscale and mscale_all_dim are both set (not 0), yarn_mscale(factor, mscale) /
+  /// yarn_mscale(factor, mscale_all_dim). Empty, kLongRope: sqrt(1 + ln(factor) /
+  /// ln(original_context)), or 1 where factor <= 1.
   std::optional<double> attention_factor{};
   double mscale = 0;
   double mscale_all_dim = 0;
@@ -75,7 +84,7 @@ LADON_API std::vector<double> rope_frequencies(std::int64_t rotary_dim, double b
                                                const RopeScalingOptions& scaling);
 /// Those of the options over heads of head_dim: the explicit ones, or by base and scaling.
 LADON_API std::vector<double> rope_frequencies(const RopeOptions& options, std::int64_t head_dim);
-/// Factor of the cosines and sines: 1 but for YaRN.
+/// Factor of the cosines and sines: 1 but for kYarn and kLongRope.
 LADON_API double rope_magnitude(const RopeScalingOptions& scaling);
 /// The same for all options: with explicit frequencies their magnitude.
 LADON_API double rope_magnitude(const RopeOptions& options);

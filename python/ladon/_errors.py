@@ -1,5 +1,8 @@
 """What the library throws, as Python's exceptions."""
 
+import errno
+import os
+
 
 class Error(Exception):
     """Every error of the library. The message names the operation and the argument."""
@@ -18,7 +21,38 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 class FileError(Error, OSError):
-    """A file could not be read, written or trusted."""
+    """A file could not be read, written or trusted.
+
+    errno is that of the system call that failed, or None where the content is at fault. A missing
+    file is a FileNotFoundError too, one without permission a PermissionError, a folder an
+    IsADirectoryError.
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class _MissingFileError(FileError, FileNotFoundError):
+    pass
+
+
+class _ForbiddenFileError(FileError, PermissionError):
+    pass
+
+
+class _FolderError(FileError, IsADirectoryError):
+    pass
+
+
+def file_error(message: str, number: int) -> FileError:
+    """The error for a message, and the errno of what failed (0: none)."""
+    kinds = {errno.ENOENT: _MissingFileError, errno.EACCES: _ForbiddenFileError,
+             errno.EPERM: _ForbiddenFileError, errno.EISDIR: _FolderError}
+    error = kinds.get(number, FileError)(message)
+    if number:
+        error.errno = number
+        error.strerror = os.strerror(number)
+    return error
 
 
 class DeviceError(Error, RuntimeError):

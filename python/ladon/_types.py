@@ -22,7 +22,10 @@ class AttentionGradients(NamedTuple):
 
 
 class RopeScaling(TypedDict, total=False):
-    """How rope's frequencies are stretched; kind is "none", "linear", "llama3" or "yarn"."""
+    """How rope's frequencies are stretched.
+
+    kind is "none", "linear", "llama3", "yarn", "dynamic" or "longrope".
+    """
 
     kind: str
     factor: float
@@ -35,6 +38,9 @@ class RopeScaling(TypedDict, total=False):
     attention_factor: Optional[float]
     mscale: float
     mscale_all_dim: float
+    context: int
+    short_factors: Sequence[float]
+    long_factors: Sequence[float]
 
 
 class RopeOptions(TypedDict, total=False):

@@ -27,6 +27,8 @@ except ImportError as missing:
         f"ladon.torch needs PyTorch, which cannot be imported here ({missing}): pip install torch"
     ) from missing
 
+from ._torch_operators import _attention, _dense, _packed  # noqa: E402
+
 __all__ = [
     "LatentAttention",
     "Module",
@@ -38,37 +40,12 @@ __all__ = [
 ]
 
 
-def _dense(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    """Detached, and with a last stride of 1: gradients of sums come with strides of 0."""
-    if tensor is None:
+def _autocast(tensor: Tensor) -> Optional[torch.dtype]:
+    """The dtype that autocast wants here; None where it is off or the tensor is double."""
+    kind = tensor.device.type
+    if not torch.is_autocast_enabled(kind) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return None
-    tensor = tensor.detach()
-    return tensor if tensor.shape[-1:].numel() <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-class _Attention(Function):
-    @staticmethod
-    def forward(ctx, q, k, v, bias, sinks, options):  # type: ignore[no-untyped-def, override]
-        q, k, v, bias, sinks = (_dense(tensor) for tensor in (q, k, v, bias, sinks))
-        out, lse = _ladon.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True, **options)
-        ctx.save_for_backward(q, k, v, bias, sinks, out, lse)
-        ctx.options = options
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dout, dlse):  # type: ignore[no-untyped-def, override]
-        q, k, v, bias, sinks, out, lse = ctx.saved_tensors
-        if dout is None and dlse is None:
-            return (None,) * 6
-        dout = torch.zeros_like(out) if dout is None else _dense(dout)
-        names = ("dq", "dk", "dv", "dbias", "dsinks")
-        wanted = [name for name, needed in zip(names, ctx.needs_input_grad) if needed]
-        gradients = _ladon.attention_backward(
-            q, k, v, out, lse, dout, dlse=_dense(dlse), bias=bias, sinks=sinks, wanted=wanted, **ctx.options
-        )
-        return (*gradients, None)
+    return torch.get_autocast_dtype(kind)
 
 
 def attention(
@@ -87,7 +64,11 @@ def attention(
     every step. Gradients of gradients are not there.
     """
     options.pop("out", None)
-    out, lse = _Attention.apply(q, k, v, bias, sinks, options)
+    wanted = _autocast(q)  # as torch's own attention, which autocast runs in its lower precision
+    if wanted is not None:
+        q, k, v = q.to(wanted), k.to(wanted), v.to(wanted)
+    spec, arrays = _packed(options)
+    out, lse = _attention(q, k, v, bias, sinks, arrays, spec)
     return (out, lse) if return_lse else out
 
 
@@ -153,11 +134,9 @@ def scaled_dot_product_attention(
 
 class _LayerCall(Function):
     @staticmethod
-    def forward(ctx, module, options, x, key, value, *parameters):  # type: ignore[no-untyped-def, override]
-        ctx.lock = module._gradient_lock
-        ctx.layer = module._layer_now()
-        ctx.names = [name for name, _ in module.named_parameters()]
-        out, ctx.saved = ctx.layer.forward_training(_dense(x), _dense(key), _dense(value), **options)
+    def forward(ctx, layer, lock, names, options, x, key, value, *parameters):  # type: ignore[no-untyped-def, override]
+        ctx.lock, ctx.layer, ctx.names = lock, layer, names
+        out, ctx.saved = layer.forward_training(_dense(x), _dense(key), _dense(value), **options)
         # Backward reads the weights; torch then sees whether they were changed in between.
         ctx.save_for_backward(*parameters)
         return out
@@ -171,7 +150,7 @@ class _LayerCall(Function):
             dx, dkey, dvalue = ctx.layer.backward(_dense(dout), ctx.saved)
             named = ctx.layer.gradients("torch")
             gradients = [named[n].to(p.dtype, copy=True) for n, p in zip(ctx.names, parameters)]
-        return (None, None, dx, dkey, dvalue, *gradients)
+        return (None, None, None, None, dx, dkey, dvalue, *gradients)
 
 
 class Module(nn.Module):
@@ -179,8 +158,8 @@ class Module(nn.Module):
 
     Its parameters are the layer's own memory: optimisers and load_state_dict() write straight into it. Where
     torch puts other memory in a parameter's place (functional_call, swapped parameters), calls work on a copy
-    of the layer with these values. The dtype is the layer's: choose it when making it. to("cuda") and the like move
-    the layer.
+    of the layer with these values. to("cuda"), half(), double(), to(torch.bfloat16) and the like move and convert the
+    layer. Under autocast a call runs in autocast's dtype, on a copy of the layer in it.
     """
 
     def __init__(self, layer: _ladon.AttentionLayer) -> None:
@@ -198,31 +177,41 @@ class Module(nn.Module):
             owner.register_parameter(last, nn.Parameter(value))
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Module":
-        """Where torch moves the parameters to another device, the layer goes there, and its memory stays theirs."""
-        parameters = dict(self.named_parameters())
-        before = next(iter(parameters.values())).device
+        """Where torch moves or converts the parameters, so does the layer, and its memory stays theirs."""
+        before = self._place()
         super()._apply(fn, recurse)
         parameters = dict(self.named_parameters())
-        now = next(iter(parameters.values())).device
-        if now == before or now.type not in ("cpu", "cuda"):
+        if self._place() == before or self._place()[0].type not in ("cpu", "cuda"):
             return self
-        self.layer = self._layer_now()
+        self.layer = self._layer_with(parameters, self._place()[1])
         own = self.layer.parameters("torch")
         for name, parameter in parameters.items():
             parameter.data = own[name]
         return self
 
+    def _place(self) -> Tuple[torch.device, torch.dtype]:
+        first = next(self.parameters())
+        return first.device, first.dtype
+
     def _layer_now(self) -> _ladon.AttentionLayer:
         """The layer with the values that the parameters have now."""
+        parameters = dict(self.named_parameters())
         own = self.layer.parameters("torch")
-        other = [(n, p) for n, p in self.named_parameters() if p.data_ptr() != own[n].data_ptr()]
-        if not other:
+        if all(p.data_ptr() == own[n].data_ptr() for n, p in parameters.items()):
             return self.layer
+        return self._layer_with(parameters, self._place()[1])
+
+    def _layer_with(self, values: Dict[str, Tensor], dtype: torch.dtype) -> _ladon.AttentionLayer:
+        """A copy of the layer with these values, where they are, in this dtype."""
+        device = str(next(iter(values.values())).device)
+        if dtype == next(iter(self.layer.parameters("torch").values())).dtype:
+            layer = self.layer.copy() if device == self.layer.device else self.layer.to(device)
+        else:
+            layer = type(self.layer)(**{**self.layer.options, "dtype": dtype, "device": device})
         # set_parameter() takes values from the layer's device, or from the CPU.
-        device = other[0][1].device
-        layer = self.layer.copy() if str(device) == self.layer.device else self.layer.to(device)
-        for name, parameter in other:
-            layer.set_parameter(name, parameter.detach())
+        for name, value in values.items():
+            layer.set_parameter(name, value.detach())
+        layer.train(self.training)
         return layer
 
     def forward(
@@ -230,7 +219,16 @@ class Module(nn.Module):
     ) -> Any:
         """As AttentionLayer.forward(). With a cache, or without gradients, nothing is kept for backward."""
         self.layer.train(self.training)
-        parameters = [parameter for _, parameter in self.named_parameters()]
+        named = dict(self.named_parameters())
+        wanted = _autocast(x)
+        if wanted is not None and options.get("cache") is None:
+            # As torch's own modules: inputs and weights in autocast's dtype, gradients in their own.
+            named = {name: parameter.to(wanted) for name, parameter in named.items()}
+            x, key, value = (None if t is None else t.to(wanted) for t in (x, key, value))
+            layer = self._layer_with(named, wanted)
+        else:
+            layer = self._layer_now()
+        parameters = list(named.values())
         tensors = [x, key, value, *parameters]
         needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
         plain = options.get("cache") is not None or options.get("return_weights")
@@ -238,8 +236,8 @@ class Module(nn.Module):
         if drops:
             options.setdefault("dropout_seed", _draw_seed())
         if plain or not needs:
-            return self._layer_now().forward(_dense(x), _dense(key), _dense(value), **options)
-        return _LayerCall.apply(self, options, x, key, value, *parameters)
+            return layer.forward(_dense(x), _dense(key), _dense(value), **options)
+        return _LayerCall.apply(layer, self._gradient_lock, list(named), options, x, key, value, *parameters)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "Module":
         copy = Module(self._layer_now().copy())

@@ -45,7 +45,8 @@ struct Gradient {
   const Array& of;
   TensorView& target;
   bool as_rank_4;
-  Tensor memory{};
+  Array given{};    // the caller's own memory for it
+  Tensor memory{};  // or new memory
 };
 
 nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::handle v_object,
@@ -64,16 +65,16 @@ nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::h
   arguments.read(keywords);
   std::vector<std::string> wanted{"dq", "dk", "dv", "dbias", "dsinks"};
   keywords.read("wanted", wanted);
-  const BoundContext& context = keywords.context(q.device());
-  keywords.finish();
-  arguments.follow(context);
-
   AttentionGradients gradients;
   std::array<Gradient, 5> table{{{"dq", q, gradients.dq, false},
                                  {"dk", k, gradients.dk, false},
                                  {"dv", v, gradients.dv, false},
                                  {"dbias", arguments.bias, gradients.dbias, true},
                                  {"dsinks", arguments.sinks, gradients.dsinks, false}}};
+  for (Gradient& row : table) keywords.read_output(row.name, row.given);
+  const BoundContext& context = keywords.context(q.device());
+  keywords.finish();
+  arguments.follow(context);
   for (const std::string& name : wanted) {
     const bool known = std::any_of(table.begin(), table.end(),
                                    [&](const Gradient& row) { return name == row.name; });
@@ -81,6 +82,14 @@ nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::h
   }
   for (Gradient& row : table) {
     const bool named = std::find(wanted.begin(), wanted.end(), row.name) != wanted.end();
+    if (!row.given.absent()) {
+      if (row.of.absent()) {
+        throw_value_error(keywords.where(row.name), "got it for an input that is absent");
+      }
+      const TensorView memory = row.given.writable_view();
+      row.target = row.as_rank_4 ? as_rank_4(memory) : memory;
+      continue;
+    }
     if (!named || row.of.absent()) continue;
     const ConstTensorView view = row.of.view();
     // Not the dtype of an integer: the library's message about that input is the better one.
@@ -97,8 +106,9 @@ nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::h
   const nb::object result_type = nb::module_::import_("ladon._types").attr("AttentionGradients");
   nb::dict fields;
   for (Gradient& row : table) {
-    fields[row.name] =
-        row.target.absent() ? nb::none() : to_array(std::move(row.memory), q.framework(), context);
+    fields[row.name] = row.target.absent()
+                           ? nb::none()
+                           : give_result(row.given, std::move(row.memory), q.framework(), context);
   }
   return result_type(**fields);
 }
@@ -231,12 +241,14 @@ query_len]. With `out`, writes there and returns it.)",
          "def attention_backward(q: Array, k: Array, v: Array, out: Array, lse: Array, dout: "
          "Array, *, dlse: Array | None = None, " +
              options +
-             ", wanted: Sequence[str] = ('dq', 'dk', 'dv', 'dbias', 'dsinks'), context: Context | "
-             "None = None) -> AttentionGradients",
+             ", wanted: Sequence[str] = ('dq', 'dk', 'dv', 'dbias', 'dsinks'), dq: Array | None = "
+             "None, dk: Array | None = None, dv: Array | None = None, dbias: Array | None = None, "
+             "dsinks: Array | None = None, context: Context | None = None) -> AttentionGradients",
          R"(The gradients of attention(), given what it returned and the gradient of that.
 
 The options must be those of the forward call. Returns dq, dk, dv, dbias and dsinks; None for those
-that are not `wanted` and those whose input is absent.)",
+that are not `wanted` and those whose input is absent. dq and the others: arrays that take a
+gradient, which is then wanted.)",
          nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
          nb::arg("lse").none(), nb::arg("dout").none());
   define(&py_attention_weights, "attention_weights",

@@ -27,7 +27,7 @@ Cache* make_contiguous(const nb::kwargs& kwargs) {
   keywords.read("device", device);
   keywords.read("capacity", capacity);
   keywords.finish();
-  return new Cache(KvCache::contiguous(context_of(device), options, capacity));
+  return new Cache(KvCache::contiguous(context_of(device), options, capacity), capacity);
 }
 
 Cache* make_window(const nb::kwargs& kwargs) {
@@ -41,7 +41,7 @@ Cache* make_window(const nb::kwargs& kwargs) {
   keywords.read("window_left", window_left);
   keywords.read("spare", spare);
   keywords.finish();
-  return new Cache(KvCache::window(context_of(device), options, window_left, spare));
+  return new Cache(KvCache::window(context_of(device), options, window_left, spare), 0, spare);
 }
 
 Cache* make_paged(nb::handle pool_object, nb::handle batch_object) {
@@ -167,6 +167,19 @@ nb::object read_back(const Cache& self, nb::handle sequence, nb::handle dtype, n
   return to_array(std::move(read), kind, context);
 }
 
+Cache* fork(const Cache& self) {
+  const BoundContext& context = context_of(self.cache.device());
+  return new Cache(reading(self, [&] { return self.cache.fork(context); }), self.capacity,
+                   self.spare);
+}
+
+std::string describe_pool(const PagePool& self) {
+  const PagePool::Statistics numbers = without_gil([&] { return self.statistics(); });
+  return "<ladon.PagePool: " + std::to_string(numbers.num_pages) + " pages of " +
+         std::to_string(self.page_size()) + " tokens, " + std::to_string(numbers.free_pages) +
+         " free, " + std::to_string(numbers.bytes) + " bytes>";
+}
+
 std::string describe(const Cache& self) {
   return reading(self, [&] {
     const KvCacheOptions& options = self.cache.options();
@@ -196,7 +209,8 @@ void bind_pool(nb::module_& module) {
       .def("statistics", &pool_statistics, nb::sig("def statistics(self) -> dict[str, int]"),
            "Pages (free, kept, used, shared, published), bytes, and how prefixes were found.")
       .def("forget_prefixes", &PagePool::forget_prefixes, nb::call_guard<nb::gil_scoped_release>(),
-           "Frees the published pages that have no owner.");
+           "Frees the published pages that have no owner.")
+      .def("__repr__", &describe_pool);
 }
 
 }  // namespace
@@ -259,11 +273,7 @@ void bind_caches(nb::module_& module) {
           nb::arg("length"), nb::sig("def reserve(self, length: int) -> None"),
           "Allocates beforehand for this many tokens of each sequence.")
       .def(
-          "fork",
-          [](const Cache& self) {
-            const BoundContext& context = context_of(self.cache.device());
-            return new Cache(reading(self, [&] { return self.cache.fork(context); }));
-          },
+          "fork", [](const Cache& self) { return fork(self); },
           "An independent cache with the same content, which shares memory until it differs.")
       .def(
           "save",
@@ -334,6 +344,18 @@ void bind_caches(nb::module_& module) {
           nb::sig("def options(self) -> dict[str, Any]"))
       .def_prop_ro("batch", number(&KvCache::batch))
       .def_prop_ro("window_left", number(&KvCache::window_left))
+      .def_ro("capacity", &Cache::capacity,
+              "Of a contiguous cache that was given one; 0: it grows.")
+      .def_ro("spare", &Cache::spare, "Of a window: the keys that it keeps beside it.")
+      .def(
+          "__deepcopy__", [](const Cache& self, nb::handle /*memo*/) { return fork(self); },
+          nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> KvCache"))
+      .def(
+          "__reduce__",
+          [](nb::handle_t<Cache> self) {
+            return nb::module_::import_("ladon._state").attr("reduce_cache")(self);
+          },
+          nb::sig("def __reduce__(self) -> Any"))
       .def_prop_ro("elements_used", number(&KvCache::elements_used))
       .def_prop_ro("bytes_used", number(&KvCache::bytes_used))
       .def_prop_ro("bytes_reserved", number(&KvCache::bytes_reserved))

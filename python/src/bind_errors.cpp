@@ -1,6 +1,11 @@
 // ladon::Error becomes one of the classes in ladon/_errors.py, by its code.
 #include <nanobind/nanobind.h>
 
+#include <cerrno>
+#include <string>
+#include <string_view>
+#include <system_error>
+
 #include "ladon/error.h"
 #include "module.h"
 
@@ -21,6 +26,23 @@ const char* class_name(ErrorCode code) {
   return "Error";
 }
 
+/// The errno whose text the message quotes: 'got "No such file or directory", expected ...'. Errors
+/// of the library are text alone; the text is the C library's, so it is found again.
+int errno_in(std::string_view message) {
+  constexpr std::string_view kMark = ": got \"";
+  const std::size_t begin = message.find(kMark);
+  if (begin == std::string_view::npos) {
+    return message.find(": got a folder,") == std::string_view::npos ? 0 : EISDIR;
+  }
+  const std::string_view text = message.substr(begin + kMark.size());
+  constexpr int kMostErrors = 134;  // Linux
+  for (int number = 1; number < kMostErrors; ++number) {
+    const std::string name = std::generic_category().message(number);
+    if (text.starts_with(name) && text.substr(name.size()).starts_with('"')) return number;
+  }
+  return 0;
+}
+
 }  // namespace
 
 void bind_errors(nb::module_& /*module*/) {
@@ -28,12 +50,17 @@ void bind_errors(nb::module_& /*module*/) {
     try {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {
-      const nb::object type = nb::module_::import_("ladon._errors").attr(class_name(error.code()));
+      const nb::object errors = nb::module_::import_("ladon._errors");
       // Messages can quote file names and keys of any bytes.
       const nb::object text = nb::steal(PyUnicode_DecodeUTF8(
           error.what(), static_cast<Py_ssize_t>(std::char_traits<char>::length(error.what())),
           "backslashreplace"));
-      PyErr_SetObject(type.ptr(), text.ptr());
+      if (error.code() == ErrorCode::kIo) {
+        const nb::object made = errors.attr("file_error")(text, errno_in(error.what()));
+        PyErr_SetObject(made.type().ptr(), made.ptr());
+      } else {
+        PyErr_SetObject(errors.attr(class_name(error.code())).ptr(), text.ptr());
+      }
     }
   });
 }

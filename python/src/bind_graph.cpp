@@ -2,6 +2,9 @@
 #include "ladon/graph.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
 
 #include "devices.h"
 #include "keep_arrays.h"
@@ -62,7 +65,13 @@ void bind_graph(nb::module_& module) {
            "which copies to and from the CPU do. On the CPU it calls step() and that is all.")
       .def("statistics", &statistics_of, nb::sig("def statistics(self) -> dict[str, int]"),
            "Of the last run: num_nodes, num_changed since the graph ran before, and num_built, the "
-           "graphs that were built so far.");
+           "graphs that were built so far.")
+      .def("__repr__", [](const BoundGraph& self) {
+        const GraphStatistics statistics = self.graph.statistics();
+        return "<ladon.Graph on " + self.context.device().to_string() + ": " +
+               std::to_string(statistics.num_nodes) + " nodes, built " +
+               std::to_string(statistics.num_built) + " times>";
+      });
 }
 
 }  // namespace ladon::python

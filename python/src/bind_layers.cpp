@@ -81,7 +81,6 @@ nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle v
                           object_in<Cache>(cache, keywords.where("cache"), "a ladon.KvCache"),
                           arguments.cached_call(), out, context);
   }
-  if (!out.absent()) throw_value_error(keywords.where("out"), "got it without a cache");
   LayerCall call = arguments.call();
   Tensor weights;
   if (return_weights) {
@@ -90,7 +89,10 @@ nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle v
   }
   Tensor result = reading(self, [&] { return self.layer->forward(context, inputs.views(), call); });
   const Framework framework = inputs.query.framework();
-  nb::object array = to_array(std::move(result), framework, context);
+  if (!out.absent()) {
+    without_gil([&] { copy(context, result.view(), out.writable_view()); });
+  }
+  nb::object array = give_result(out, std::move(result), framework, context);
   if (!return_weights) return array;
   return nb::make_tuple(array, to_array(std::move(weights), framework, context));
 }
@@ -110,7 +112,8 @@ nb::object forward_from(const Layer& self, nb::handle x_object, nb::handle past_
     const std::shared_lock cache_lock(past.mutex);
     return self.layer->forward_from(context, x.view(), past.cache, arguments.cached_call());
   });
-  nb::object cache = nb::cast(new Cache(std::move(result.cache)), nb::rv_policy::take_ownership);
+  nb::object cache = nb::cast(new Cache(std::move(result.cache), past.capacity, past.spare),
+                              nb::rv_policy::take_ownership);
   return nb::make_tuple(to_array(std::move(result.out), x.framework(), context), cache);
 }
 
@@ -192,6 +195,9 @@ nb::object layer_on(const Layer& self, nb::handle device_object) {
   return copy;
 }
 
+/// What is written in Python.
+nb::object in_python(const char* name) { return nb::module_::import_("ladon._state").attr(name); }
+
 std::string describe(const Layer& self) {
   const AttentionLayer& layer = *self.layer;
   return "<ladon." + std::string(layer.type_name()) + ": embed_dim " +
@@ -220,8 +226,11 @@ nb::object wrap_layer(std::unique_ptr<AttentionLayer>&& layer) {
 }
 
 void bind_layers(nb::module_& module) {
-  const nb::class_<SavedForward> saved(module, "SavedForward",
-                                       "What backward() needs of a forward_training() call.");
+  nb::class_<SavedForward>(module, "SavedForward",
+                           "What backward() needs of a forward_training() call.")
+      .def("__repr__", [](const SavedForward&) {
+        return "<ladon.SavedForward: what backward() needs of a forward_training() call>";
+      });
 
   const std::string inputs = "self, x: Array, key: Array | None = None, value: Array | None = None";
   const std::string cached =
@@ -243,7 +252,7 @@ void bind_layers(nb::module_& module) {
 key and value: inputs for cross-attention. cache: appends the new tokens to it and attends over all of
 it; new_lengths says how many of them each sequence has, where they differ; query attends in their
 place, at query_positions (one for each token of x). return_weights: also the
-probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
+probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: takes the result.)";
   nb::class_<Layer>(module, "AttentionLayer", "What every attention layer offers.")
       .def("forward", &forward, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
            nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
@@ -319,6 +328,26 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache).)";
       .def(
           "__deepcopy__", [](const Layer& self, nb::handle /*memo*/) { return copy_layer(self); },
           nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> Self"))
+      .def(
+          "state_dict",
+          [](nb::handle_t<Layer> self, nb::handle framework) {
+            return in_python("state_dict")(self, framework);
+          },
+          nb::arg("framework") = "numpy",
+          nb::sig("def state_dict(self, framework: str = 'numpy') -> dict[str, Any]"),
+          "The weights by name, sharing the layer's memory, as torch.nn.Module.state_dict() does.")
+      .def(
+          "load_state_dict",
+          [](nb::handle_t<Layer> self, nb::handle state, bool strict) {
+            in_python("load_state_dict")(self, state, strict);
+          },
+          nb::arg("state"), nb::arg("strict") = true,
+          nb::sig("def load_state_dict(self, state: Mapping[str, Array], strict: bool = True) -> "
+                  "None"),
+          "Copies weights in by name, all or none; strict: no name may be missing or unknown.")
+      .def(
+          "__reduce__", [](nb::handle_t<Layer> self) { return in_python("reduce_layer")(self); },
+          nb::sig("def __reduce__(self) -> Any"))
       .def_prop_ro("training", [](const Layer& self) { return self.layer->is_training(); })
       .def_prop_ro("embed_dim", [](const Layer& self) { return self.layer->embed_dim(); })
       .def_prop_ro("num_heads", [](const Layer& self) { return self.layer->num_heads(); })

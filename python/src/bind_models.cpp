@@ -31,6 +31,7 @@ nb::dict py_describe_model(const Path& folder, const nb::kwargs& kwargs) {
   Keywords keywords("describe_model", kwargs);
   DescribeOptions options;
   keywords.read("ignored_fields", options.ignored_fields);
+  keywords.read("rope_context", options.rope_context);
   keywords.finish();
   const ModelDescription model = without_gil([&] { return describe_model(folder, options); });
   nb::dict dict;
@@ -55,6 +56,7 @@ nb::object py_load_attention(const Path& folder, nb::handle layer_index, const n
   LoadOptions options;
   keywords.read("dtype", options.dtype);
   keywords.read("ignored_fields", options.ignored_fields);
+  keywords.read("rope_context", options.rope_context);
   DeviceId device;
   keywords.read("device", device);
   keywords.finish();
@@ -143,16 +145,17 @@ void bind_models(nb::module_& module) {
              "The families that load_attention() reads, as config.json's model_type spells them.");
   module.def("describe_model", &py_describe_model, nb::arg("folder"), nb::arg("kwargs"),
              nb::sig("def describe_model(folder: str | os.PathLike[str], *, ignored_fields: "
-                     "Sequence[str] = ()) -> dict[str, Any]"),
-             "A model's attention as its config.json describes it; `layers` has each layer's "
-             "options.");
+                     "Sequence[str] = (), rope_context: int = 0) -> dict[str, Any]"),
+             "A model's attention as its config.json (the folder's, or a file of any name) "
+             "describes it; `layers` has each layer's options.");
   module.def("load_attention", &py_load_attention, nb::arg("folder"), nb::arg("layer_index"),
              nb::arg("kwargs"),
              nb::sig("def load_attention(folder: str | os.PathLike[str], layer_index: int, *, "
-                     "dtype: DTypeLike | None = None, ignored_fields: Sequence[str] = (), device: "
-                     "DeviceLike = 'cpu') -> AttentionLayer"),
+                     "dtype: DTypeLike | None = None, ignored_fields: Sequence[str] = (), "
+                     "rope_context: int = 0, device: DeviceLike = 'cpu') -> AttentionLayer"),
              "An attention layer of a published model's folder (config.json and safetensors), in "
-             "eval mode.");
+             "eval mode. rope_context: the longest sequence that will come, by which models with "
+             "dynamic or longrope scaling choose their frequencies.");
   module.def("load_torch_attention", &py_load_torch_attention, nb::arg("path"), nb::arg("kwargs"),
              nb::sig("def load_torch_attention(path: str | os.PathLike[str], *, num_heads: int, "
                      "prefix: str = '', causal: bool = False, dropout: float = 0.0, dtype: "

@@ -1,5 +1,6 @@
 // Sgd, AdamW and clip_gradients over the parameters of layers.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <cmath>
@@ -116,6 +117,13 @@ void set_learning_rate(H& self, nb::handle rate) {
   self.layers.changing_all([&] { self.optimiser.set_learning_rate(value); });
 }
 
+template <class H>
+std::string describe(const H& self, const char* name) {
+  return std::string("<ladon.") + name + ": learning_rate " +
+         nb::cast<std::string>(nb::str(nb::float_(learning_rate(self)))) + ", " +
+         std::to_string(self.layers.parameters().size()) + " parameters>";
+}
+
 double py_clip_gradients(nb::handle layers_object, nb::handle max_norm) {
   const Layers layers(layers_object, {"clip_gradients", "layers"});
   const double limit = to_number(max_norm, {"clip_gradients", "max_norm"});
@@ -133,7 +141,8 @@ void bind_optimisers(nb::module_& module) {
                    "-> None"))
       .def("step", &step<SgdHolder>, "One step from the gradients; does not clear them.")
       .def_prop_rw("learning_rate", &learning_rate<SgdHolder>, &set_learning_rate<SgdHolder>,
-                   nb::for_setter(nb::arg("rate").none()));
+                   nb::for_setter(nb::arg("rate").none()))
+      .def("__repr__", [](const SgdHolder& self) { return describe(self, "Sgd"); });
   nb::class_<AdamWHolder>(module, "AdamW", "AdamW over one or more layers.")
       .def("__init__", &make_adamw, nb::arg("layers").none(), nb::arg("kwargs"),
            nb::sig("def __init__(self, layers: AttentionLayer | Sequence[AttentionLayer], *, "
@@ -143,7 +152,8 @@ void bind_optimisers(nb::module_& module) {
       .def_prop_rw("learning_rate", &learning_rate<AdamWHolder>, &set_learning_rate<AdamWHolder>,
                    nb::for_setter(nb::arg("rate").none()))
       .def_prop_ro("steps_taken",
-                   [](const AdamWHolder& self) { return self.optimiser.steps_taken(); });
+                   [](const AdamWHolder& self) { return self.optimiser.steps_taken(); })
+      .def("__repr__", [](const AdamWHolder& self) { return describe(self, "AdamW"); });
   module.def("clip_gradients", &py_clip_gradients, nb::arg("layers").none(),
              nb::arg("max_norm").none(),
              nb::sig("def clip_gradients(layers: AttentionLayer | Sequence[AttentionLayer], "

@@ -1,7 +1,12 @@
+#include <nanobind/nanobind.h>
+
 #include "module.h"
 
 NB_MODULE(_ladon, module) {
   using namespace ladon::python;  // NOLINT(google-build-using-namespace)
+  // What is still held when the interpreter ends (by a module's variable in a cycle, by another
+  // extension) is not the user's to mend: the system takes the memory back.
+  nanobind::set_leak_warnings(false);
   module.doc() = "The compiled part of the package ladon.";
   bind_errors(module);
   bind_context(module);

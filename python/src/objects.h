@@ -19,9 +19,13 @@
 namespace ladon::python {
 
 struct Cache {
-  explicit Cache(KvCache&& made) : cache(std::move(made)) {}
+  explicit Cache(KvCache&& made, std::int64_t own_capacity = 0, std::int64_t own_spare = 0)
+      : cache(std::move(made)), capacity(own_capacity), spare(own_spare) {}
 
   KvCache cache;
+  // What it was made with, for copies and pickles.
+  std::int64_t capacity;
+  std::int64_t spare;
   mutable std::shared_mutex mutex;
 };
 

@@ -10,10 +10,14 @@ constexpr Names<Alignment, 2> kAlignments{
     {{"bottom_right", Alignment::kBottomRight}, {"top_left", Alignment::kTopLeft}}};
 constexpr Names<RopeLayout, 2> kLayouts{
     {{"half_split", RopeLayout::kHalfSplit}, {"interleaved", RopeLayout::kInterleaved}}};
-constexpr Names<RopeScaling, 4> kScalings{{{"none", RopeScaling::kNone},
+constexpr Names<RopeScaling, 6> kScalings{{{"none", RopeScaling::kNone},
                                            {"linear", RopeScaling::kLinear},
                                            {"llama3", RopeScaling::kLlama3},
-                                           {"yarn", RopeScaling::kYarn}}};
+                                           {"yarn", RopeScaling::kYarn},
+                                           {"dynamic", RopeScaling::kDynamic},
+                                           {"longrope", RopeScaling::kLongRope}}};
+constexpr Names<QkNormSpan, 2> kNormSpans{
+    {{"head", QkNormSpan::kHead}, {"all_heads", QkNormSpan::kAllHeads}}};
 constexpr Names<LatentForm, 3> kForms{{{"auto", LatentForm::kAuto},
                                        {"expanded", LatentForm::kExpanded},
                                        {"absorbed", LatentForm::kAbsorbed}}};
@@ -29,10 +33,15 @@ nb::object or_none(const std::optional<T>& value) {
   return value ? nb::cast(*value) : nb::none();
 }
 
+nb::list list_of(const std::vector<double>& numbers) {
+  nb::list list;
+  for (const double number : numbers) list.append(number);
+  return list;
+}
+
 nb::object list_or_none(const std::vector<double>& values) {
   if (values.empty()) return nb::none();
-  nb::list list;
-  for (const double value : values) list.append(value);
+  nb::list list = list_of(values);
   return list;
 }
 
@@ -51,6 +60,9 @@ RopeScalingOptions to_scaling(nb::handle object, const Where& where) {
   keywords.read("attention_factor", options.attention_factor);
   keywords.read("mscale", options.mscale);
   keywords.read("mscale_all_dim", options.mscale_all_dim);
+  keywords.read("context", options.context);
+  keywords.read("short_factors", options.short_factors);
+  keywords.read("long_factors", options.long_factors);
   keywords.finish();
   return options;
 }
@@ -68,6 +80,9 @@ nb::dict scaling_dict(const RopeScalingOptions& options) {
   dict["attention_factor"] = or_none(options.attention_factor);
   dict["mscale"] = options.mscale;
   dict["mscale_all_dim"] = options.mscale_all_dim;
+  dict["context"] = options.context;
+  dict["short_factors"] = list_of(options.short_factors);
+  dict["long_factors"] = list_of(options.long_factors);
   return dict;
 }
 
@@ -174,6 +189,8 @@ MultiHeadAttentionOptions to_multi_head_options(Keywords& keywords) {
   }
   keywords.read("qk_norm", options.qk_norm);
   keywords.read("qk_norm_epsilon", options.qk_norm_epsilon);
+  keywords.read("qk_norm_span", options.qk_norm_span, kNormSpans);
+  keywords.read("qk_norm_offset", options.qk_norm_offset);
   keywords.read("scale", options.scale);
   keywords.read("softcap", options.softcap);
   keywords.read("window_left", options.window_left);
@@ -201,6 +218,8 @@ nb::dict options_dict(const MultiHeadAttentionOptions& options) {
   dict["rope"] = options.rope ? nb::object(rope_dict(*options.rope)) : nb::none();
   dict["qk_norm"] = options.qk_norm;
   dict["qk_norm_epsilon"] = options.qk_norm_epsilon;
+  dict["qk_norm_span"] = text_of(kNormSpans, options.qk_norm_span);
+  dict["qk_norm_offset"] = options.qk_norm_offset;
   dict["scale"] = or_none(options.scale);
   dict["softcap"] = options.softcap;
   dict["window_left"] = or_none(options.window_left);

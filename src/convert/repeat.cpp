@@ -17,8 +17,10 @@ MultiHeadAttention repeat_kv_heads(const Context& context, const MultiHeadAttent
   const std::int64_t repeats = num_kv_heads / layer.num_kv_heads();
   for (Parameter& parameter : result.named_parameters()) {
     const Tensor source = layer.parameter(parameter.name).value.to_host();
+    // A norm over all heads has a weight for each; repeated heads have the same mean of squares.
     const bool per_kv_head =
-        parameter.name.starts_with("k_proj") || parameter.name.starts_with("v_proj");
+        parameter.name.starts_with("k_proj") || parameter.name.starts_with("v_proj") ||
+        (parameter.name == "k_norm.weight" && options.qk_norm_span == QkNormSpan::kAllHeads);
     if (!per_kv_head) {
       copy(host, source, parameter.value);
       continue;

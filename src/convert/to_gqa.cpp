@@ -198,6 +198,10 @@ void check(const MultiHeadAttentionOptions& options, const GqaConversion& conver
   check_enum("merge", static_cast<int>(conversion.merge), 2, "HeadMerge");
   check_enum("grouping", static_cast<int>(conversion.grouping), 1, "HeadGrouping");
   if (wanted < had) require_self_attention(kOperation, options);
+  if (wanted < had && options.qk_norm && options.qk_norm_span == QkNormSpan::kAllHeads) {
+    fail(ErrorCode::kUnsupported, kOperation, "qk_norm_span",
+         "got a norm over all heads, expected one of each head: fewer heads have another norm");
+  }
   if (wanted < had && options.qk_norm && conversion.merge == HeadMerge::kPca) {
     fail(ErrorCode::kUnsupported, kOperation, "qk_norm",
          "got true, expected false: keys behind a norm are not linear in the input, and only the "

@@ -1,4 +1,5 @@
-// RMS norm over rows, y = x * weight / sqrt(mean(x^2) + epsilon), and its backward: plain data.
+// RMS norm over rows, y = x * (weight + weight_offset) / sqrt(mean(x^2) + epsilon), and its
+// backward: plain data.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@ struct NormParams {
   std::int64_t rows = 0;
   std::int64_t dim = 0;
   double epsilon = 0;
+  double weight_offset = 0;
   Matrix x{};
   Matrix weight{};  // one row
   Matrix y{};

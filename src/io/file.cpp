@@ -16,6 +16,8 @@
 #include <memory>
 #include <system_error>
 
+#include "io/output_target.h"
+
 namespace ladon::io {
 namespace {
 
@@ -149,19 +151,18 @@ Mapping InputFile::map() const {
 
 AtomicFile::AtomicFile(std::string_view operation, const std::filesystem::path& target)
     : operation_(operation), target_(target) {
+  const OutputTarget resolved = resolve_output(operation, target);
+  path_ = resolved.path;
+  descriptor_ = resolved.stream;
+  if (descriptor_ >= 0) return;
   struct stat status {};
-  const bool exists = ::stat(target.c_str(), &status) == 0;
-  if (exists && !S_ISREG(status.st_mode)) {
-    // Renaming over a device or a pipe would replace it.
-    fail(ErrorCode::kIo, operation_, target_.string(),
-         "got something else than a file, expected a regular file or a new name");
-  }
+  const bool exists = ::stat(path_.c_str(), &status) == 0;
   static std::atomic<unsigned> counter{0};
-  remove_leftovers(target);
+  remove_leftovers(path_);
   // The number of the process tells processes apart, the counter the threads of one. Names that a
   // crash has left, and that could not be removed, are passed over.
   for (int attempt = 0; descriptor_ < 0 && attempt < 100; ++attempt) {
-    temporary_ = target_;
+    temporary_ = path_;
     temporary_ +=
         std::string(kTemporary) + std::to_string(::getpid()) + "-" + std::to_string(counter++);
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -195,13 +196,15 @@ void AtomicFile::write(const void* data, std::size_t num_bytes) {
 }
 
 void AtomicFile::commit() {
-  if (::fsync(descriptor_) != 0) refuse_errno("bring it to the disk");
+  const bool is_stream = temporary_.empty();
+  if (!is_stream && ::fsync(descriptor_) != 0) refuse_errno("bring it to the disk");
   // Closed before the rename: some file systems report a failed write only here.
   const int descriptor = descriptor_;
   descriptor_ = -1;
   if (::close(descriptor) != 0) refuse_errno("bring it to the disk");
-  const std::filesystem::path folder = target_.parent_path();  // after the rename nothing may fail
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) refuse_errno("rename it into place");
+  if (is_stream) return;
+  const std::filesystem::path folder = path_.parent_path();  // after the rename nothing may fail
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) refuse_errno("rename it into place");
   temporary_.clear();
   sync_folder(folder);
 }

@@ -58,11 +58,13 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// A file that appears under its name when commit() has returned, and not before.
+/// A file that appears under its name when commit() has returned, and not before. Symbolic links
+/// are followed. A pipe, a character device or an open descriptor (/dev/fd/3) cannot be renamed
+/// over: it gets the bytes as they are written.
 class AtomicFile {
  public:
   AtomicFile(std::string_view operation, const std::filesystem::path& target);
-  /// Removes what was written, unless it was committed.
+  /// Removes what was written to a file, unless it was committed.
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -75,8 +77,9 @@ class AtomicFile {
   [[noreturn]] void refuse_errno(std::string_view action) const;
 
   std::string operation_;
-  std::filesystem::path target_;
-  std::filesystem::path temporary_;
+  std::filesystem::path target_;     // as the caller calls it
+  std::filesystem::path path_;       // links resolved; empty for a stream
+  std::filesystem::path temporary_;  // empty for a stream, and once it was renamed
   int descriptor_ = -1;
 };
 

@@ -34,7 +34,7 @@ Tensor Steps::project_heads(const ConstTensorView& x, const LinearIndex& linear,
 
 void Steps::norm_and_rope(const TensorView& heads, int norm, const RopePositions& positions) const {
   const MultiHeadAttentionOptions& options = heads_.options;
-  if (options.qk_norm) rms_norm(context_, heads, weight(norm), options.qk_norm_epsilon, heads);
+  if (options.qk_norm) rms_norm(context_, heads, weight(norm), norm_constants(options), heads);
   if (options.rope.has_value()) {
     rope_internal::rotate_in_place(context_, heads, heads_.plan.rope, positions);
   }

@@ -9,6 +9,7 @@
 #include "ladon/multi_head_attention.h"
 #include "layers/cached_tokens.h"
 #include "layers/layer_weights.h"
+#include "layers/norm.h"
 #include "layers/rope_internal.h"
 #include "layers/rows.h"
 #include "layers/saved_forward.h"
@@ -31,6 +32,10 @@ namespace multi_head {
 
 /// Checks a layer's options, and fills in the defaults. Throws Error.
 MultiHeadAttentionOptions complete_options(MultiHeadAttentionOptions options);
+
+inline NormConstants norm_constants(const MultiHeadAttentionOptions& options) {
+  return {options.qk_norm_epsilon, options.qk_norm_offset};
+}
 
 /// What a call of forward_training() leaves for backward. The inputs are copies: the caller's may
 /// be gone by then.

@@ -86,7 +86,7 @@ void HeadsBackward::norm_and_rope_backward(Tensor& dheads, const LinearIndex& li
   }
   if (!options.qk_norm) return;
   const Tensor heads = steps_.project_heads(x, linear, dheads.size(2));
-  rms_norm_backward(context_, heads, steps_.weight(norm), options.qk_norm_epsilon, dheads, dheads,
+  rms_norm_backward(context_, heads, steps_.weight(norm), norm_constants(options), dheads, dheads,
                     pending_.of(norm));
 }
 

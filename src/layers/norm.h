@@ -1,4 +1,4 @@
-// RMS norm over the last dimension: y = x * weight / sqrt(mean(x^2) + epsilon).
+// RMS norm over the last dimension: y = x * (weight + offset) / sqrt(mean(x^2) + epsilon).
 #pragma once
 
 #include "ladon/context.h"
@@ -6,14 +6,24 @@
 
 namespace ladon {
 
+/// A norm's numbers beside its weight; most have an epsilon alone.
+struct NormConstants {
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  NormConstants(double the_epsilon, double the_offset = 0)
+      : epsilon(the_epsilon), weight_offset(the_offset) {}
+
+  double epsilon;
+  double weight_offset;  // added to the weight
+};
+
 /// x and y are contiguous [..., dim], or [rows, dim] with any row stride; y may be x. weight is
 /// [dim]. Rows are independent: their bits depend on nothing else.
 void rms_norm(const Context& context, const ConstTensorView& x, const ConstTensorView& weight,
-              double epsilon, const TensorView& y);
+              const NormConstants& constants, const TensorView& y);
 
 /// Writes dx (strided as x may be; may be dy) and adds to dweight (f64 where x is, else f32).
 void rms_norm_backward(const Context& context, const ConstTensorView& x,
-                       const ConstTensorView& weight, double epsilon, const ConstTensorView& dy,
-                       const TensorView& dx, const TensorView& dweight);
+                       const ConstTensorView& weight, const NormConstants& constants,
+                       const ConstTensorView& dy, const TensorView& dx, const TensorView& dweight);
 
 }  // namespace ladon

@@ -97,11 +97,13 @@ Names backward_names(const Context& context) { return {{"rope_backward", context
 RopePlan::RopePlan(const RopeOptions& options, std::int64_t head_dim)
     : layout(options.layout),
       frequencies(rope_frequencies(options, head_dim)),
-      magnitude(rope_magnitude(options)) {}
+      magnitude(rope_magnitude(options)),
+      position_limit(rope_internal::position_limit(options)) {}
 
 void rope_internal::rotate_in_place(const Context& context, const TensorView& x,
                                     const RopePlan& plan, const RopePositions& positions,
                                     bool backward) {
+  check_position_limit("rope", positions, x.size(1), plan.position_limit);
   const auto rotary_dim = 2 * static_cast<std::int64_t>(plan.frequencies.size());
   RopeParams params = params_of(x, x, plan.layout, rotary_dim, positions);
   params.backward = backward;
@@ -146,6 +148,7 @@ void make_rope_table(const Context& context, const RopeOptions& options, std::in
   check_shape(operation, outputs[0], {cos.size(0), rotary_dim / 2});
   check_strided_floats(operation, outputs[1], cos.shape());
   check_no_overlap(operation, outputs, {});
+  check_position_limit(operation, {}, cos.size(0), position_limit(options));
   backend_of(context).fill_rope_table(rope_frequencies(options, rotary_dim),
                                       rope_magnitude(options), cos, sin);
 }

@@ -4,14 +4,19 @@
 //   kLlama3   Meta's Llama 3.1 reference code
 //   kYarn     Peng et al., "YaRN: efficient context window extension of LLMs", 2023, with the
 //             rounding of the blend's ends that its code and Hugging Face's share
+//   kDynamic  the base stretched by the length of the sequence ("NTK-aware"), as in Hugging Face's
+//             code
+//   kLongRope Ding et al., "LongRoPE: extending LLM context window beyond 2 million tokens", 2024
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <exception>
 #include <limits>
 #include <numbers>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/checks.h"
 #include "core/fail.h"
@@ -33,9 +38,24 @@ void check_not_negative(std::string_view operation, std::string_view argument, d
   fail(operation, argument, "got " + text_of(value) + ", expected 0 or a positive finite number");
 }
 
+/// The sequence length that dynamic and longrope frequencies are for.
+double context_of(const RopeScalingOptions& scaling) {
+  return scaling.context == 0 ? scaling.original_context : static_cast<double>(scaling.context);
+}
+
+std::span<const double> factors_of(const RopeScalingOptions& scaling) {
+  return context_of(scaling) > scaling.original_context ? scaling.long_factors
+                                                        : scaling.short_factors;
+}
+
 double magnitude_of(const RopeScalingOptions& scaling) {
-  if (scaling.kind != RopeScaling::kYarn) return 1;
+  if (scaling.kind != RopeScaling::kYarn && scaling.kind != RopeScaling::kLongRope) return 1;
   if (scaling.attention_factor) return *scaling.attention_factor;
+  if (scaling.kind == RopeScaling::kLongRope) {
+    return scaling.factor <= 1
+               ? 1
+               : std::sqrt(1 + std::log(scaling.factor) / std::log(scaling.original_context));
+  }
   if (scaling.mscale != 0 && scaling.mscale_all_dim != 0) {
     return yarn_mscale(scaling.factor, scaling.mscale) /
            yarn_mscale(scaling.factor, scaling.mscale_all_dim);
@@ -57,7 +77,20 @@ void check_magnitude(std::string_view operation, const RopeScalingOptions& scali
   }
 }
 
-/// What can be checked without the base.
+/// What both kinds need whose frequencies depend on the length.
+void check_contexts(std::string_view operation, const RopeScalingOptions& scaling) {
+  check_positive(operation, "scaling.factor", scaling.factor);
+  if (!(std::isfinite(scaling.original_context) && scaling.original_context > 1)) {
+    fail(operation, "scaling.original_context",
+         "got " + text_of(scaling.original_context) + ", expected a finite number above 1");
+  }
+  if (scaling.context < 0) {
+    fail(operation, "scaling.context",
+         "got " + std::to_string(scaling.context) + ", expected 0 or a number of tokens");
+  }
+}
+
+/// What can be checked without the base and the rotary dimensions.
 void check_scaling_fields(std::string_view operation, const RopeScalingOptions& scaling) {
   switch (scaling.kind) {
     case RopeScaling::kNone: return;
@@ -86,9 +119,34 @@ void check_scaling_fields(std::string_view operation, const RopeScalingOptions& 
       }
       check_magnitude(operation, scaling);
       return;
+    case RopeScaling::kDynamic:
+      check_contexts(operation, scaling);
+      // The base grows by factor * context / original - (factor - 1), which must be positive.
+      if (scaling.factor < 1) {
+        fail(operation, "scaling.factor",
+             "got " + text_of(scaling.factor) + ", expected 1 or more for dynamic scaling");
+      }
+      return;
+    case RopeScaling::kLongRope:
+      check_contexts(operation, scaling);
+      check_magnitude(operation, scaling);
+      for (const double factor : scaling.short_factors) {
+        check_positive(operation, "scaling.short_factors", factor);
+      }
+      for (const double factor : scaling.long_factors) {
+        check_positive(operation, "scaling.long_factors", factor);
+      }
+      return;
   }
   fail(operation, "scaling.kind",
        "got " + std::to_string(static_cast<int>(scaling.kind)) + ", expected a RopeScaling");
+}
+
+/// The base whose slowest pair, over this length, turns about as often as before.
+double dynamic_base(double base, double rotary_dim, const RopeScalingOptions& scaling) {
+  const double context = std::max(context_of(scaling), scaling.original_context);
+  const double stretch = scaling.factor * context / scaling.original_context - (scaling.factor - 1);
+  return stretch == 1 ? base : base * std::pow(stretch, rotary_dim / (rotary_dim - 2));
 }
 
 double llama3_frequency(double frequency, const RopeScalingOptions& scaling) {
@@ -131,14 +189,35 @@ constexpr double kLargestFrequency = std::numeric_limits<double>::max() * 0x1p-6
 
 /// Throws unless base and the fields that the kind of scaling reads make sense, and every position
 /// has finite angles.
-void check_scaling(std::string_view operation, double base, const RopeScalingOptions& scaling) {
+void check_factors(std::string_view operation, std::string_view name,
+                   const std::vector<double>& factors, std::int64_t rotary_dim) {
+  if (std::cmp_equal(factors.size(), rotary_dim / 2)) return;
+  fail(operation, name,
+       "got " + std::to_string(factors.size()) + " of them, expected one for each of " +
+           std::to_string(rotary_dim / 2) + " pairs");
+}
+
+void check_scaling(std::string_view operation, double base, std::int64_t rotary_dim,
+                   const RopeScalingOptions& scaling) {
   check_positive(operation, "base", base);
   check_scaling_fields(operation, scaling);
   if (scaling.kind == RopeScaling::kYarn && base <= 1) {
     fail(operation, "base", "got " + text_of(base) + ", expected more than 1 for YaRN scaling");
   }
+  double divisor = scaling.kind == RopeScaling::kNone ? 1 : scaling.factor;
+  if (scaling.kind == RopeScaling::kDynamic) {
+    if (rotary_dim <= 2 && context_of(scaling) > scaling.original_context) {
+      fail(operation, "rotary_dim",
+           "got " + std::to_string(rotary_dim) + ", expected more than 2 for dynamic scaling");
+    }
+    divisor = 1;
+  }
+  if (scaling.kind == RopeScaling::kLongRope) {
+    check_factors(operation, "scaling.short_factors", scaling.short_factors, rotary_dim);
+    check_factors(operation, "scaling.long_factors", scaling.long_factors, rotary_dim);
+    divisor = *std::min_element(factors_of(scaling).begin(), factors_of(scaling).end());
+  }
   // No frequency exceeds this, whatever the kind and the pair.
-  const double divisor = scaling.kind == RopeScaling::kNone ? 1 : scaling.factor;
   const double largest_frequency = std::max(1.0, 1 / base) * std::max(1.0, 1 / divisor);
   if (largest_frequency > kLargestFrequency) {
     fail(operation, "base",
@@ -186,7 +265,7 @@ void check_rotary_dim(std::string_view operation, std::string_view argument,
 void check_frequencies(std::string_view operation, const RopeOptions& options,
                        std::int64_t rotary_dim) {
   if (!options.frequencies.empty()) return check_explicit(operation, options, rotary_dim);
-  check_scaling(operation, options.base, options.scaling);
+  check_scaling(operation, options.base, rotary_dim, options.scaling);
   if (options.magnitude != 1) {
     fail(operation, "magnitude",
          "got " + text_of(options.magnitude) + " without explicit frequencies, expected 1");
@@ -198,12 +277,15 @@ void fill_frequencies(double base, const RopeScalingOptions& scaling,
   const double rotary_dim = 2 * static_cast<double>(frequencies.size());
   const YarnRamp ramp =
       scaling.kind == RopeScaling::kYarn ? yarn_ramp(rotary_dim, base, scaling) : YarnRamp{0, 1};
+  if (scaling.kind == RopeScaling::kDynamic) base = dynamic_base(base, rotary_dim, scaling);
   for (std::size_t n = 0; n < frequencies.size(); ++n) {
     const double pair = static_cast<double>(n);
     const double plain = std::pow(base, -2 * pair / rotary_dim);
     double frequency = plain;
     switch (scaling.kind) {
-      case RopeScaling::kNone: break;
+      case RopeScaling::kNone:
+      case RopeScaling::kDynamic: break;
+      case RopeScaling::kLongRope: frequency = plain / factors_of(scaling)[n]; break;
       case RopeScaling::kLinear: frequency = plain / scaling.factor; break;
       case RopeScaling::kLlama3: frequency = llama3_frequency(plain, scaling); break;
       case RopeScaling::kYarn: {
@@ -216,6 +298,15 @@ void fill_frequencies(double base, const RopeScalingOptions& scaling,
   }
 }
 
+std::int64_t position_limit(const RopeOptions& options) noexcept {
+  const RopeScalingOptions& scaling = options.scaling;
+  if (scaling.kind != RopeScaling::kDynamic && scaling.kind != RopeScaling::kLongRope) {
+    return std::numeric_limits<std::int64_t>::max();
+  }
+  const double context = std::max(context_of(scaling), scaling.original_context);
+  return context < 0x1p62 ? static_cast<std::int64_t>(context) : std::int64_t{1} << 62;
+}
+
 }  // namespace rope_internal
 
 double yarn_mscale(double factor, double mscale) noexcept {
@@ -226,7 +317,7 @@ std::vector<double> rope_frequencies(std::int64_t rotary_dim, double base,
                                      const RopeScalingOptions& scaling) {
   constexpr std::string_view kOperation = "rope_frequencies";
   rope_internal::check_rotary_dim(kOperation, "rotary_dim", rotary_dim);
-  check_scaling(kOperation, base, scaling);
+  check_scaling(kOperation, base, rotary_dim, scaling);
   std::vector<double> frequencies;
   try {
     frequencies.resize(static_cast<std::size_t>(rotary_dim / 2));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,13 @@ void check_rotary_dim(std::string_view operation, std::string_view argument,
 void check_frequencies(std::string_view operation, const RopeOptions& options,
                        std::int64_t rotary_dim);
 
+/// Positions from 0 on that the frequencies are meant for.
+std::int64_t position_limit(const RopeOptions& options) noexcept;
+
+/// Throws where one of the positions of `seq` tokens has reached the limit.
+void check_position_limit(std::string_view operation, const RopePositions& positions,
+                          std::int64_t seq, std::int64_t limit);
+
 /// Writes frequency(n) by base and scaling for every pair; rotary_dim is twice the size. They must
 /// have been checked.
 void fill_frequencies(double base, const RopeScalingOptions& scaling,
@@ -57,6 +65,7 @@ struct RopePlan {
   RopeLayout layout = RopeLayout::kHalfSplit;
   std::vector<double> frequencies{};  // of the rotary_dim / 2 pairs
   double magnitude = 1;
+  std::int64_t position_limit = std::numeric_limits<std::int64_t>::max();
 
   RopePlan() = default;
   /// Checked options over heads of head_dim.

@@ -1,5 +1,6 @@
 // The checks of rope(): all of them before the first write, so that a call that throws has changed
 // nothing.
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -151,6 +152,19 @@ void check_positions(std::string_view operation, std::string_view argument,
   }
 }
 
+void check_position_limit(std::string_view operation, const RopePositions& positions,
+                          std::int64_t seq, std::int64_t limit) {
+  if (limit == std::numeric_limits<std::int64_t>::max() || seq == 0) return;
+  std::int64_t last =
+      positions.explicit_positions.empty() ? positions.first + seq - 1 : std::int64_t{0};
+  for (const std::int64_t position : positions.explicit_positions) last = std::max(last, position);
+  if (last < limit) return;
+  fail(operation, "positions",
+       "got position " + std::to_string(last) + ", expected less than " + std::to_string(limit) +
+           ": dynamic and longrope frequencies are chosen for one length of sequences "
+           "(rope.scaling.context; rope_context when a model is loaded)");
+}
+
 Sizes check_call(const Names& names, const ConstTensorView& x, const RopeOptions& options,
                  const RopeTable* table, const RopePositions& positions, const TensorView& out) {
   const NamedView output{names.output, out};
@@ -162,7 +176,11 @@ Sizes check_call(const Names& names, const ConstTensorView& x, const RopeOptions
                     .head_dim = x.size(3),
                     .rotary_dim = options.rotary_dim == 0 ? x.size(3) : options.rotary_dim};
   check_positions(names.operation, "positions", positions, sizes.batch, sizes.seq);
-  if (table != nullptr) check_table(names, *table, positions, sizes, output);
+  if (table != nullptr) {
+    check_table(names, *table, positions, sizes, output);
+  } else {
+    check_position_limit(names.operation, positions, sizes.seq, position_limit(options));
+  }
   return sizes;
 }
 

@@ -131,13 +131,16 @@ std::vector<std::string> model_families() {
 
 ModelDescription describe_model(const std::filesystem::path& folder,
                                 const DescribeOptions& options) {
-  const std::filesystem::path path = folder / "config.json";
+  std::error_code error;
+  const bool is_file =
+      std::filesystem::is_regular_file(folder, error) ||
+      (folder.filename() == "config.json" && !std::filesystem::exists(folder, error));
+  const std::filesystem::path path = is_file ? folder : folder / "config.json";
   const ConfigValue config = models::read_config(path);
   ConfigFields fields(path.string(), config);
   const Family& family = family_of(fields);
   ModelDescription model =
-      spread(family, models::read_family(family, path.string(), config, options.ignored_fields),
-             path.string());
+      spread(family, models::read_family(family, path.string(), config, options), path.string());
   model.dtype = dtype_of_config(fields);
   return model;
 }

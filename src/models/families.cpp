@@ -32,13 +32,17 @@ void read_bigcode(ConfigFields& fields, FamilyOptions& options) {
   }
 }
 
-void read_gemma2(ConfigFields& fields, FamilyOptions& options) {
+void read_query_scale(ConfigFields& fields, FamilyOptions& options) {
   const double scalar = fields.number("query_pre_attn_scalar");
   if (!(scalar > 0)) {
     fields.refuse("query_pre_attn_scalar",
                   "got " + text_of(scalar) + ", expected a positive number");
   }
   options.shared.scale = 1 / std::sqrt(scalar);
+}
+
+void read_gemma2(ConfigFields& fields, FamilyOptions& options) {
+  read_query_scale(fields, options);
   if (!fields.has("attn_logit_softcapping")) {
     fields.refuse("attn_logit_softcapping", "got none, expected a number, or null for none");
   }
@@ -47,6 +51,15 @@ void read_gemma2(ConfigFields& fields, FamilyOptions& options) {
 
 void read_qwen3(ConfigFields& fields, FamilyOptions& options) {
   options.shared.qk_norm_epsilon = fields.number("rms_norm_eps", 1e-6);
+}
+
+void read_gemma3(ConfigFields& fields, FamilyOptions& options) {
+  read_query_scale(fields, options);
+  options.shared.qk_norm_epsilon = fields.number("rms_norm_eps", 1e-6);
+}
+
+void read_olmo2(ConfigFields& fields, FamilyOptions& options) {
+  options.shared.qk_norm_epsilon = fields.number("rms_norm_eps", 1e-5);
 }
 
 void read_bloom(ConfigFields&, FamilyOptions& options) {
@@ -96,6 +109,18 @@ constexpr std::string_view kDeepSeekIrrelevant =
 /// The later models' choice of keys, by a separate indexer.
 constexpr std::string_view kDeepSeekIndexer = "index_n_heads index_head_dim index_topk";
 
+/// A row of the many families whose tensors are called as Llama's.
+constexpr Family decoder(Family row) {
+  row.outer = "model.";
+  row.layer = "layers.%.self_attn.";
+  row.query = "q_proj";
+  row.key = "k_proj";
+  row.value = "v_proj";
+  row.out = "o_proj";
+  row.other_tensors = "rotary_emb.inv_freq";
+  return row;
+}
+
 constexpr std::array kFamilies = {
     Family{.model_type = "bert",
            .outer = "bert.",
@@ -127,6 +152,14 @@ constexpr std::array kFamilies = {
            .must_be_off = "skip_bias_add_qkv",
            .irrelevant = "attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
                          "offset_alibi skip_bias_add is_decoder"},
+    decoder({.model_type = "cohere",
+             .kv_heads = KvHeadsRule::kOptionalField,
+             .head_dim = "head_dim",
+             .bias = "attention_bias",
+             .rope_base = 500000,
+             .rope_layout = RopeLayout::kInterleaved,
+             .must_be_off = "use_qk_norm",  // a layer norm, whose weights differ by the head
+             .irrelevant = "logit_scale is_decoder"}),
     Family{.model_type = "deepseek_v2",
            .latent = true,
            .outer = "model.",
@@ -161,23 +194,30 @@ constexpr std::array kFamilies = {
            .particular = read_falcon,
            // Published files name custom code, which is the library's.
            .irrelevant = "parallel_attn num_ln_in_parallel_attn auto_map is_decoder"},
-    Family{.model_type = "gemma2",
-           .outer = "model.",
-           .layer = "layers.%.self_attn.",
-           .query = "q_proj",
-           .key = "k_proj",
-           .value = "v_proj",
-           .out = "o_proj",
-           .other_tensors = "rotary_emb.inv_freq",
-           .kv_heads = KvHeadsRule::kField,
-           .head_dim = "head_dim",
-           .head_dim_needed = true,
-           .bias = "attention_bias",
-           .rope_base = 10000,
-           .window = WindowRule::kByType,
-           .particular = read_gemma2,
-           .must_be_off = "use_bidirectional_attention",
-           .irrelevant = "final_logit_softcapping is_decoder"},
+    decoder({.model_type = "gemma2",
+             .kv_heads = KvHeadsRule::kField,
+             .head_dim = "head_dim",
+             .head_dim_needed = true,
+             .bias = "attention_bias",
+             .rope_base = 10000,
+             .window = WindowRule::kByType,
+             .particular = read_gemma2,
+             .must_be_off = "use_bidirectional_attention",
+             .irrelevant = "final_logit_softcapping is_decoder"}),
+    decoder({.model_type = "gemma3_text",
+             .qk_norm = true,
+             .qk_norm_offset = 1,
+             .kv_heads = KvHeadsRule::kField,
+             .head_dim = "head_dim",
+             .head_dim_needed = true,
+             .bias = "attention_bias",
+             .rope_base = 1000000,
+             .rope_theta_of_windows = "rope_local_base_freq",
+             .window = WindowRule::kGemma3,
+             .particular = read_gemma3,
+             // Its code keeps the softcap of its predecessor's configs and never applies it.
+             .must_be_off = "use_bidirectional_attention attn_logit_softcapping",
+             .irrelevant = "final_logit_softcapping is_decoder"}),
     Family{.model_type = "gpt2",
            .outer = "transformer.",
            .layer = "h.%.attn.",
@@ -211,23 +251,31 @@ constexpr std::array kFamilies = {
            .particular = read_bigcode,
            .irrelevant = "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 n_positions "
                          "pre_allocate_kv_cache pad_key_length is_decoder"},
-    Family{.model_type = "gpt_oss",
-           .outer = "model.",
-           .layer = "layers.%.self_attn.",
-           .query = "q_proj",
-           .key = "k_proj",
-           .value = "v_proj",
-           .out = "o_proj",
-           .sinks = true,
-           .kv_heads = KvHeadsRule::kField,
-           .head_dim = "head_dim",
-           .head_dim_needed = true,
+    Family{.model_type = "gpt_neox",
+           .outer = "gpt_neox.",
+           .layer = "layers.%.attention.",
+           .qkv = QkvStorage::kGrouped,
+           .fused = "query_key_value",
+           .out = "dense",
+           .other_tensors = "bias masked_bias rotary_emb.inv_freq",
            .bias = "attention_bias",
            .bias_default = true,
-           .rope_base = 150000,
-           .rope_scaling_needed = true,
-           .window = WindowRule::kByType,
-           .irrelevant = "num_local_experts is_decoder"},
+           .rope_base = 10000,
+           .rope_theta = "rotary_emb_base rope_theta",
+           .rotary_fraction = "rotary_pct partial_rotary_factor",
+           .rotary_fraction_default = 0.25,
+           .irrelevant = "use_parallel_residual is_decoder"},
+    decoder({.model_type = "gpt_oss",
+             .sinks = true,
+             .kv_heads = KvHeadsRule::kField,
+             .head_dim = "head_dim",
+             .head_dim_needed = true,
+             .bias = "attention_bias",
+             .bias_default = true,
+             .rope_base = 150000,
+             .rope_scaling_needed = true,
+             .window = WindowRule::kByType,
+             .irrelevant = "num_local_experts is_decoder"}),
     Family{.model_type = "ladon_latent",
            .latent = true,
            .converted = true,
@@ -245,70 +293,82 @@ constexpr std::array kFamilies = {
                          "partial_rotary_factor original_max_position_embeddings n_positions "
                          "scale_attn_weights scale_attn_by_inverse_layer_idx is_decoder "
                          "num_local_experts rope_interleaved use_mrope alibi qk_layer_norms"},
-    Family{.model_type = "llama",
-           .outer = "model.",
-           .layer = "layers.%.self_attn.",
-           .query = "q_proj",
-           .key = "k_proj",
-           .value = "v_proj",
-           .out = "o_proj",
-           .other_tensors = "rotary_emb.inv_freq",
-           .kv_heads = KvHeadsRule::kOptionalField,
-           .head_dim = "head_dim",
-           .bias = "attention_bias",
-           .rope_base = 10000,
-           .must_be_off = "rope_interleaved qk_layer_norms",
-           .irrelevant = "mlp_bias is_decoder"},
-    Family{.model_type = "mistral",
-           .outer = "model.",
-           .layer = "layers.%.self_attn.",
-           .query = "q_proj",
-           .key = "k_proj",
-           .value = "v_proj",
-           .out = "o_proj",
-           .other_tensors = "rotary_emb.inv_freq",
-           .kv_heads = KvHeadsRule::kField,
-           .head_dim = "head_dim",
-           .qkv_bias = BiasRule::kNever,
-           .out_bias = BiasRule::kNever,
-           .rope_base = 10000,
-           .window = WindowRule::kEveryLayer,
-           .must_be_off = "attention_bias",
-           .irrelevant = "mlp_bias is_decoder"},
-    Family{.model_type = "qwen2",
-           .outer = "model.",
-           .layer = "layers.%.self_attn.",
-           .query = "q_proj",
-           .key = "k_proj",
-           .value = "v_proj",
-           .out = "o_proj",
-           .other_tensors = "rotary_emb.inv_freq",
-           .kv_heads = KvHeadsRule::kField,
-           .head_dim = "head_dim",
-           .qkv_bias = BiasRule::kAlways,
-           .out_bias = BiasRule::kNever,
-           .rope_base = 10000,
-           .window = WindowRule::kQwen,
-           .must_be_off = "use_mrope",
-           .irrelevant = "is_decoder"},
-    Family{.model_type = "qwen3",
-           .outer = "model.",
-           .layer = "layers.%.self_attn.",
-           .query = "q_proj",
-           .key = "k_proj",
-           .value = "v_proj",
-           .out = "o_proj",
-           .qk_norm = true,
-           .other_tensors = "rotary_emb.inv_freq",
-           .kv_heads = KvHeadsRule::kField,
-           .head_dim = "head_dim",
-           .head_dim_needed = true,
-           .bias = "attention_bias",
-           .rope_base = 10000,
-           .window = WindowRule::kQwen,
-           .particular = read_qwen3,
-           .must_be_off = "use_mrope",
-           .irrelevant = "is_decoder"},
+    decoder({.model_type = "llama",
+             .kv_heads = KvHeadsRule::kOptionalField,
+             .head_dim = "head_dim",
+             .bias = "attention_bias",
+             .rope_base = 10000,
+             .must_be_off = "rope_interleaved qk_layer_norms",
+             .irrelevant = "mlp_bias is_decoder"}),
+    decoder({.model_type = "mistral",
+             .kv_heads = KvHeadsRule::kField,
+             .head_dim = "head_dim",
+             .qkv_bias = BiasRule::kNever,
+             .out_bias = BiasRule::kNever,
+             .rope_base = 10000,
+             .window = WindowRule::kEveryLayer,
+             .must_be_off = "attention_bias",
+             .irrelevant = "mlp_bias is_decoder"}),
+    decoder({.model_type = "mixtral",
+             .kv_heads = KvHeadsRule::kField,
+             .head_dim = "head_dim",
+             .qkv_bias = BiasRule::kNever,
+             .out_bias = BiasRule::kNever,
+             .rope_base = 1000000,
+             .window = WindowRule::kEveryLayer,
+             .must_be_off = "attention_bias",
+             .irrelevant = "num_local_experts is_decoder"}),
+    decoder({.model_type = "olmo2",
+             .qk_norm = true,
+             .qk_norm_span = QkNormSpan::kAllHeads,
+             .kv_heads = KvHeadsRule::kOptionalField,
+             .head_dim = "head_dim",
+             .bias = "attention_bias",
+             .rope_base = 10000,
+             .particular = read_olmo2,
+             .irrelevant = "is_decoder"}),
+    decoder({.model_type = "phi3",
+             .qkv = QkvStorage::kConcatenated,
+             .fused = "qkv_proj",
+             .kv_heads = KvHeadsRule::kOptionalField,
+             .qkv_bias = BiasRule::kNever,
+             .out_bias = BiasRule::kNever,
+             .rope_base = 10000,
+             .rotary_fraction = "partial_rotary_factor",
+             .window = WindowRule::kEveryLayer,
+             .must_be_off = "attention_bias",
+             // Published files name custom code, which has become the library's.
+             .irrelevant = "auto_map is_decoder"}),
+    decoder({.model_type = "qwen2",
+             .kv_heads = KvHeadsRule::kField,
+             .head_dim = "head_dim",
+             .qkv_bias = BiasRule::kAlways,
+             .out_bias = BiasRule::kNever,
+             .rope_base = 10000,
+             .window = WindowRule::kQwen,
+             .must_be_off = "use_mrope",
+             .irrelevant = "is_decoder"}),
+    decoder({.model_type = "qwen3",
+             .qk_norm = true,
+             .kv_heads = KvHeadsRule::kField,
+             .head_dim = "head_dim",
+             .head_dim_needed = true,
+             .bias = "attention_bias",
+             .rope_base = 10000,
+             .window = WindowRule::kQwen,
+             .particular = read_qwen3,
+             .must_be_off = "use_mrope",
+             .irrelevant = "is_decoder"}),
+    decoder({.model_type = "qwen3_moe",
+             .qk_norm = true,
+             .kv_heads = KvHeadsRule::kField,
+             .head_dim = "head_dim",
+             .bias = "attention_bias",
+             .rope_base = 10000,
+             .window = WindowRule::kQwenEvery,
+             .particular = read_qwen3,
+             .must_be_off = "use_mrope",
+             .irrelevant = "num_local_experts decoder_sparse_step is_decoder"}),
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ladon/checkpoint.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "models/config_fields.h"
@@ -37,7 +38,9 @@ enum class WindowRule : std::uint8_t {
   kNone,
   kEveryLayer,  // sliding_window, or null for none
   kByType,      // sliding_window in layers that layer_types names; without it in every second layer
+  kGemma3,      // the same; without layer_types all but every sixth (sliding_window_pattern)
   kQwen,        // with use_sliding_window, from max_window_layers on or by layer_types
+  kQwenEvery,   // with use_sliding_window, every layer
 };
 
 /// What a config says of a model's attention, before it is spread over the layers.
@@ -66,15 +69,17 @@ struct Family {
 
   // Tensors: <outer><layer>q_proj.weight, with % in `layer` for the layer's number. Files of a bare
   // model leave `outer` out.
-  std::string_view outer;  // *
-  std::string_view layer;  // *
+  std::string_view outer{};  // *
+  std::string_view layer{};  // *
   QkvStorage qkv = QkvStorage::kSeparate;
   std::string_view query{}, key{}, value{};  // separate
   std::string_view fused{};                  // concatenated or grouped
   std::string_view out{};
   bool transposed = false;  // weights are [in, out]
   bool qk_norm = false;     // q_norm.weight, k_norm.weight
-  bool sinks = false;       // sinks
+  QkNormSpan qk_norm_span = QkNormSpan::kHead;
+  double qk_norm_offset = 0;  // Gemma's norms store their weight less 1
+  bool sinks = false;         // sinks
   /// * Tensors under the layer's name that are not weights of attention.
   std::string_view other_tensors{};
 
@@ -92,6 +97,12 @@ struct Family {
   bool bias_default = false;
   bool causal = true;
   double rope_base = 0;  // * the default; 0: no rope
+  RopeLayout rope_layout = RopeLayout::kHalfSplit;
+  std::string_view rope_theta = "rope_theta";
+  /// * Field of the fraction of a head that is rotated, with its default; empty: all of it.
+  std::string_view rotary_fraction{};
+  double rotary_fraction_default = 1;
+  std::string_view rope_theta_of_windows{};  // field of windowed layers' own base
   bool rope_scaling_needed = false;
   WindowRule window = WindowRule::kNone;
   /// * What is particular to the family.
@@ -118,8 +129,9 @@ inline constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
 void read_converted(const Family& family, const std::string& path, ConfigFields& fields,
                     std::span<const std::string> ignored, FamilyOptions& options);
 
-/// Reads all of a config that the family knows; refuses what it does not.
+/// Reads all of a config that the family knows; refuses what it does not and the caller has not
+/// vouched for.
 FamilyOptions read_family(const Family& family, const std::string& path, const ConfigValue& config,
-                          std::span<const std::string> ignored);
+                          const DescribeOptions& options);
 
 }  // namespace ladon::models

@@ -78,6 +78,10 @@ void check_can_hold(const Family& family, const MultiHeadAttentionOptions& optio
   if (options.qk_norm != family.qk_norm) {
     refuse(family.qk_norm ? "got no q/k norm, expected one" : "got a q/k norm, expected none");
   }
+  if (options.qk_norm && (options.qk_norm_span != family.qk_norm_span ||
+                          options.qk_norm_offset != family.qk_norm_offset)) {
+    refuse("got a q/k norm of another kind (qk_norm_span, qk_norm_offset), expected the family's");
+  }
   if (options.sinks != family.sinks) {
     refuse(family.sinks ? "got no sinks, expected them" : "got sinks, expected none");
   }
@@ -140,7 +144,8 @@ std::unique_ptr<AttentionLayer> load_attention(const Context& context,
                                                const std::filesystem::path& folder,
                                                std::int64_t layer_index,
                                                const LoadOptions& options) {
-  const ModelDescription model = describe_model(folder, {.ignored_fields = options.ignored_fields});
+  const ModelDescription model = describe_model(
+      folder, {.ignored_fields = options.ignored_fields, .rope_context = options.rope_context});
   return load_attention(context, ShardedSafetensors::open(folder), model, layer_index, options);
 }
 

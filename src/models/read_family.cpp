@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "core/fail.h"
 
 namespace ladon::models {
 namespace {
@@ -106,6 +107,13 @@ void read_latent(const Family& family, ConfigFields& fields, FamilyOptions& opti
   latent.dropout = fields.number(family.dropout, 0);
 }
 
+/// What rope's fractions are of.
+std::int64_t head_dim_of(const FamilyOptions& options) {
+  if (!options.latent.empty()) return options.latent.front().rope_dim;
+  const MultiHeadAttentionOptions& shared = options.shared;
+  return shared.head_dim != 0 ? shared.head_dim : shared.embed_dim / shared.num_heads;
+}
+
 /// The object that rope was read from.
 std::string_view rope_name(ConfigFields& fields) {
   return fields.optional_value("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
@@ -165,6 +173,26 @@ void read_window(const Family& family, ConfigFields& fields, FamilyOptions& opti
       options.window = fields.optional_size("sliding_window", kMaxWindow).value_or(0);
       if (options.window > 0) options.types = every([](std::int64_t) { return true; });
       return;
+    case WindowRule::kGemma3: {
+      options.window = fields.size("sliding_window", kMaxWindow);
+      options.types = read_layer_types(fields, options.num_layers);
+      const std::int64_t pattern =
+          fields.optional_size("sliding_window_pattern _sliding_window_pattern", kMaxLayers)
+              .value_or(6);
+      if (options.types.empty()) {
+        options.types = every([=](std::int64_t layer) { return (layer + 1) % pattern != 0; });
+      }
+      return;
+    }
+    case WindowRule::kQwenEvery: {
+      const auto window = fields.optional_size("sliding_window", kMaxWindow);
+      fields.pass_over("max_window_layers");
+      if (!fields.flag("use_sliding_window", false)) return;
+      if (!window) fields.size("sliding_window", kMaxWindow);
+      options.window = *window;
+      options.types = every([](std::int64_t) { return true; });
+      return;
+    }
     case WindowRule::kByType:
       options.window = fields.size(kWindow, kMaxWindow);
       options.types = read_layer_types(fields, options.num_layers);
@@ -202,6 +230,8 @@ void read_multi_head(const Family& family, ConfigFields& fields, FamilyOptions& 
   read_biases(family, fields, options.shared);
   options.shared.causal = family.causal;
   options.shared.qk_norm = family.qk_norm;
+  options.shared.qk_norm_span = family.qk_norm_span;
+  options.shared.qk_norm_offset = family.qk_norm_offset;
   options.shared.sinks = family.sinks;
   options.shared.dropout = fields.number(family.dropout, 0);
   read_window(family, fields, options);
@@ -210,7 +240,8 @@ void read_multi_head(const Family& family, ConfigFields& fields, FamilyOptions& 
 }  // namespace
 
 FamilyOptions read_family(const Family& family, const std::string& path, const ConfigValue& config,
-                          std::span<const std::string> ignored) {
+                          const DescribeOptions& given) {
+  const std::span<const std::string> ignored = given.ignored_fields;
   ConfigFields fields(path, config);
   FamilyOptions options;
   if (family.converted) {
@@ -225,7 +256,18 @@ FamilyOptions read_family(const Family& family, const std::string& path, const C
         fields.optional_value("rope_parameters") == nullptr) {
       fields.refuse("rope_parameters", "got none, expected it, or rope_scaling");
     }
-    options.rope = read_rope(fields, path, family.rope_base, ignored);
+    if (given.rope_context < 0) {
+      fail(kConfigOperation, "rope_context",
+           "got " + std::to_string(given.rope_context) + ", expected 0 or a number of tokens");
+    }
+    options.rope = read_rope(fields, path,
+                             {.base = family.rope_base,
+                              .theta = family.rope_theta,
+                              .fraction = family.rotary_fraction,
+                              .default_fraction = family.rotary_fraction_default,
+                              .theta_of_windows = family.rope_theta_of_windows},
+                             head_dim_of(options), given.rope_context, ignored);
+    for (auto& [type, rope] : options.rope) rope.layout = family.rope_layout;
     // Only layers of several types can have ropes by their type.
     if (options.types.empty() && !options.rope.contains("")) {
       fields.refuse(rope_name(fields),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -16,6 +17,8 @@ struct Outside {
   std::optional<double> base;
   std::optional<double> original_context;
   std::optional<double> context;
+  std::int64_t head_dim = 0;
+  std::int64_t rope_context = 0;
 };
 
 /// The context before stretching: published files name it inside, outside, or not at all, and then
@@ -27,6 +30,29 @@ double original_context(ConfigFields& fields, const Outside& outside) {
   if (outside.original_context) return *outside.original_context;
   if (outside.context) return *outside.context;
   fields.refuse(kName, "got none, expected a number here or as max_position_embeddings");
+}
+
+/// max_position_embeddings.
+double needed_context(ConfigFields& fields, const Outside& outside) {
+  if (outside.context) return *outside.context;
+  fields.refuse("max_position_embeddings", "got none, expected a number beside the rope's");
+}
+
+/// The divisors of longrope, one for each pair.
+std::vector<double> read_factors(ConfigFields& fields, std::string_view name) {
+  const ConfigValue* const list = fields.optional_value(name);
+  if (list == nullptr) fields.refuse(name, "got none, expected an array of numbers");
+  if (list->kind != ConfigValue::Kind::kArray) {
+    fields.refuse_kind(name, *list, "an array of numbers");
+  }
+  std::vector<double> factors;
+  for (const ConfigValue& item : list->items) {
+    if (item.kind != ConfigValue::Kind::kInteger && item.kind != ConfigValue::Kind::kNumber) {
+      fields.refuse_kind(name, item, "numbers alone");
+    }
+    factors.push_back(item.number);
+  }
+  return factors;
 }
 
 /// A number where 0 too means the default.
@@ -58,34 +84,65 @@ RopeScalingOptions read_scaling(ConfigFields& fields, const Outside& outside,
     scaling.attention_factor = fields.optional_number("attention_factor");
     scaling.mscale = fields.number("mscale", 0);
     scaling.mscale_all_dim = fields.number("mscale_all_dim", 0);
+  } else if (kind == "dynamic") {
+    scaling.kind = RopeScaling::kDynamic;
+    scaling.factor = fields.number("factor");
+    // Hugging Face's code goes by max_position_embeddings, whatever else is named.
+    fields.pass_over("original_max_position_embeddings");
+    scaling.original_context = needed_context(fields, outside);
+    scaling.context = outside.rope_context;
+  } else if (kind == "longrope" || kind == "su") {
+    scaling.kind = RopeScaling::kLongRope;
+    scaling.original_context = original_context(fields, outside);
+    const auto factor = fields.optional_number("factor");
+    scaling.factor = factor ? *factor : needed_context(fields, outside) / scaling.original_context;
+    scaling.attention_factor = fields.optional_number("attention_factor");
+    scaling.short_factors = read_factors(fields, "short_factor");
+    scaling.long_factors = read_factors(fields, "long_factor");
+    scaling.context = outside.rope_context;
   } else {
     fields.refuse(fields.name_in_file("rope_type type"),
-                  "got " + io::in_quotes(kind) + ", expected default, linear, llama3 or yarn",
+                  "got " + io::in_quotes(kind) +
+                      ", expected default, linear, llama3, yarn, dynamic or longrope",
                   ErrorCode::kUnsupported);
   }
   return scaling;
 }
 
-/// Turning a part of each head is for families that Ladon does not read yet.
-void require_whole_heads(ConfigFields& fields) {
-  const double factor = fields.number("partial_rotary_factor", 1);
-  if (factor != 1) {
-    fields.refuse("partial_rotary_factor",
-                  "got " + text_of(factor) + ", expected 1: Ladon does not honour it here",
+/// Elements of a head that are rotated; 0 for all of them.
+std::int64_t rotary_dim(ConfigFields& fields, std::string_view name, double fraction,
+                        const RopeColumns& columns, std::int64_t head_dim) {
+  if (fraction == 1) return 0;
+  if (columns.fraction.empty()) {
+    fields.refuse(name, "got " + text_of(fraction) + ", expected 1: Ladon does not honour it here",
                   ErrorCode::kUnsupported);
   }
+  const double elements = std::floor(static_cast<double>(head_dim) * fraction);
+  if (!(fraction > 0 && fraction < 1 && elements >= 2)) {
+    fields.refuse(name, "got " + text_of(fraction) + " of heads of " + std::to_string(head_dim) +
+                            ", expected a fraction that leaves a pair to rotate");
+  }
+  return static_cast<std::int64_t>(elements);
 }
 
-RopeOptions read_parameters(ConfigFields& fields, const Outside& outside, double default_base,
-                            std::span<const std::string> ignored) {
+/// What is said outside of rope_parameters and rope_scaling.
+struct Defaults {
+  double base;
+  double fraction;
+};
+
+RopeOptions read_parameters(ConfigFields& fields, const Outside& outside, const Defaults& defaults,
+                            const RopeColumns& columns, std::span<const std::string> ignored) {
   RopeOptions rope;
   const auto base = fields.optional_number("rope_theta");
   if (base && outside.base && *base != *outside.base) {
     fields.refuse("rope_theta", "got " + text_of(*base) + ", expected " + text_of(*outside.base) +
                                     " as in the rope_theta beside it");
   }
-  rope.base = base.value_or(outside.base.value_or(default_base));
-  require_whole_heads(fields);
+  rope.base = base.value_or(outside.base.value_or(defaults.base));
+  rope.rotary_dim = rotary_dim(fields, "partial_rotary_factor",
+                               fields.number("partial_rotary_factor", defaults.fraction), columns,
+                               outside.head_dim);
   rope.scaling =
       read_scaling(fields, outside, fields.optional_text("rope_type type").value_or("default"));
   fields.finish(ignored, /*only_attention=*/false);
@@ -99,21 +156,38 @@ bool is_layer_type(std::string_view name) {
 
 }  // namespace
 
-RopeOfType read_rope(ConfigFields& fields, const std::string& path, double default_base,
+RopeOfType read_rope(ConfigFields& fields, const std::string& path, const RopeColumns& columns,
+                     std::int64_t head_dim, std::int64_t context,
                      std::span<const std::string> ignored) {
-  const Outside outside{
-      .base = fields.optional_number("rope_theta"),
-      .original_context = fields.optional_number("original_max_position_embeddings"),
-      .context = fields.optional_number("max_position_embeddings")};
-  require_whole_heads(fields);
+  Outside outside{.base = fields.optional_number(columns.theta),
+                  .original_context = fields.optional_number("original_max_position_embeddings"),
+                  .context = fields.optional_number("max_position_embeddings"),
+                  .head_dim = head_dim,
+                  .rope_context = context};
+  const std::string_view fraction_name =
+      columns.fraction.empty() ? "partial_rotary_factor" : columns.fraction;
+  const double fraction = fields.number(fraction_name, columns.default_fraction);
+  const Defaults defaults{columns.base, fraction};
   const ConfigValue* const before = fields.optional_value("rope_scaling");
   const ConfigValue* const now = fields.optional_value("rope_parameters");
   if (before != nullptr && now != nullptr) {
     fields.refuse("rope_parameters", "got it beside rope_scaling, expected one of them");
   }
+  RopeOfType result;
+  // Windowed layers whose base is a field of its own: their rope is a plain one.
+  std::optional<double> base_of_windows;
+  if (!columns.theta_of_windows.empty()) {
+    base_of_windows = fields.optional_number(columns.theta_of_windows);
+    if (now == nullptr) {
+      result["sliding_attention"] = RopeOptions{.base = base_of_windows.value_or(10000)};
+    }
+  }
   const ConfigValue* const given = now != nullptr ? now : before;
   if (given == nullptr) {
-    return {{"", RopeOptions{.base = outside.base.value_or(default_base)}}};
+    RopeOptions rope{.base = outside.base.value_or(columns.base)};
+    rope.rotary_dim = rotary_dim(fields, fraction_name, fraction, columns, head_dim);
+    result.emplace("", rope);
+    return result;
   }
   const std::string name = now != nullptr ? "rope_parameters" : "rope_scaling";
   if (given->kind != ConfigValue::Kind::kObject) fields.refuse_kind(name, *given, "an object");
@@ -121,10 +195,9 @@ RopeOfType read_rope(ConfigFields& fields, const std::string& path, double defau
   const bool by_type = !given->fields.empty() &&
                        std::all_of(given->fields.begin(), given->fields.end(),
                                    [](const auto& field) { return is_layer_type(field.first); });
-  RopeOfType result;
   if (!by_type) {
     ConfigFields inner(path, *given, name);
-    result.emplace("", read_parameters(inner, outside, default_base, ignored));
+    result.emplace("", read_parameters(inner, outside, defaults, columns, ignored));
     return result;
   }
   for (const auto& [type, parameters] : given->fields) {
@@ -134,7 +207,11 @@ RopeOfType read_rope(ConfigFields& fields, const std::string& path, double defau
       fields.refuse_kind(inside, parameters, "an object");
     }
     ConfigFields inner(path, parameters, std::move(inside));
-    result.emplace(type, read_parameters(inner, outside, default_base, ignored));
+    Outside beside = outside;
+    if (type == "sliding_attention" && !columns.theta_of_windows.empty()) {
+      beside.base = base_of_windows;
+    }
+    result.emplace(type, read_parameters(inner, beside, defaults, columns, ignored));
   }
   return result;
 }

@@ -2,10 +2,12 @@
 // and in the new (rope_parameters, one for the model or one for each type of layer).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "ladon/rope.h"
 #include "models/config_fields.h"
@@ -15,13 +17,19 @@ namespace ladon::models {
 /// By the type of layer; the empty name stands for every type without an entry.
 using RopeOfType = std::map<std::string, RopeOptions, std::less<>>;
 
-/// `path` is the file's. Throws Error, kUnsupported for a kind of scaling that Ladon lacks.
-RopeOfType read_rope(ConfigFields& fields, const std::string& path, double default_base,
-                     std::span<const std::string> ignored);
+/// How a family writes its rope.
+struct RopeColumns {
+  double base = 10000;                    // the default
+  std::string_view theta = "rope_theta";  // the field of the base, outside rope_parameters
+  std::string_view fraction{};            // of the rotated part of a head; empty: all of it
+  double default_fraction = 1;
+  std::string_view theta_of_windows{};  // of windowed layers, whose rope is not scaled
+};
 
-/// Every name that read_rope() reads.
-inline constexpr std::string_view kRopeFields =
-    "rope_theta rope_scaling rope_parameters partial_rotary_factor "
-    "original_max_position_embeddings";
+/// `path` is the file's, `context` RopeScalingOptions::context. Throws Error, kUnsupported for a
+/// kind of scaling that Ladon lacks.
+RopeOfType read_rope(ConfigFields& fields, const std::string& path, const RopeColumns& columns,
+                     std::int64_t head_dim, std::int64_t context,
+                     std::span<const std::string> ignored);
 
 }  // namespace ladon::models

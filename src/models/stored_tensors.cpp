@@ -28,7 +28,9 @@ Dims parameter_shape(std::string_view parameter, const MultiHeadAttentionOptions
     if (!parameter.starts_with(name)) continue;
     return parameter.ends_with(".weight") ? Dims{out, in} : Dims{out};
   }
-  return parameter == "sinks" ? Dims{options.num_heads} : Dims{options.head_dim};
+  if (parameter == "sinks") return {options.num_heads};
+  if (options.qk_norm_span == QkNormSpan::kHead) return {options.head_dim};
+  return {parameter == "q_norm.weight" ? query_width : kv_width};
 }
 
 /// The places of the parameters in a stored tensor, in their order. A place has the shape that the

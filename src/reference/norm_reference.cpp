@@ -1,4 +1,5 @@
-// y = x * weight / sqrt(mean(x^2) + epsilon), row by row and in order, everything in double.
+// y = x * (weight + offset) / sqrt(mean(x^2) + epsilon), row by row and in order, everything in
+// double.
 
 #include <cmath>
 #include <vector>
@@ -11,6 +12,10 @@ namespace {
 
 double element(const Matrix& matrix, std::int64_t row, std::int64_t i) {
   return load_element(matrix.data, matrix.dtype, row * matrix.stride + i);
+}
+
+double weight_at(const NormParams& params, std::int64_t i) {
+  return element(params.weight, 0, i) + params.weight_offset;
 }
 
 double inverse_rms(const NormParams& params, std::int64_t row) {
@@ -29,7 +34,7 @@ void ReferenceBackend::rms_norm(const NormParams& params) {
     const double factor = inverse_rms(params, row);
     for (std::int64_t i = 0; i < params.dim; ++i) {
       store_element(params.y.data, params.y.dtype, row * params.y.stride + i,
-                    element(params.x, row, i) * factor * element(params.weight, 0, i));
+                    element(params.x, row, i) * factor * weight_at(params, i));
     }
   }
 }
@@ -42,13 +47,13 @@ void ReferenceBackend::rms_norm_backward(const NormParams& params) {
     for (std::int64_t i = 0; i < params.dim; ++i) {
       const double unit = element(params.x, row, i) * factor;
       const double gradient = element(params.dy, row, i);
-      dot += unit * gradient * element(params.weight, 0, i);
+      dot += unit * gradient * weight_at(params, i);
       sums[static_cast<std::size_t>(i)] += unit * gradient;
     }
     dot /= static_cast<double>(params.dim);
     for (std::int64_t i = 0; i < params.dim; ++i) {
       const double unit = element(params.x, row, i) * factor;
-      const double gradient = element(params.dy, row, i) * element(params.weight, 0, i);
+      const double gradient = element(params.dy, row, i) * weight_at(params, i);
       store_element(params.dx.data, params.dx.dtype, row * params.dx.stride + i,
                     factor * (gradient - unit * dot));
     }

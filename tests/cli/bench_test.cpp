@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <set>
 
+#include "cached_layer.h"
 #include "cases.h"
 #include "cli/best_isa.h"
 #include "cli/run_ladon.h"
 #include "growth.h"
 #include "io/io_support.h"
+#include "ladon/multi_head_attention.h"
 
 namespace ladon::test {
 namespace {
@@ -165,6 +168,29 @@ TEST(CliBench, Mistakes) {
             "bench: --filter: no case holds 'nosuch'");
   EXPECT_EQ(complaint_of({"bench", "--isa", "reference"}, 2),
             "bench: --isa: the reference is not benchmarked");
+}
+
+TEST(CachedLayer, ErrorsOf16BitLayersAreAgainstWhatIsNotRounded) {
+  // The reference against itself: what is left is the rounding to 16 bits, which a truth that was
+  // rounded as well would hide.
+  const Context reference(ContextOptions{.num_threads = 1, .isa = Isa::kReference});
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    const MultiHeadAttentionOptions options{
+        .embed_dim = 32, .num_heads = 4, .num_kv_heads = 2, .causal = true, .dtype = dtype};
+    bench::CachedLayer layer(reference, std::make_unique<MultiHeadAttention>(options, 1),
+                             {.batch = 1, .prompt = 6, .context = 9});
+    const double prompt = layer.prompt_error(reference);
+    layer.fill_cache(reference);
+    const double token = layer.token_error(reference);
+    for (const double error : {prompt, token}) {
+      if (dtype == DType::kF32) {
+        EXPECT_EQ(error, 0);
+      } else {
+        EXPECT_GT(error, 0.1 * epsilon_of(dtype));
+      }
+      EXPECT_LE(error, bench::layer_tolerance(dtype));
+    }
+  }
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <sstream>
+
 #include "cli/best_isa.h"
 #include "cli/run_ladon.h"
 #include "io/io_support.h"
@@ -57,6 +59,18 @@ TEST(CliCompare, TheTableAndThePictures) {
   }
 }
 
+TEST(CliCompare, TheTableFitsEightyColumns) {
+  const Outcome outcome = run_ladon(LadonRun{.arguments = tiny({}), .environment = {"COLUMNS=80"}});
+  EXPECT_EQ(outcome.status, 0);
+  ASSERT_NE(outcome.out.find("\nlayer "), std::string::npos) << outcome.out;
+  std::istringstream lines(outcome.out.substr(outcome.out.find("\nlayer ") + 1));
+  int count = 0;
+  for (std::string line; std::getline(lines, line) && !line.empty(); ++count) {
+    EXPECT_LE(line.size(), 80U) << line;
+  }
+  EXPECT_EQ(count, 5);
+}
+
 TEST(CliCompare, Mistakes) {
   const TempFolder temp;
   const auto expect = [&](const std::vector<std::string>& more, int status, const char* part) {
@@ -67,7 +81,7 @@ TEST(CliCompare, Mistakes) {
     EXPECT_TRUE(temp.files().empty());
   };
   expect({"--size", "huge"}, 2, "--size: no size 'huge'; there are tiny, small, llama-3-8b");
-  expect({"--plot", (temp / "c.pdf").string()}, 2, "ends in .svg or .png");
+  expect({"--plot", (temp / "c.gif").string()}, 2, "ends in .svg, .png or .pdf");
   expect({"--plot", (temp / "no" / "c.svg").string()}, 1, "--plot: cannot write ");
   expect({"--plot", "/proc/c.svg"}, 1, "/proc/c.svg");
   expect({"--isa", "reference"}, 2, "the reference is what the others are compared with");

@@ -1,7 +1,10 @@
 // What all subcommands share: help, versions, mistakes, exit statuses; and `ladon info`.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -40,12 +43,116 @@ TEST(CliGeneral, Version) {
   EXPECT_EQ(outcome.out, std::string("ladon ") + version() + "\n");
 }
 
+TEST(CliGeneral, ShortVersionAndHelpAsASubcommand) {
+  EXPECT_EQ(run_ladon({"-V"}).out, run_ladon({"--version"}).out);
+  EXPECT_EQ(run_ladon({"-V"}).status, 0);
+  EXPECT_EQ(run_ladon({"help"}).out, run_ladon({"--help"}).out);
+  EXPECT_EQ(run_ladon({"help", "plan"}).out, run_ladon({"plan", "--help"}).out);
+  EXPECT_TRUE(holds(run_ladon({"help", "plan"}).out, "Usage: ladon plan"));
+}
+
+TEST(CliGeneral, DidYouMean) {
+  EXPECT_TRUE(holds(complaint_of({"paln"}, 2), "no subcommand 'paln', did you mean plan?; there"));
+  EXPECT_TRUE(holds(complaint_of({"plan", "--contex", "8k"}, 2), ", did you mean --context?; see"));
+  EXPECT_TRUE(holds(complaint_of({"plan", "--dtype", "bf61"}, 2), ", did you mean bf16?; there"));
+  EXPECT_TRUE(holds(complaint_of({"plan", "--model", "lama-3-8b"}, 2), "did you mean llama-3-8b?"));
+  EXPECT_TRUE(
+      holds(complaint_of({"check", "--isa", "avx521"}, 2), ", did you mean avx512?; there"));
+  EXPECT_FALSE(holds(complaint_of({"xyzzy"}, 2), "did you mean"));
+}
+
+TEST(CliGeneral, OtherSpellingsOfDtypes) {
+  const auto caches = [](const char* dtype) {
+    const nlohmann::json document = document_of({"plan", "--model", "gpt-2", "--dtype", dtype});
+    return document["dtype"].get<std::string>();
+  };
+  for (const char* name : {"fp16", "float16", "F16", "half"}) EXPECT_EQ(caches(name), "f16");
+  for (const char* name : {"BF16", "bfloat16"}) EXPECT_EQ(caches(name), "bf16");
+  for (const char* name : {"fp32", "float32", "FLOAT"}) EXPECT_EQ(caches(name), "f32");
+  for (const char* name : {"fp64", "float64", "double"}) EXPECT_EQ(caches(name), "f64");
+  EXPECT_EQ(caches("int8"), "i8");
+  // Known, and not among the choices.
+  EXPECT_TRUE(holds(complaint_of({"compare", "--dtype", "int8"}, 2),
+                    "no dtype 'int8'; there are f64, f32, f16, bf16"));
+}
+
+/// What a shell prints.
+std::string shell(const std::string& command) {
+  std::string text;
+  FILE* const pipe = ::popen(command.c_str(), "r");
+  for (int letter = 0; pipe != nullptr && (letter = std::fgetc(pipe)) != EOF;) {
+    text += static_cast<char>(letter);
+  }
+  if (pipe != nullptr) ::pclose(pipe);
+  return text;
+}
+
+TEST(CliGeneral, Completions) {
+  const std::string source = "bash -c 'source <(" LADON_PROGRAM " completion bash); COMP_WORDS=(";
+  const auto complete = [&](const std::string& words, int place) {
+    return shell(source + words + "); COMP_CWORD=" + std::to_string(place) +
+                 "; _ladon; echo ${COMPREPLY[@]}'");
+  };
+  EXPECT_EQ(complete("ladon c", 1), "compare convert check\n");
+  EXPECT_EQ(complete("ladon plan --co", 2), "--config --context\n");
+  EXPECT_EQ(complete("ladon plan --dtype b", 3), "bf16\n");
+  EXPECT_TRUE(holds(run_ladon({"completion", "zsh"}).out, "#compdef ladon"));
+  EXPECT_TRUE(holds(run_ladon({"completion", "zsh"}).out, "'--memory["));
+  EXPECT_TRUE(holds(run_ladon({"completion", "fish"}).out,
+                    "__fish_seen_subcommand_from plan' -l memory -d "));
+  EXPECT_EQ(complaint_of({"completion", "bach"}, 2),
+            "no shell 'bach', did you mean bash?; there are bash, zsh and fish");
+}
+
+TEST(CliGeneral, TheManualSaysWhatTheHelpSays) {
+  const Outcome manual = run_ladon({"manual"});
+  EXPECT_EQ(manual.status, 0);
+  EXPECT_TRUE(manual.out.starts_with(".TH LADON 1 "));
+  for (const char* part :
+       {".SH PLAN\n", ".SH COMPARE\n", ".B \\-\\-memory\n.I SIZE\n", ".SH NOTES\n"}) {
+    EXPECT_TRUE(holds(manual.out, part)) << part;
+  }
+}
+
+TEST(CliTables, FitEightyColumns) {
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"plan", "--model", "deepseek-v3", "--memory", "800GiB",
+                                 "--context", "128k", "--batch", "8"},
+        {"plan", "--memory", "80GiB"}}) {
+    std::size_t longest = 0;
+    for (const char* columns : {"COLUMNS=80", "COLUMNS=200"}) {
+      const Outcome outcome = run_ladon(LadonRun{.arguments = command, .environment = {columns}});
+      std::istringstream lines(outcome.out);
+      longest = 0;
+      bool in_table = false;
+      for (std::string line; std::getline(lines, line); in_table = in_table && !line.empty()) {
+        if (holds(line, "bytes/token")) in_table = true;
+        if (in_table) longest = std::max(longest, line.size());
+      }
+      EXPECT_GT(longest, 40U) << outcome.out;
+      if (std::string(columns) == "COLUMNS=80") {
+        EXPECT_LE(longest, 80U) << outcome.out;
+      }
+    }
+  }
+}
+
+TEST(CliTables, ColoursOnATerminalUnlessRefused) {
+  const std::string run = "script -qec '" LADON_PROGRAM " plan --model gpt-2' /dev/null";
+  EXPECT_TRUE(holds(shell("env -u NO_COLOR TERM=xterm " + run), "\033[1mMHA"));
+  EXPECT_FALSE(holds(shell("NO_COLOR=1 TERM=xterm " + run), "\033["));
+  EXPECT_FALSE(holds(shell("env -u NO_COLOR TERM=dumb " + run), "\033["));
+  EXPECT_FALSE(holds(run_ladon({"plan", "--model", "gpt-2"}).out, "\033["));
+}
+
 TEST(CliGeneral, MistakesAreStatusTwo) {
   EXPECT_EQ(
       complaint_of(std::vector<std::string>{}, 2),
       "no subcommand; there are compare, plan, run, convert, bench, check, info; see ladon --help");
-  EXPECT_EQ(complaint_of({"conpare"}, 2),
-            "no subcommand 'conpare'; there are compare, plan, run, convert, bench, check, info");
+  EXPECT_EQ(
+      complaint_of({"conpare"}, 2),
+      "no subcommand 'conpare', did you mean compare?; there are compare, plan, run, convert, "
+      "bench, check, info");
   EXPECT_EQ(complaint_of({"info", "--nosuch"}, 2),
             "info: The following argument was not expected: --nosuch; see ladon info --help");
   EXPECT_EQ(complaint_of({"--nosuch"}, 2),
@@ -56,7 +163,8 @@ TEST(CliGeneral, MistakesAreStatusTwo) {
   EXPECT_EQ(complaint_of({"check", "--threads", "two"}, 2),
             "check: --threads: 'two' is no whole number from 1 to 1024");
   EXPECT_EQ(complaint_of({"check", "--isa", "mmx"}, 2),
-            "check: --isa: no kernels 'mmx'; there are reference, baseline, avx2, avx512, "
+            "check: --isa: no kernels 'mmx', did you mean amx?; there are reference, baseline, "
+            "avx2, avx512, "
             "avx512_bf16 or amx");
   EXPECT_TRUE(holds(complaint_of({"plan", "--batch"}, 2), "--batch"));
 }

@@ -1,7 +1,9 @@
 // `ladon plan`: figures worked by hand, from the published configs.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <map>
+#include <thread>
 
 #include "cli/run_ladon.h"
 #include "io/io_support.h"
@@ -24,8 +26,9 @@ std::map<std::string, Json> caches_of(const Json& document) {
 }
 
 TEST(CliPlan, DeepSeekV3) {
-  const Json document = document_of({"plan", "--model", "deepseek-v3", "--context", "131072",
-                                     "--batch", "8", "--dtype", "bf16", "--memory", "80GiB"});
+  const Json document =
+      document_of({"plan", "--model", "deepseek-v3", "--context", "131072", "--batch", "8",
+                   "--dtype", "bf16", "--memory", "80GiB", "--weights", "0"});
   auto caches = caches_of(document);
   ASSERT_EQ(caches.size(), 4U);
   // 61 layers; 8 * 131072 = 2^20 tokens; 2 bytes a number.
@@ -64,8 +67,8 @@ TEST(CliPlan, Llama3Of70B) {
 }
 
 TEST(CliPlan, Mistral7BAndItsWindow) {
-  auto caches = caches_of(
-      document_of({"plan", "--model", "mistral-7b", "--context", "32k", "--memory", "4GiB"}));
+  auto caches = caches_of(document_of(
+      {"plan", "--model", "mistral-7b", "--context", "32k", "--memory", "4GiB", "--weights", "0"}));
   // 32 layers * 8 KV heads * 256 numbers * 2 bytes = 131,072 bytes a token. The window keeps 4096
   // of the 32768 tokens: 512 MiB, where MHA without one needs 32768 * 524,288 bytes = 16 GiB.
   EXPECT_EQ(caches["GQA"]["bytes_per_token"], 131072);
@@ -113,7 +116,7 @@ TEST(CliPlan, DtypesAndScales) {
 
 TEST(CliPlan, TheTableSaysTheSame) {
   const Outcome outcome = run_ladon({"plan", "--model", "deepseek-v3", "--context", "131072",
-                                     "--batch", "8", "--memory", "80GiB"});
+                                     "--batch", "8", "--memory", "80GiB", "--weights", "0"});
   EXPECT_EQ(outcome.status, 0);
   EXPECT_EQ(outcome.err, "");
   for (const char* part : {"DeepSeek-V3: 61 layers, 128 heads of 128", "latent 512 + 64", "70,272",
@@ -154,6 +157,99 @@ TEST(CliPlan, AConfigFile) {
   document_of({"plan", "--config", temp.path().string(), "--ignore-field", "my_attention_note"});
 }
 
+constexpr const char* kLlama3Config = R"({"model_type":"llama","hidden_size":4096,
+  "num_attention_heads":32,"num_hidden_layers":32,"num_key_value_heads":8,"vocab_size":128256,
+  "intermediate_size":14336,"tie_word_embeddings":false,"torch_dtype":"bfloat16",
+  "max_position_embeddings":8192})";
+
+TEST(CliPlan, AnyFileNameStandardInputAndPipes) {
+  const TempFolder temp;
+  write_bytes(temp / "llama.txt", kLlama3Config);
+  const Json preset = document_of({"plan", "--model", "llama-3-8b"});
+  const auto expect = [&](const Outcome& outcome, const std::string& title) {
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const Json document = Json::parse(outcome.out, nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(document.is_object()) << outcome.out;
+    EXPECT_EQ(document["models"][0]["caches"], preset["models"][0]["caches"]);
+    EXPECT_EQ(document["models"][0]["title"], title + " (llama)");
+  };
+  const std::string path = (temp / "llama.txt").string();
+  expect(run_ladon({"plan", "--config", path, "--json"}), path);
+  expect(run_ladon(LadonRun{.arguments = {"plan", "--config", "-", "--json"}, .in_path = path}),
+         "standard input");
+  const std::filesystem::path pipe = temp / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::thread writer([&] { write_bytes(pipe, kLlama3Config); });
+  expect(run_ladon({"plan", "--config", pipe.string(), "--json"}), pipe.string());
+  writer.join();
+  write_bytes(temp / "llama.txt", "{");
+  const std::string complaint =
+      complaint_of(LadonRun{.arguments = {"plan", "--config", "-"}, .in_path = path}, 1);
+  EXPECT_TRUE(complaint.starts_with("describe_model: standard input: ")) << complaint;
+}
+
+TEST(CliPlan, WeightsStandBesideTheCache) {
+  const TempFolder temp;
+  write_bytes(temp / "config.json", kLlama3Config);
+  Json model = document_of({"plan", "--config", temp.path().string()})["models"][0];
+  // Two tables of 128256 * 4096; a layer has 2 * 4096 * 128 * (32 + 8) numbers in attention and
+  // 3 * 4096 * 14336 in its MLP; 32 layers, 2 bytes a number. Norms are left out.
+  const std::int64_t weights = 2 * (2LL * 128256 * 4096 + 32LL * (41943040 + 176160768));
+  EXPECT_EQ(model["weight_bytes"], weights);
+  EXPECT_EQ(model["max_context"], 8192);
+  auto caches =
+      caches_of(document_of({"plan", "--config", temp.path().string(), "--memory", "24GiB"}));
+  // 32 layers * 8 KV heads * 256 numbers * 2 bytes = 131,072 bytes a token.
+  EXPECT_EQ(caches["GQA"]["most_context"], (24 * kGiB - weights) / 131072);
+  caches = caches_of(document_of({"plan", "--model", "llama-3-70b", "--memory", "80GiB"}));
+  EXPECT_EQ(caches["GQA"]["most_context"], 0);  // 131 GiB of weights
+  const Outcome text = run_ladon({"plan", "--model", "llama-3-8b", "--memory", "24GiB"});
+  EXPECT_NE(text.out.find("the rest of 24 GiB beside weights of 14.96 GiB"), std::string::npos)
+      << text.out;
+  // The files next to the config say it exactly.
+  write_bytes(temp / "model.safetensors", std::string(1000, 'x'));
+  model = document_of({"plan", "--config", temp.path().string()})["models"][0];
+  EXPECT_EQ(model["weight_bytes"], 1000);
+}
+
+TEST(CliPlan, WarnsPastTheModelsContext) {
+  const Outcome past = run_ladon({"plan", "--model", "llama-3-8b", "--context", "16k"});
+  EXPECT_NE(past.out.find("warning: the model is made for 8,192 tokens; 16,384 are past that"),
+            std::string::npos)
+      << past.out;
+  EXPECT_EQ(run_ladon({"plan", "--model", "llama-3-8b"}).out.find("warning"), std::string::npos);
+}
+
+TEST(CliPlan, WindowedRowsExplainThemselves) {
+  const Outcome outcome = run_ladon({"plan", "--model", "mistral-7b", "--context", "32k"});
+  EXPECT_NE(outcome.out.find("windows: the model's row drops what no query can see; the other rows "
+                             "keep every token"),
+            std::string::npos)
+      << outcome.out;
+}
+
+TEST(CliPlan, FamiliesThatAreNotLoaded) {
+  const TempFolder temp;
+  write_bytes(temp / "config.json", R"({"model_type":"hal9000","hidden_size":4096,
+    "num_attention_heads":32,"num_hidden_layers":4,"num_key_value_heads":8,"sliding_window":64,
+    "layer_types":["full_attention","sliding_attention","full_attention","full_attention"]})");
+  const Json document = document_of({"plan", "--config", temp.path().string(), "--context", "1k"});
+  EXPECT_EQ(document["models"][0]["loadable"], false);
+  EXPECT_EQ(document["models"][0]["name"], "hal9000");
+  EXPECT_EQ(document["models"][0]["windows"], (std::vector<int>{0, 64, 0, 0}));
+  // 8 KV heads of 128, keys and values, 2 bytes: 4096 bytes a token and layer.
+  EXPECT_EQ(caches_of(document)["GQA"]["bytes"], 4096 * (3 * 1024 + 64));
+  const Outcome text = run_ladon({"plan", "--config", temp.path().string()});
+  EXPECT_NE(text.out.find("the family hal9000 is not loaded by Ladon"), std::string::npos);
+  // Text inside a model of several parts; a latent cache.
+  write_bytes(temp / "config.json", R"({"model_type":"eyes","text_config":{"model_type":"words",
+    "hidden_size":512,"num_attention_heads":8,"num_hidden_layers":2,"kv_lora_rank":64,
+    "qk_rope_head_dim":16,"qk_nope_head_dim":32}})");
+  const Json latent = document_of({"plan", "--config", temp.path().string(), "--context", "1"});
+  EXPECT_EQ(latent["models"][0]["kind"], "MLA");
+  EXPECT_EQ(caches_of(latent)["MLA"]["bytes"], 2 * 2 * (64 + 16));
+}
+
 TEST(CliPlan, AConfigOfDeepSeeks) {
   const TempFolder temp;
   write_bytes(temp / "config.json", R"({"model_type":"deepseek_v3","hidden_size":7168,
@@ -174,7 +270,8 @@ TEST(CliPlan, Mistakes) {
     const std::string complaint = complaint_of(arguments, status);
     EXPECT_NE(complaint.find(part), std::string::npos) << complaint;
   };
-  expect({"--model", "gpt-9"}, 2, "--model: no preset 'gpt-9'; there are deepseek-v3, ");
+  expect({"--model", "gpt-9"}, 2,
+         "--model: no preset 'gpt-9', did you mean gpt-2?; there are deepseek-v3, ");
   expect({"--context", "0"}, 2, "plan: --context: '0' is no whole number from 1 to");
   expect({"--context", "12q"}, 2, "'12q' is no whole number");
   expect({"--context", "9999999999999999999"}, 2, "is no whole number");

@@ -29,6 +29,7 @@ struct Pipe {
   int out_end = out.ends[1];
   if (run.out_path) out_end = ::open(run.out_path->c_str(), O_WRONLY | O_CREAT, 0666);
   ::dup2(out_end, STDOUT_FILENO);
+  if (run.in_path) ::dup2(::open(run.in_path->c_str(), O_RDONLY), STDIN_FILENO);
   ::dup2(err.ends[1], STDERR_FILENO);
   for (const int end : {out.ends[0], out.ends[1], err.ends[0], err.ends[1]}) ::close(end);
   if (run.file_size_limit) {

@@ -24,6 +24,7 @@ struct LadonRun {
   std::vector<std::string> environment{};           // "NAME=value", besides what is there
   std::optional<std::uint64_t> file_size_limit{};   // as a disk that is nearly full
   std::optional<std::filesystem::path> out_path{};  // stdout goes there
+  std::optional<std::filesystem::path> in_path{};   // stdin comes from there
   /// Milliseconds after which it gets this signal.
   int signal_after = 0;
   int signal = 0;

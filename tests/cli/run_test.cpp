@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cli/run_fixture.h"
 #include "cli/run_ladon.h"
 #include "io/io_support.h"
 #include "ladon/checkpoint.h"
@@ -14,68 +15,6 @@
 
 namespace ladon::test {
 namespace {
-
-/// A folder with a small model in it, and an input.
-class CliRun : public testing::Test {
- protected:
-  static constexpr std::int64_t kLength = 13;
-
-  void SetUp() override {
-    std::filesystem::create_directory(temp_ / "files");
-    write_case("llama3");
-    save_input({2, kLength, 20}, DType::kF32);
-  }
-
-  void write_case(const std::string& name) {
-    std::filesystem::remove_all(temp_ / "model");
-    std::filesystem::create_directory(temp_ / "model");
-    write_model(temp_ / "model", family_case(name), DType::kF32);
-  }
-
-  void save_input(const Dims& shape, DType dtype) {
-    input_ = Tensor(dtype, shape);
-    if (is_float(dtype)) fill_normal(host_context(), input_, 0, 1, 1);
-    write_npy(file("x.npy"), input_);
-  }
-
-  std::string model() const { return (temp_ / "model").string(); }
-  std::string file(const std::string& name) const { return (temp_ / "files" / name).string(); }
-  /// Names in the folder of files.
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(temp_ / "files")) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
-  std::vector<std::string> arguments(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all{"run",     "--model",     model(),    "--layer",    "1",
-                                 "--input", file("x.npy"), "--output", file("y.npy")};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-
-  Tensor expected() const {
-    const auto layer = load_attention(host_context(), model(), 1, {.dtype = DType::kF32});
-    return layer->forward(Context(), input_);
-  }
-
-  static double difference(const Tensor& a, const Tensor& b) {
-    EXPECT_EQ(a.shape(), b.shape());
-    const Tensor x = Tensor::copy_of(host_context(), a, DType::kF64);
-    const Tensor y = Tensor::copy_of(host_context(), b, DType::kF64);
-    double most = 0;
-    for (std::int64_t i = 0; i < x.num_elements(); ++i) {
-      most = std::max(most, std::abs(x.data_as<double>()[i] - y.data_as<double>()[i]));
-    }
-    return most;
-  }
-
-  TempFolder temp_;
-  Tensor input_;
-};
 
 TEST_F(CliRun, WholeGivesTheLayersBits) {
   const nlohmann::json document = document_of(arguments());
@@ -121,20 +60,6 @@ TEST_F(CliRun, OneSequenceAndOtherDtypes) {
   EXPECT_EQ(read_npy(file("y.npy")).shape(), (Dims{0, 20}));
 }
 
-TEST_F(CliRun, PicturesOfTheWeights) {
-  document_of(arguments({"--weights", file("w.png"), "--sequence", "1"}));
-  document_of(arguments({"--weights", file("w.svg"), "--cached"}));
-  EXPECT_EQ(files(), (std::vector<std::string>{"w.png", "w.svg", "x.npy", "y.npy"}));
-  EXPECT_TRUE(read_bytes(file("w.png")).starts_with("\x89PNG\r\n\x1a\n"));
-  const std::string svg = read_bytes(file("w.svg"));
-  EXPECT_TRUE(svg.starts_with("<svg "));
-  EXPECT_TRUE(svg.ends_with("</svg>\n"));
-  for (const char* words : {"Attention weights, layer 1 (llama)", "13 tokens", "head 0", "head 5",
-                            "query token", "key token", ">weight<"}) {
-    EXPECT_NE(svg.find(words), std::string::npos) << words;
-  }
-}
-
 TEST_F(CliRun, ALatentLayer) {
   write_case("deepseek_v3");
   save_input({2, kLength, family_case("deepseek_v3").embed_dim}, DType::kF32);
@@ -164,7 +89,18 @@ TEST_F(CliRun, BadFilesAndShapes) {
   std::filesystem::resize_file(file("x.npy"), 200);
   expect({}, 1, "x.npy");
   save_input({3, 20}, DType::kF32);
-  expect({"--weights", file("w.jpg")}, 2, "ends in .svg or .png");
+  expect({"--weights", file("w.jpg")}, 2, "ends in .svg, .png or .pdf");
+  expect({"--weights", file("w.svg"), "--heads", "1,9"}, 2,
+         "--heads: got '1,9', expected numbers and ranges from 0 to 5, such as 0,3,5-7");
+  expect({"--weights", file("w.svg"), "--heads", "3-1"}, 2, "--heads: got '3-1'");
+  expect({"--heads", "1"}, 2, "--weights");
+  write_bytes(temp_ / "texts.json", R"(["a","b"])");
+  const std::string texts = (temp_ / "texts.json").string();
+  expect({"--weights", file("w.svg"), "--tokens", texts}, 1,
+         "has 2 texts, expected one for each of 3 tokens");
+  write_bytes(temp_ / "texts.json", "[1]");
+  expect({"--weights", file("w.svg"), "--tokens", texts}, 1,
+         "is not what was expected: a JSON array of strings");
   expect({"--weights", file("none/w.svg")}, 1, "--weights: cannot write ");
   expect({"--weights", file("w.svg"), "--sequence", "1"}, 2, "no sequence 1");
   expect({"--sequence", "1"}, 2, "--weights");
@@ -184,10 +120,7 @@ TEST_F(CliRun, OutputsThatCannotBothBeWrittenAreRefusedFirst) {
   EXPECT_NE(refuse(file("a.svg"), (temp_ / "files" / ".." / "files" / "a.svg").string())
                 .find("--output writes the same file"),
             std::string::npos);
-  ASSERT_EQ(::mkfifo(file("pipe").c_str(), 0600), 0);
-  EXPECT_EQ(refuse(file("pipe"), file("w.svg")),
-            "run: --output: cannot write " + file("pipe") + ": it is no regular file");
-  EXPECT_EQ(files(), (std::vector<std::string>{"pipe", "x.npy"}));
+  EXPECT_EQ(files(), (std::vector<std::string>{"x.npy"}));
 }
 
 TEST_F(CliRun, PicturesKeepPermissionsAndLeftoversAreRemoved) {
@@ -259,6 +192,65 @@ TEST_F(CliRun, AnImpossiblePictureIsRefusedFirst) {
             std::string::npos)
       << complaint;
   EXPECT_EQ(files(), (std::vector<std::string>{"x.npy"}));
+}
+
+TEST_F(CliRun, LinksStayAndTheirTargetsAreWritten) {
+  std::filesystem::create_directory(temp_ / "elsewhere");
+  std::filesystem::create_symlink(temp_ / "elsewhere" / "y.npy", file("y.npy"));
+  std::filesystem::create_symlink("../elsewhere/w.svg", file("w.svg"));
+  document_of(arguments({"--weights", file("w.svg")}));
+  EXPECT_TRUE(std::filesystem::is_symlink(file("y.npy")));
+  EXPECT_TRUE(std::filesystem::is_symlink(file("w.svg")));
+  EXPECT_EQ(difference(read_npy(temp_ / "elsewhere" / "y.npy"), expected()), 0);
+  EXPECT_TRUE(read_bytes(temp_ / "elsewhere" / "w.svg").starts_with("<svg "));
+  EXPECT_EQ(files(), (std::vector<std::string>{"w.svg", "x.npy", "y.npy"}));
+}
+
+TEST_F(CliRun, StandardInputAndOutput) {
+  std::vector<std::string> all{"run", "--model", model(), "--layer", "1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), all.begin(), all.end());
+    return more;
+  };
+  for (const char* name : {"-", "/dev/stdout"}) {
+    // Through a pipe, and into a file that the shell has opened.
+    const Outcome piped = run_ladon(
+        LadonRun{.arguments = with({"--input", "-", "--output", name}), .in_path = file("x.npy")});
+    EXPECT_EQ(piped.status, 0) << piped.err;
+    EXPECT_NE(piped.err.find("wrote to standard output"), std::string::npos) << piped.err;
+    write_bytes(file("y.npy"), piped.out);
+    EXPECT_EQ(difference(read_npy(file("y.npy")), expected()), 0);
+    const Outcome redirected =
+        run_ladon(LadonRun{.arguments = with({"--input", file("x.npy"), "--output", name}),
+                           .out_path = file("z.npy")});
+    EXPECT_EQ(redirected.status, 0) << redirected.err;
+    EXPECT_EQ(read_bytes(file("z.npy")), piped.out);
+    std::filesystem::remove(file("z.npy"));
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink("/dev/stdout"));
+  const Outcome picture =
+      run_ladon(with({"--input", file("x.npy"), "--output", file("y.npy"), "--weights", "-"}));
+  EXPECT_TRUE(picture.out.starts_with("<svg ") && picture.out.ends_with("</svg>\n"));
+  const std::string x = file("x.npy");
+  EXPECT_EQ(complaint_of(with({"--input", x, "--output", "-", "--weights", "-"}), 2),
+            "run: standard output can take one of them: two files go there");
+  EXPECT_EQ(complaint_of(with({"--input", x, "--output", "-", "--json"}), 2),
+            "run: standard output can take one of them: a file goes there, and --json");
+  write_bytes(file("x.npy"), "no array");
+  const std::string complaint = complaint_of(
+      LadonRun{.arguments = with({"--input", "-", "--output", file("y.npy")}), .in_path = x}, 1);
+  EXPECT_TRUE(complaint.starts_with("read_npy: standard input: ")) << complaint;
+}
+
+TEST_F(CliRun, ADeviceIsNotReplaced) {
+  std::vector<std::string> all = arguments();
+  all.back() = "/dev/null";
+  EXPECT_EQ(run_ladon(all).status, 0);
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  all.back() = "/dev/full";
+  const std::string complaint = complaint_of(all, 1);
+  EXPECT_NE(complaint.find("No space left on device"), std::string::npos) << complaint;
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
 }
 
 TEST_F(CliRun, AFullDiskLeavesNothing) {

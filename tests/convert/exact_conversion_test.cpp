@@ -105,6 +105,19 @@ TEST(Repeat, GoesThereAndBackBitByBit) {
   EXPECT_LT(difference(one, two.layer, random_tensor({1, 5, 20}, 2)), 1e-15);
 }
 
+TEST(Repeat, NormsOverAllHeadsAreRepeatedAndNotMerged) {
+  MultiHeadAttentionOptions options = options_of(2);
+  options.qk_norm = true;
+  options.qk_norm_span = QkNormSpan::kAllHeads;
+  const auto layer = random_layer(MultiHeadAttention(options), 1);
+  const MultiHeadAttention whole = to_mha(host_context(), layer);
+  EXPECT_LT(difference(layer, whole, random_tensor({2, 7, 20}, 2)), 1e-14);
+  EXPECT_EQ(error_of([&] { to_gqa(host_context(), layer, {.num_kv_heads = 1}); },
+                     ErrorCode::kUnsupported),
+            "to_gqa: qk_norm_span: got a norm over all heads, expected one of each head: fewer "
+            "heads have another norm");
+}
+
 // ---- Heads that are copies ---------------------------------------------------------------------
 
 /// The source heads that share a KV head, for each KV head.

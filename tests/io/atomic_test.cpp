@@ -1,9 +1,12 @@
 // Writing is all or nothing: whatever fails, an older file is as it was and nothing else remains.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <initializer_list>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "io/io_support.h"
@@ -65,13 +68,60 @@ TEST_P(Atomic, FoldersThatAreNotThere) {
   EXPECT_EQ(temp_.files(), std::vector<std::string>());
 }
 
-TEST_P(Atomic, WhatIsNoFileIsNotReplaced) {
-  for (const std::filesystem::path& path : {temp_.path(), std::filesystem::path("/dev/null")}) {
-    EXPECT_EQ(
-        error_of([&] { write(path); }, ErrorCode::kIo),
-        prefix(path) + "got something else than a file, expected a regular file or a new name");
-  }
+TEST_P(Atomic, AFolderIsNotReplaced) {
+  EXPECT_EQ(error_of([&] { write(temp_.path()); }, ErrorCode::kIo),
+            prefix(temp_.path()) +
+                "got a folder, expected a file, a new name, a pipe or a character device");
   EXPECT_EQ(temp_.files(), std::vector<std::string>());
+}
+
+TEST_P(Atomic, LinksStayAndTheirTargetsAreWritten) {
+  std::filesystem::create_directory(temp_ / "folder");
+  write_bytes(temp_ / "folder" / "old", "old");
+  std::filesystem::create_symlink("folder/old", temp_ / "first");
+  std::filesystem::create_symlink("first", temp_ / "second");
+  std::filesystem::create_symlink("folder/new", temp_ / "dangling");
+  write(temp_ / "plain");
+  const std::string expected = read_bytes(temp_ / "plain");
+  write(temp_ / "second");
+  write(temp_ / "dangling");
+  for (const char* link : {"first", "second", "dangling"}) {
+    EXPECT_TRUE(std::filesystem::is_symlink(temp_ / link)) << link;
+  }
+  EXPECT_EQ(read_bytes(temp_ / "folder" / "old"), expected);
+  EXPECT_EQ(read_bytes(temp_ / "folder" / "new"), expected);
+  std::filesystem::create_symlink("circle", temp_ / "circle");
+  EXPECT_EQ(error_of([&] { write(temp_ / "circle"); }, ErrorCode::kIo),
+            prefix(temp_ / "circle") + "got symbolic links in a circle, expected one that ends");
+}
+
+TEST_P(Atomic, PipesAndDevicesAreWrittenAndStay) {
+  write("/dev/null");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  const std::string message = error_of([&] { write("/dev/full"); }, ErrorCode::kIo);
+  EXPECT_TRUE(message.starts_with(prefix("/dev/full") + "got \"No space left on device\""))
+      << message;
+  write(temp_ / "plain");
+  const std::string expected = read_bytes(temp_ / "plain");
+  const std::filesystem::path pipe = temp_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::string received;
+  std::thread reader([&] { received = read_bytes(pipe); });
+  write(pipe);
+  reader.join();
+  EXPECT_EQ(received, expected);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+}
+
+TEST_P(Atomic, ADescriptorsFileIsNotReplaced) {
+  const int descriptor = ::open((temp_ / "log").c_str(), O_RDWR | O_CREAT, 0600);
+  ASSERT_GE(descriptor, 0);
+  ASSERT_EQ(::write(descriptor, "before", 6), 6);
+  write("/dev/fd/" + std::to_string(descriptor));
+  ASSERT_EQ(::write(descriptor, "after", 5), 5);
+  ::close(descriptor);
+  write(temp_ / "plain");
+  EXPECT_EQ(read_bytes(temp_ / "log"), "before" + read_bytes(temp_ / "plain") + "after");
 }
 
 TEST_P(Atomic, ANameWithoutAFolder) {

@@ -186,6 +186,10 @@ TEST(MultiHeadErrors, Numbers) {
     expect_refused([bad = bad](Options& options) { options.qk_norm_epsilon = bad; },
                    std::string("qk_norm_epsilon: got ") + text + ", expected a positive number");
   }
+  expect_refused([](Options& options) { options.qk_norm_offset = kNaN; },
+                 "qk_norm_offset: got nan, expected a finite number");
+  expect_refused([](Options& options) { options.qk_norm_span = QkNormSpan{7}; },
+                 "qk_norm_span: got 7, expected a QkNormSpan");
   for (const std::int64_t bad : {std::int64_t{-1}, kMin}) {
     const std::string got = ": got " + std::to_string(bad) + ", expected 0 or more";
     expect_refused([=](Options& options) { options.window_left = bad; }, "window_left" + got);

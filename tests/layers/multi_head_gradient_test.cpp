@@ -67,6 +67,14 @@ std::vector<LayerCase> every_case() {
     s.options.rope = RopeOptions{.rotary_dim = 4, .frequencies = {0.7, 0.2}, .magnitude = 1.5};
   });
   with("norm", [](LayerCase& s) { s.options.qk_norm = true; });
+  with("norm over all heads", [](LayerCase& s) {
+    s.options.qk_norm = true;
+    s.options.qk_norm_span = QkNormSpan::kAllHeads;
+  });
+  with("norm with an offset", [](LayerCase& s) {
+    s.options.qk_norm = true;
+    s.options.qk_norm_offset = 0.7;
+  });
   with("norm and rope", [](LayerCase& s) {
     s.options.qk_norm = true;
     s.options.rope = RopeOptions{};

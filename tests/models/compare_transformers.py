@@ -1,7 +1,9 @@
 """Small models made and saved by Hugging Face's transformers, run there and by Ladon.
 
-Usage: compare_transformers.py RUN_LAYER. Exits with 77 where torch or transformers are missing.
-The inputs and outputs of every attention module are taken while the whole model runs.
+Usage: compare_transformers.py RUN_LAYER [FAMILY]. Exits with 77 where torch or transformers are
+missing. The inputs and outputs of every attention module are taken while the whole model runs: over
+the sequence at once, and over a prompt and single tokens with its cache. All of it is in float64:
+transformers' own float32 steps (norms, rope, softmax) are made float64.
 """
 
 import subprocess
@@ -17,8 +19,14 @@ except ImportError as error:
     print(f"skipped: no {error.name}")
     sys.exit(77)
 
-TOLERANCE = 2e-5  # relative; both sides compute in f32
+TOLERANCE = 1e-10  # relative; both sides compute in f64
 LENGTH = 23
+PROMPT = 15
+
+# What transformers' code finds when it asks for single precision.
+torch.set_default_dtype(torch.float64)
+torch.float = torch.float32 = torch.float64
+torch.Tensor.float = torch.Tensor.double
 LLAMA = dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=3,
              intermediate_size=64, vocab_size=99, max_position_embeddings=128)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
@@ -67,11 +75,60 @@ def cases():
     yield "gpt_bigcode, heads", t.GPTBigCodeConfig(**GPT, multi_query=False), blocks
     yield "bloom", t.BloomConfig(hidden_size=48, n_head=6, n_layer=2, vocab_size=99), falcon
     yield from deepseek_cases(layers)
+    yield from newer_cases(layers)
     bert = dict(hidden_size=48, num_attention_heads=6, num_hidden_layers=2, intermediate_size=64,
                 vocab_size=99)
     encoder = lambda model: [layer.attention for layer in model.bert.encoder.layer]
     yield "bert", t.BertConfig(**bert), encoder
     yield "bert, decoder", t.BertConfig(**bert, is_decoder=True), encoder
+
+
+def newer_cases(layers):
+    t = transformers
+    experts = dict(num_experts_per_tok=1)
+    yield "llama, dynamic, short", t.LlamaConfig(
+        **LLAMA, rope_scaling={"rope_type": "dynamic", "factor": 3.0}), layers
+    # Longer than the context from the prompt on. Token by token, transformers rotates old keys for
+    # one length and new ones for another: only the whole sequence can be compared.
+    yield "llama, dynamic, long, whole", t.LlamaConfig(
+        **LLAMA | dict(max_position_embeddings=10),
+        rope_scaling={"rope_type": "dynamic", "factor": 3.0}), layers
+    yield "mixtral", t.MixtralConfig(**LLAMA, **experts, num_local_experts=2), layers
+    yield "mixtral, window", t.MixtralConfig(
+        **LLAMA, **experts, num_local_experts=2, sliding_window=5, head_dim=12), layers
+    yield "qwen3_moe", t.Qwen3MoeConfig(
+        **LLAMA, **experts, num_experts=2, moe_intermediate_size=16, head_dim=16,
+        rms_norm_eps=1e-3), layers
+    yield "qwen3_moe, window", t.Qwen3MoeConfig(
+        **LLAMA, **experts, num_experts=2, moe_intermediate_size=16, head_dim=16,
+        use_sliding_window=True, sliding_window=5), layers
+    yield "olmo2", t.Olmo2Config(**LLAMA, rms_norm_eps=1e-3, pad_token_id=None), layers
+    yield "olmo2, bias", t.Olmo2Config(**LLAMA, attention_bias=True, pad_token_id=None), layers
+    yield "cohere", t.CohereConfig(**LLAMA, eos_token_id=1), layers
+    yield "cohere, bias", t.CohereConfig(**LLAMA, attention_bias=True, eos_token_id=1), layers
+    phi = dict(eos_token_id=1, pad_token_id=None)
+    factors = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.8],
+               "long_factor": [1.0, 2.0, 4.5, 7.0]}
+    yield "phi3", t.Phi3Config(**LLAMA, **phi), layers
+    yield "phi3, window, partial", t.Phi3Config(
+        **LLAMA, **phi, sliding_window=5, partial_rotary_factor=0.75), layers
+    yield "phi3, longrope, short", t.Phi3Config(
+        **LLAMA, **phi, original_max_position_embeddings=64, rope_scaling=dict(factors)), layers
+    yield "phi3, longrope, long", t.Phi3Config(
+        **LLAMA, **phi, original_max_position_embeddings=12, rope_scaling=dict(factors)), layers
+    gemma = LLAMA | dict(head_dim=16, sliding_window=5, query_pre_attn_scalar=7)
+    yield "gemma3_text", t.Gemma3TextConfig(**gemma, rms_norm_eps=1e-3), layers
+    yield "gemma3_text, types, linear", t.Gemma3TextConfig(
+        **gemma, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 70.0}}), layers
+    neox = dict(hidden_size=48, num_attention_heads=6, num_hidden_layers=2, intermediate_size=64,
+                vocab_size=99, max_position_embeddings=128)
+    modules = lambda model: [layer.attention for layer in model.gpt_neox.layers]
+    yield "gpt_neox", t.GPTNeoXConfig(**neox), modules
+    yield "gpt_neox, half, no bias", t.GPTNeoXConfig(
+        **neox, attention_bias=False, rotary_pct=0.5, rotary_emb_base=700), modules
 
 
 def deepseek_cases(layers):
@@ -106,6 +163,7 @@ def model_of(config):
              else "BertForMaskedLM"}
     causal = getattr(transformers, kinds[config.model_type]) if config.model_type in kinds else (
         transformers.AutoModelForCausalLM)
+    config._experts_implementation = "eager"  # the others have no float64
     config._attn_implementation = "sdpa" if getattr(config, "alibi", False) else "eager"
     torch.manual_seed(1)
     make = causal.from_config if hasattr(causal, "from_config") else causal
@@ -117,37 +175,58 @@ def model_of(config):
     return model
 
 
-def record(model, modules):
-    """The input and the output of each attention module."""
-    inputs, outputs = {}, {}
+class Recorder:
+    """The inputs and outputs of each attention module, joined over the calls of the model."""
 
-    def hook(index):
+    def __init__(self, modules):
+        self.modules = modules
+        self.inputs, self.outputs, self.hooks = {}, {}, []
+        for index, module in enumerate(modules):
+            self.hooks.append(module.register_forward_hook(self.hook(index), with_kwargs=True))
+            if type(module).__name__ == "BertAttention":
+                # Its output is normed and has the residual in it; the projection alone has not.
+                self.hooks.append(module.output.dense.register_forward_hook(
+                    lambda m, a, output, i=index: self.add(self.outputs, i, output)))
+
+    def add(self, kept, index, tensor):
+        before = [kept[index]] if index in kept else []
+        kept[index] = torch.cat([*before, tensor], dim=1)
+
+    def hook(self, index):
         def keep(module, args, kwargs, output):
-            inputs[index] = args[0] if args else kwargs["hidden_states"]
+            self.add(self.inputs, index, args[0] if args else kwargs["hidden_states"])
+            name = type(module).__name__
+            if name == "BertAttention":
+                return
             first = output[0] if isinstance(output, tuple) else output
             # Bloom's module adds the residual, which it gets as its second argument.
-            outputs[index] = first - args[1] if type(module).__name__ == "BloomAttention" else first
+            self.add(self.outputs, index, first - args[1] if name == "BloomAttention" else first)
         return keep
 
-    for index, module in enumerate(modules):
-        module.register_forward_hook(hook(index), with_kwargs=True)
+    def remove(self):
+        for hook in self.hooks:
+            hook.remove()
+
+
+def record(model, modules, cached):
+    """Over all tokens at once, or over a prompt and then token by token."""
+    recorder = Recorder(modules)
+    tokens = torch.arange(LENGTH)[None] % 97 + 1
     with torch.no_grad():
-        if type(modules[0]).__name__ == "BertAttention":
-            # Its output is normed and has the residual in it; the projection alone has not.
-            projected = {}
-            for index, module in enumerate(modules):
-                module.output.dense.register_forward_hook(
-                    lambda m, a, output, i=index: projected.__setitem__(i, output))
-            model(torch.arange(LENGTH)[None] % 97 + 1)
-            outputs.update(projected)
+        if not cached:
+            model(tokens)
         else:
-            model(torch.arange(LENGTH)[None] % 97 + 1)
-    return inputs, outputs
+            past = model(tokens[:, :PROMPT], use_cache=True).past_key_values
+            for i in range(PROMPT, LENGTH):
+                past = model(tokens[:, i:i + 1], past_key_values=past, use_cache=True).past_key_values
+    recorder.remove()
+    return recorder.inputs, recorder.outputs
 
 
-def compare(name, run_layer, folder, which, given, expected):
+def compare(name, run_layer, folder, which, given, expected, cached=False):
     np.save(folder / "in.npy", given.numpy())
-    done = subprocess.run([run_layer, folder, which, folder / "in.npy", folder / "out.npy"],
+    command = [run_layer, folder, which, folder / "in.npy", folder / "out.npy"]
+    done = subprocess.run(command + ([str(PROMPT)] if cached else []),
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
         print(f"FAILED  {name}: {done.stderr.strip()}")
@@ -159,21 +238,32 @@ def compare(name, run_layer, folder, which, given, expected):
     return good
 
 
+def is_causal(config):
+    return config.model_type != "bert" or config.is_decoder
+
+
 def main():
     run_layer = sys.argv[1]
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
     good = True
+    chosen = sys.argv[2] if len(sys.argv) > 2 else ""
     for name, config, modules_of in cases():
+        if not name.startswith(chosen):
+            continue
         model = model_of(config)
         with tempfile.TemporaryDirectory() as temp:
             folder = Path(temp)
             model.save_pretrained(folder, safe_serialization=True)
-            inputs, outputs = record(model, modules_of(model))
-            for layer in inputs:
-                good &= compare(f"{name}, layer {layer}", run_layer, folder, str(layer),
-                                inputs[layer], outputs[layer])
+            for cached in (False, True):
+                if cached and (not is_causal(config) or name.endswith("whole")):
+                    continue
+                inputs, outputs = record(model, modules_of(model), cached)
+                for layer in inputs:
+                    good &= compare(f"{name}, layer {layer}{', cached' if cached else ''}",
+                                    run_layer, folder, str(layer), inputs[layer], outputs[layer],
+                                    cached)
     from safetensors.torch import save_file
     for bias in (True, False):
         torch.manual_seed(2)

@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +22,11 @@ namespace {
 
 class Families : public testing::TestWithParam<std::string> {
  protected:
+  std::unique_ptr<AttentionLayer> load(int index, std::optional<DType> dtype = {}) const {
+    return load_attention(host_context(), temp_.path(), index,
+                          {.dtype = dtype, .rope_context = setup_.rope_context});
+  }
+
   FamilyCase setup_ = family_case(GetParam());
   TempFolder temp_;
 };
@@ -30,7 +37,7 @@ TEST_P(Families, AgreeWithPlainAttention) {
     const Tensor x = input_of(setup_);
     const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
     for (int index = 0; index < setup_.num_layers; ++index) {
-      const auto layer = load_attention(host_context(), temp_.path(), index);
+      const auto layer = load(index);
       EXPECT_EQ(layer->dtype(), dtype);
       EXPECT_FALSE(layer->is_training());
       const std::vector<double> expected = plain_output(setup_, index, x);
@@ -54,7 +61,7 @@ TEST_P(Families, InShardsAndInOtherDTypes) {
   const int last = setup_.num_layers - 1;
   const std::vector<double> expected = plain_output(setup_, last, x);
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    const auto layer = load_attention(host_context(), temp_.path(), last, {.dtype = dtype});
+    const auto layer = load(last, dtype);
     EXPECT_EQ(layer->dtype(), dtype);
     const Tensor converted = Tensor::copy_of(host_context(), x, dtype);
     for (const Context& context : test_contexts()) {
@@ -72,7 +79,7 @@ TEST_P(Families, ComeBackUnderTheirNames) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
     write_model(temp_.path(), setup_, dtype);
     for (int index = 0; index < setup_.num_layers; ++index) {
-      const auto layer = load_attention(host_context(), temp_.path(), index);
+      const auto layer = load(index);
       const std::vector<NamedTensor> saved = attention_tensors(*layer, setup_.family, index);
       const auto names = layer_names(setup_, index);
       ASSERT_EQ(saved.size(), names.size());
@@ -154,11 +161,28 @@ Mutation of_weights(const std::string& parameter) {
 
 std::vector<Mutation> mutations() {
   return {
-      of_options("interleaved rope",
+      of_options("another layout of rope",
                  [](Options& o) {
-                   if (o.rope) o.rope->layout = RopeLayout::kInterleaved;
-                   return o.rope.has_value();
+                   if (!o.rope) return false;
+                   const bool half = o.rope->layout == RopeLayout::kHalfSplit;
+                   o.rope->layout = half ? RopeLayout::kInterleaved : RopeLayout::kHalfSplit;
+                   return true;
                  }),
+      of_options("all of a head rotated",
+                 [](Options& o) {
+                   const bool part = o.rope && o.rope->rotary_dim != 0 &&
+                                     o.rope->scaling.kind == RopeScaling::kNone;
+                   if (part) o.rope->rotary_dim = 0;
+                   return part;
+                 }),
+      of_options("the other factors of longrope",
+                 [](Options& o) {
+                   if (!o.rope || o.rope->scaling.kind != RopeScaling::kLongRope) return false;
+                   std::swap(o.rope->scaling.short_factors, o.rope->scaling.long_factors);
+                   return true;
+                 }),
+      of_options("no offset of the norms",
+                 [](Options& o) { return std::exchange(o.qk_norm_offset, 0) != 0; }),
       of_options("another base",
                  [](Options& o) {
                    if (o.rope) o.rope->base *= 3;
@@ -166,7 +190,10 @@ std::vector<Mutation> mutations() {
                  }),
       of_options("no scaling of rope",
                  [](Options& o) {
-                   const bool scaled = o.rope && o.rope->scaling.kind != RopeScaling::kNone;
+                   // Up to its first context, dynamic scaling changes nothing.
+                   const bool scaled = o.rope && o.rope->scaling.kind != RopeScaling::kNone &&
+                                       (o.rope->scaling.kind != RopeScaling::kDynamic ||
+                                        o.rope->scaling.context != 0);
                    if (scaled) o.rope->scaling = {};
                    return scaled;
                  }),
@@ -254,7 +281,7 @@ TEST_P(MultiHeadFamilies, SpoiltLayersDoNotAgree) {
   const Tensor x = input_of(setup_);
   int spoilt = 0;
   for (int index = 0; index < setup_.num_layers; ++index) {
-    const auto loaded = load_attention(host_context(), temp_.path(), index);
+    const auto loaded = load(index);
     const std::vector<double> expected = plain_output(setup_, index, x);
     for (const Mutation& mutation : mutations()) {
       MultiHeadAttention layer = dynamic_cast<const MultiHeadAttention&>(*loaded);

@@ -143,7 +143,7 @@ FusedRows thirds_rows(const Sizes& s) {
 std::vector<FamilyCase> family_cases() {
   std::vector<FamilyCase> all;
   for (auto* const part : {llama_cases, qwen_and_gemma_cases, falcon_cases, gpt_and_bert_cases,
-                           deepseek_cases, converted_cases}) {
+                           deepseek_cases, converted_cases, newer_cases}) {
     for (FamilyCase& setup : part()) {
       // The rest of a model, which must be left alone.
       setup.tensors.emplace("rest.of.the.model", TensorMaker(3).make({5, 7}, 1));

@@ -60,5 +60,10 @@ std::vector<FamilyCase> falcon_cases();
 std::vector<FamilyCase> gpt_and_bert_cases();
 std::vector<FamilyCase> deepseek_cases();
 std::vector<FamilyCase> converted_cases();
+std::vector<FamilyCase> newer_cases();
+
+/// A case whose tensors are called as Llama's.
+FamilyCase llama_like(const std::string& name, const std::string& family, const std::string& config,
+                      int num_layers = 2, const std::string& outer = "model.");
 
 }  // namespace ladon::test

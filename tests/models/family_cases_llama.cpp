@@ -5,10 +5,9 @@
 #include "models/family_case_parts.h"
 
 namespace ladon::test {
-namespace {
 
 FamilyCase llama_like(const std::string& name, const std::string& family, const std::string& config,
-                      int num_layers = 2, const std::string& outer = "model.") {
+                      int num_layers, const std::string& outer) {
   FamilyCase setup;
   setup.name = name;
   setup.family = family;
@@ -18,8 +17,6 @@ FamilyCase llama_like(const std::string& name, const std::string& family, const 
   setup.prefix_saved = "model.layers.%.self_attn.";
   return setup;
 }
-
-}  // namespace
 
 std::vector<FamilyCase> llama_cases() {
   std::vector<FamilyCase> cases;

@@ -27,6 +27,7 @@ struct FamilyCase {
   std::string config;
   int num_layers = 2;
   int embed_dim = 0;
+  int rope_context = 0;  // as LoadOptions has it
   /// What the names begin with in this folder, and what attention_tensors() gives.
   std::string prefix_in_file, prefix_saved;
   /// Under a layer's prefix, and no weights of attention.

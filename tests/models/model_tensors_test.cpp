@@ -207,9 +207,11 @@ TEST_F(ModelTensors, FamiliesThatThereAreNot) {
   ModelDescription model = describe_model(temp_.path());
   model.family = "mine";
   const std::string expected =
-      "family: got \"mine\", expected one of bert, bloom, deepseek_v2, deepseek_v3, falcon, "
-      "gemma2, gpt2, gpt_bigcode, "
-      "gpt_oss, ladon_latent, llama, mistral, qwen2, qwen3";
+      "family: got \"mine\", expected one of "
+      "bert, bloom, cohere, deepseek_v2, deepseek_v3, falcon, gemma2, gemma3_text, gpt2, "
+      "gpt_bigcode, "
+      "gpt_neox, gpt_oss, ladon_latent, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, "
+      "qwen3_moe";
   EXPECT_EQ(
       error_of(
           [&] { load_attention(host_context(), ShardedSafetensors::open(temp_.path()), model, 0); },

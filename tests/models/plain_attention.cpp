@@ -19,14 +19,27 @@ void normalise(Head& head, const std::vector<double>& weight, double epsilon) {
   for (std::size_t i = 0; i < head.size(); ++i) head[i] = head[i] / length * weight[i];
 }
 
-void turn(Head& head, int position, const std::vector<double>& turns, double magnitude) {
-  const std::size_t half = head.size() / 2;
-  for (std::size_t n = 0; n < half; ++n) {
-    const double angle = position * turns[n];
-    const double left = head[n];
-    const double right = head[n + half];
-    head[n] = magnitude * (left * std::cos(angle) - right * std::sin(angle));
-    head[n + half] = magnitude * (right * std::cos(angle) + left * std::sin(angle));
+void turn(Head& head, int position, const PlainAttention& how) {
+  for (std::size_t n = 0; n < how.turns.size(); ++n) {
+    const double angle = position * how.turns[n];
+    double& first = head[how.neighbours_turn ? 2 * n : n];
+    double& second = head[how.neighbours_turn ? 2 * n + 1 : n + how.turns.size()];
+    const double left = first;
+    const double right = second;
+    first = how.turn_magnitude * (left * std::cos(angle) - right * std::sin(angle));
+    second = how.turn_magnitude * (right * std::cos(angle) + left * std::sin(angle));
+  }
+}
+
+/// One norm over all heads.
+void normalise_together(std::vector<Head>& heads, const std::vector<double>& weight,
+                        double epsilon) {
+  Head all;
+  for (const Head& head : heads) all.insert(all.end(), head.begin(), head.end());
+  normalise(all, weight, epsilon);
+  auto next = all.begin();
+  for (Head& head : heads) {
+    for (double& number : head) number = *next++;
   }
 }
 
@@ -55,9 +68,11 @@ Rows PlainAttention::run(const Rows& query_input, const Rows& key_input,
   const auto values = project(value_input, num_kv_heads, head_dim, value);
   const auto prepare = [&](std::vector<std::vector<Head>>& tokens, const Head& norm) {
     for (std::size_t position = 0; position < tokens.size(); ++position) {
+      const bool together = norm.size() > at(head_dim);
+      if (together) normalise_together(tokens[position], norm, norm_epsilon);
       for (Head& head : tokens[position]) {
-        if (!norm.empty()) normalise(head, norm, norm_epsilon);
-        if (!turns.empty()) turn(head, static_cast<int>(position), turns, turn_magnitude);
+        if (!norm.empty() && !together) normalise(head, norm, norm_epsilon);
+        turn(head, static_cast<int>(position), *this);
       }
     }
   };
@@ -140,6 +155,18 @@ std::vector<double> yarn_turns(int head_dim, double theta, const YarnTurns& scal
     turns[n] = turns[n] / scaling.factor * stretched + turns[n] * (1 - stretched);
   }
   return turns;
+}
+
+std::vector<double> divided_turns(int rotated, double theta, const std::vector<double>& divisors) {
+  std::vector<double> turns = plain_turns(rotated, theta);
+  for (std::size_t n = 0; n < turns.size(); ++n) turns[n] /= divisors[n];
+  return turns;
+}
+
+std::vector<double> dynamic_turns(int rotated, double theta, double factor, double context,
+                                  double length) {
+  const double growth = factor * length / context - factor + 1;
+  return plain_turns(rotated, theta * std::pow(growth, rotated / (rotated - 2.0)));
 }
 
 std::vector<double> plain_slopes(int num_heads) {

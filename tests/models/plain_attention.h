@@ -26,9 +26,12 @@ struct PlainAttention {
   int window = 0;  // how many keys a query sees, its own the last; 0: all
   double scale = 1;
   double softcap = 0;
-  /// How far pair n (of the numbers n and n + head_dim / 2) turns from one position to the next.
+  /// How far pair n (of the numbers n and n + the count of turns) turns from one position to the
+  /// next; numbers past the pairs stay.
   std::vector<double> turns{};
+  bool neighbours_turn = false;  // pairs are the numbers 2n and 2n + 1
   double turn_magnitude = 1;
+  /// Of a head, or of all heads of a token together.
   std::vector<double> query_norm{}, key_norm{};
   double norm_epsilon = 0;
   std::vector<double> slopes{};
@@ -51,6 +54,12 @@ struct YarnTurns {
   double fast = 32, slow = 1;
 };
 std::vector<double> yarn_turns(int head_dim, double theta, const YarnTurns& scaling);
+
+/// Each turn divided by a number of its own.
+std::vector<double> divided_turns(int rotated, double theta, const std::vector<double>& divisors);
+/// The base stretched for sequences of `length`.
+std::vector<double> dynamic_turns(int rotated, double theta, double factor, double context,
+                                  double length);
 
 /// ALiBi's slopes, from the two lists that its paper interleaves.
 std::vector<double> plain_slopes(int num_heads);

@@ -263,5 +263,80 @@ TEST_F(PublishedConfigs, GptsBloomAndBert) {
   EXPECT_EQ(layer(0).dropout, 0.1);
 }
 
+TEST_F(PublishedConfigs, MixtralQwenMoeAndOlmo) {
+  describe(R"({"architectures":["MixtralForCausalLM"],"attention_dropout":0.0,"hidden_act":"silu",
+    "hidden_size":4096,"intermediate_size":14336,"max_position_embeddings":32768,
+    "model_type":"mixtral","num_attention_heads":32,"num_experts_per_tok":2,"num_hidden_layers":32,
+    "num_key_value_heads":8,"num_local_experts":8,"output_router_logits":false,
+    "rms_norm_eps":1e-05,"rope_theta":1000000.0,"router_aux_loss_coef":0.02,"sliding_window":null,
+    "tie_word_embeddings":false,"torch_dtype":"bfloat16","vocab_size":32000})");
+  EXPECT_EQ(sizes(), "32 4096 32 8 128");
+  EXPECT_FALSE(layer(0).window_left);
+
+  describe(R"({"architectures":["Qwen3MoeForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"decoder_sparse_step":1,"head_dim":128,"hidden_size":2048,
+    "intermediate_size":6144,"max_position_embeddings":40960,"max_window_layers":48,
+    "mlp_only_layers":[],"model_type":"qwen3_moe","moe_intermediate_size":768,
+    "norm_topk_prob":true,"num_attention_heads":32,"num_experts":128,"num_experts_per_tok":8,
+    "num_hidden_layers":48,"num_key_value_heads":4,"output_router_logits":false,
+    "rms_norm_eps":1e-06,"rope_scaling":null,"rope_theta":1000000.0,"router_aux_loss_coef":0.001,
+    "sliding_window":null,"use_sliding_window":false,"vocab_size":151936})");
+  EXPECT_EQ(sizes(), "48 2048 32 4 128");
+  EXPECT_TRUE(layer(47).qk_norm);
+
+  describe(R"({"architectures":["Olmo2ForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"hidden_act":"silu","hidden_size":4096,"intermediate_size":11008,
+    "max_position_embeddings":4096,"model_type":"olmo2","num_attention_heads":32,
+    "num_hidden_layers":32,"num_key_value_heads":32,"rms_norm_eps":1e-06,"rope_scaling":null,
+    "rope_theta":500000,"torch_dtype":"float32","vocab_size":100352})");
+  EXPECT_EQ(sizes(), "32 4096 32 32 128");
+  EXPECT_EQ(layer(0).qk_norm_span, QkNormSpan::kAllHeads);
+}
+
+TEST_F(PublishedConfigs, CoherePhiGemma3AndNeoX) {
+  describe(R"({"architectures":["CohereForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"hidden_act":"silu","hidden_size":8192,"intermediate_size":22528,
+    "layer_norm_eps":1e-05,"logit_scale":0.0625,"max_position_embeddings":8192,
+    "model_max_length":131072,"model_type":"cohere","num_attention_heads":64,
+    "num_hidden_layers":40,"num_key_value_heads":64,"pool_step":1,"rope_theta":8000000.0,
+    "torch_dtype":"float16","use_cache":true,"vocab_size":256000})");
+  EXPECT_EQ(sizes(), "40 8192 64 64 128");
+  EXPECT_EQ(layer(0).rope->layout, RopeLayout::kInterleaved);
+
+  describe(R"({"architectures":["Phi3ForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
+    "auto_map":{"AutoConfig":"configuration_phi3.Phi3Config"},"embd_pdrop":0.0,"hidden_act":"silu",
+    "hidden_size":3072,"intermediate_size":8192,"max_position_embeddings":4096,
+    "model_type":"phi3","num_attention_heads":32,"num_hidden_layers":32,"num_key_value_heads":32,
+    "original_max_position_embeddings":4096,"resid_pdrop":0.0,"rms_norm_eps":1e-05,
+    "rope_scaling":null,"rope_theta":10000.0,"sliding_window":2047,"torch_dtype":"bfloat16"})");
+  EXPECT_EQ(sizes(), "32 3072 32 32 96");
+  EXPECT_EQ(layer(31).window_left, 2046);
+  EXPECT_EQ(layer(31).rope->rotary_dim, 0);
+
+  describe(R"({"architectures":["Gemma3ForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"attn_logit_softcapping":null,"cache_implementation":"hybrid",
+    "final_logit_softcapping":null,"head_dim":256,"hidden_activation":"gelu_pytorch_tanh",
+    "hidden_size":1152,"intermediate_size":6912,"max_position_embeddings":32768,
+    "model_type":"gemma3_text","num_attention_heads":4,"num_hidden_layers":26,
+    "num_key_value_heads":1,"query_pre_attn_scalar":256,"rms_norm_eps":1e-06,
+    "rope_local_base_freq":10000,"rope_scaling":null,"rope_theta":1000000,"sliding_window":512,
+    "sliding_window_pattern":6,"vocab_size":262144})");
+  EXPECT_EQ(sizes(), "26 1152 4 1 256");
+  EXPECT_EQ(layer(4).window_left, 511);
+  EXPECT_EQ(layer(4).rope->base, 10000);
+  EXPECT_FALSE(layer(5).window_left);
+  EXPECT_EQ(layer(5).rope->base, 1000000);
+  EXPECT_EQ(layer(5).qk_norm_offset, 1);
+
+  describe(R"({"architectures":["GPTNeoXForCausalLM"],"bos_token_id":0,"eos_token_id":0,
+    "hidden_act":"gelu","hidden_size":768,"initializer_range":0.02,"intermediate_size":3072,
+    "layer_norm_eps":1e-05,"max_position_embeddings":2048,"model_type":"gpt_neox",
+    "num_attention_heads":12,"num_hidden_layers":12,"rotary_emb_base":10000,"rotary_pct":0.25,
+    "tie_word_embeddings":false,"torch_dtype":"float16","use_parallel_residual":true})");
+  EXPECT_EQ(sizes(), "12 768 12 12 64");
+  EXPECT_EQ(layer(0).rope->rotary_dim, 16);
+  EXPECT_TRUE(layer(0).query_bias && layer(0).out_bias);
+}
+
 }  // namespace
 }  // namespace ladon::test

@@ -127,6 +127,62 @@ TEST(RopeFrequencies, YarnOfDeepSeek) {
   EXPECT_NEAR(frequencies[31], std::pow(10.0, -3.875) / 40, 1e-18);
 }
 
+TEST(RopeFrequencies, DynamicStretchesTheBase) {
+  RopeScalingOptions scaling{.kind = RopeScaling::kDynamic, .factor = 2, .original_context = 100};
+  EXPECT_EQ(rope_frequencies(4, 100, scaling), rope_frequencies(4, 100, {}));
+  scaling.context = 80;
+  EXPECT_EQ(rope_frequencies(4, 100, scaling), rope_frequencies(4, 100, {}));
+  // 2 * 250 / 100 - 1 = 4, to the power of 4 / 2: a base of 1600, whose second pair has 1 / 40.
+  scaling.context = 250;
+  EXPECT_DOUBLE_EQ(rope_frequencies(4, 100, scaling)[1], 1.0 / 40);
+  EXPECT_EQ(rope_magnitude(scaling), 1);
+}
+
+TEST(RopeFrequencies, LongRopeDividesByOneOfTwoLists) {
+  RopeScalingOptions scaling{.kind = RopeScaling::kLongRope,
+                             .factor = 16,
+                             .original_context = 4,
+                             .short_factors = {1, 2},
+                             .long_factors = {4, 5}};
+  EXPECT_EQ(rope_frequencies(4, 100, scaling), (std::vector<double>{1, 0.05}));
+  scaling.context = 4;
+  EXPECT_EQ(rope_frequencies(4, 100, scaling), (std::vector<double>{1, 0.05}));
+  scaling.context = 5;
+  EXPECT_EQ(rope_frequencies(4, 100, scaling), (std::vector<double>{0.25, 0.02}));
+  // sqrt(1 + ln 16 / ln 4)
+  EXPECT_DOUBLE_EQ(rope_magnitude(scaling), std::sqrt(3.0));
+  scaling.attention_factor = 1.5;
+  EXPECT_EQ(rope_magnitude(scaling), 1.5);
+  scaling.attention_factor.reset();
+  scaling.factor = 1;
+  EXPECT_EQ(rope_magnitude(scaling), 1);
+}
+
+TEST(RopeFrequencies, PositionsPastTheirLengthAreRefused) {
+  for (const std::int64_t context : {0, 9}) {
+    const RopeOptions options{
+        .scaling = {
+            .kind = RopeScaling::kDynamic, .factor = 2, .original_context = 6, .context = context}};
+    const std::int64_t limit = context == 0 ? 6 : 9;
+    const std::string expected =
+        ", expected less than " + std::to_string(limit) +
+        ": dynamic and longrope frequencies are chosen for one length of sequences "
+        "(rope.scaling.context; rope_context when a model is loaded)";
+    Tensor x(DType::kF32, {1, 6, 1, 4});
+    const std::int64_t first = limit - 5;
+    EXPECT_NO_THROW(rope(host_context(), x, options, {.first = first - 1}, x));
+    expect_error([&] { rope(host_context(), x, options, {.first = first}, x); },
+                 "rope: positions: got position " + std::to_string(limit) + expected);
+    const std::vector<std::int64_t> list{0, 3, limit + 1, 2, 1, 0};
+    expect_error([&] { rope(host_context(), x, options, {.explicit_positions = list}, x); },
+                 "rope: positions: got position " + std::to_string(limit + 1) + expected);
+    Tensor cos(DType::kF32, {limit + 1, 2});
+    Tensor sin(DType::kF32, {limit + 1, 2});
+    expect_error([&] { make_rope_table(host_context(), options, 4, cos, sin); },
+                 "make_rope_table: positions: got position " + std::to_string(limit) + expected);
+  }
+}
+
 TEST(RopeMagnitude, IsOneButForYarn) {
   EXPECT_EQ(rope_magnitude(RopeScalingOptions{}), 1);
   EXPECT_EQ(rope_magnitude({.kind = RopeScaling::kLinear, .factor = 40}), 1);
@@ -253,6 +309,31 @@ TEST(RopeFrequenciesErrors, Scaling) {
          "scaling.mscale_all_dim: got inf" + not_negative);
   expect({.kind = yarn_kind, .factor = 1e300, .mscale = 1e308, .mscale_all_dim = 1},
          "scaling.mscale: got 1e+308, which gives the magnitude inf, expected a finite one");
+}
+
+TEST(RopeFrequenciesErrors, ScalingByLength) {
+  const auto expect = [](const RopeScalingOptions& scaling, const std::string& what) {
+    expect_error([&] { rope_frequencies(4, 10000, scaling); }, "rope_frequencies: scaling." + what);
+  };
+  for (const RopeScaling kind : {RopeScaling::kDynamic, RopeScaling::kLongRope}) {
+    expect({.kind = kind, .factor = 0}, "factor: got 0, expected a positive finite number");
+    expect({.kind = kind, .original_context = 1},
+           "original_context: got 1, expected a finite number above 1");
+    expect({.kind = kind, .context = -1}, "context: got -1, expected 0 or a number of tokens");
+  }
+  expect({.kind = RopeScaling::kDynamic, .factor = 0.5},
+         "factor: got 0.5, expected 1 or more for dynamic scaling");
+  const auto longrope = RopeScaling::kLongRope;
+  expect({.kind = longrope, .short_factors = {1, 0}},
+         "short_factors: got 0, expected a positive finite number");
+  expect({.kind = longrope, .short_factors = {1, 1}, .long_factors = {1, kNaN}},
+         "long_factors: got nan, expected a positive finite number");
+  expect({.kind = longrope, .short_factors = {1, 1, 1}, .long_factors = {1, 1}},
+         "short_factors: got 3 of them, expected one for each of 2 pairs");
+  expect({.kind = longrope, .short_factors = {1, 1}},
+         "long_factors: got 0 of them, expected one for each of 2 pairs");
+  expect_error([] { rope_frequencies(2, 10000, {.kind = RopeScaling::kDynamic, .context = 9000}); },
+               "rope_frequencies: rotary_dim: got 2, expected more than 2 for dynamic scaling");
 }
 
 TEST(RopeFrequenciesErrors, ScalingAndBase) {

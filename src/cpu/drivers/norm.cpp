@@ -14,14 +14,14 @@ namespace {
 // Rows of one task. Sums over rows are added task by task in order, so this is a constant.
 constexpr std::int64_t kRowsPerTask = 256;
 
-/// The weight in double; in backward, each task's sums of its gradient.
+/// The weight in double, its offset added; in backward, each task's sums of its gradient.
 struct NormArrays {
   NormArrays(Arena& arena, const NormParams& params, std::int64_t tasks)
       : weight(arena.take<double>(params.dim)), sums(arena.take<double>(tasks * params.dim)) {}
 
   void load_weight(const NormParams& params) {
     for (std::int64_t i = 0; i < params.dim; ++i) {
-      weight[i] = load_element(params.weight.data, params.weight.dtype, i);
+      weight[i] = load_element(params.weight.data, params.weight.dtype, i) + params.weight_offset;
     }
   }
 

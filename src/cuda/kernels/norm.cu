@@ -1,4 +1,4 @@
-// RMS norm of rows, y = x * weight / sqrt(mean(x^2) + epsilon).
+// RMS norm of rows, y = x * (weight + offset) / sqrt(mean(x^2) + epsilon).
 //
 // A row belongs to 1 to 256 threads of a block of 256, a chunk of 8 elements each, and is read
 // twice: for the sum of its squares, and (from L1 or L2) to be scaled. Sums are in double; the
@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(kThreads)
       const Chunk<Compute> weight = load_chunk<Compute>(norm.weight, 0, i, count);
 #pragma unroll
       for (int n = 0; n < kChunk; ++n) {
-        x.values[n] = factor.scaled(x.values[n], weight.values[n], to_odd);
+        x.values[n] = factor.scaled(
+            x.values[n], weight.values[n] + static_cast<Compute>(norm.weight_offset), to_odd);
       }
       store_chunk(norm.y, row, i, count, x);
     });

@@ -1,4 +1,5 @@
-// Backward of RMS norm. With f = 1 / sqrt(mean(x^2) + epsilon) and u = x * f, row by row:
+// Backward of RMS norm (weight: the stored one plus its offset). With f = 1 / sqrt(mean(x^2) +
+// epsilon) and u = x * f, row by row:
 //
 //   dx = f * (dy * weight - u * mean(u * dy * weight)),    dweight += sum over rows of u * dy
 //
@@ -49,7 +50,7 @@ __device__ inline RowSums sums_of_row(const NormBackwardParams& params, const No
 #pragma unroll
       for (int n = 0; n < kChunk; ++n) {
         squares = fma(x.values[n], x.values[n], squares);
-        products = fma(x.values[n] * dy.values[n], weight.values[n], products);
+        products = fma(x.values[n] * dy.values[n], weight.values[n] + norm.weight_offset, products);
       }
     });
   }
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(kThreads)
         for (int n = 0; n < kChunk; ++n) {
           const double unit = x.values[n] * inverse_rms;
           sum.values[n] = fma(unit, dy.values[n], sum.values[n]);
-          const double gradient = fma(-unit, mean, dy.values[n] * weight.values[n]);
+          const double gradient =
+              fma(-unit, mean, dy.values[n] * (weight.values[n] + norm.weight_offset));
           dy.values[n] = inverse_rms * gradient;
         }
         store_chunk(norm.dx, row, i, count, dy);

@@ -1,0 +1,104 @@
+"""Ladon's attention as an operator of torch's library, for ladon.torch."""
+
+import ast as _ast
+import math as _math
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as _numpy
+import torch
+from torch import Tensor
+
+import ladon as _ladon
+
+
+def _dense(tensor: Optional[Tensor]) -> Optional[Tensor]:
+    """Detached, and with a last stride of 1: gradients of sums come with strides of 0."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return tensor if tensor.shape[-1:].numel() <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+# Attention is an operator of torch's library, so that torch.compile and torch.export see one node with known shapes.
+# Its options travel as text that Python reads back; those that are arrays (masks, slopes, lengths) as a list of tensors
+# with their names.
+
+
+def _packed(options: Dict[str, Any]) -> Tuple[str, List[Tensor]]:
+    spec = ""
+    names = ""
+    arrays: List[Tensor] = []
+    for name, value in options.items():
+        if isinstance(value, _numpy.ndarray):
+            value = torch.from_numpy(value)
+        if isinstance(value, Tensor):
+            arrays.append(value.detach())
+            names += f"'{name}', "
+        elif isinstance(value, _ladon.Context):
+            raise ValueError("ladon.torch.attention: context: got one, expected none: it follows the tensors")
+        elif value is not None:
+            if not isinstance(value, (bool, int, float, str)):
+                value = [float(v) if name == "alibi_slopes" else int(v) for v in value]
+            if isinstance(value, float) and not _math.isfinite(value):
+                raise ValueError(f"ladon.torch.attention: {name}: got {value}, expected a finite number")
+            spec += f"'{name}': {value!r}, "
+    return f"({{{spec}}}, [{names}])", arrays
+
+
+def _unpacked(spec: str, arrays: List[Tensor]) -> Dict[str, Any]:
+    plain, names = _ast.literal_eval(spec)
+    return {**plain, **dict(zip(names, arrays))}
+
+
+@torch.library.custom_op("ladon::attention", mutates_args=())
+def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor],
+               arrays: List[Tensor], spec: str) -> Tuple[Tensor, Tensor]:
+    q, k, v, bias, sinks = (_dense(tensor) for tensor in (q, k, v, bias, sinks))
+    return _ladon.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True, **_unpacked(spec, arrays))
+
+
+@_attention.register_fake
+def _(q, k, v, bias, sinks, arrays, spec):  # type: ignore[no-untyped-def]
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    batch, query_len, heads = q.shape[:3]
+    return q.new_empty((batch, query_len, heads, v.shape[3])), q.new_empty(
+        (batch, heads, query_len), dtype=lse_dtype)
+
+
+@torch.library.custom_op("ladon::attention_backward", mutates_args=())
+def _attention_backward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor],
+                        out: Tensor, lse: Tensor, dout: Tensor, dlse: Optional[Tensor], arrays: List[Tensor],
+                        spec: str, wanted: List[bool]) -> List[Tensor]:
+    names = ("dq", "dk", "dv", "dbias", "dsinks")
+    inputs = [_dense(tensor) for tensor in (q, k, v, bias, sinks)]
+    gradients = _ladon.attention_backward(
+        *inputs[:3], _dense(out), _dense(lse), _dense(dout), dlse=_dense(dlse), bias=inputs[3], sinks=inputs[4],
+        wanted=[name for name, needed in zip(names, wanted) if needed], **_unpacked(spec, arrays))
+    return [gradient for gradient, needed in zip(gradients, wanted) if needed]
+
+
+@_attention_backward.register_fake
+def _(q, k, v, bias, sinks, out, lse, dout, dlse, arrays, spec, wanted):  # type: ignore[no-untyped-def]
+    inputs = (q, k, v, bias, sinks)
+    return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t, needed in zip(inputs, wanted) if needed]
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, bias, sinks, arrays, spec = inputs
+    ctx.save_for_backward(q, k, v, bias, sinks, *output, *arrays)
+    ctx.spec = spec
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, dout, dlse):  # type: ignore[no-untyped-def]
+    q, k, v, bias, sinks, out, lse, *arrays = ctx.saved_tensors
+    nothing = (None,) * 5 + ([None] * len(arrays), None)
+    if dout is None and dlse is None:
+        return nothing
+    dout = torch.zeros_like(out) if dout is None else dout
+    wanted = [bool(needed) for needed in ctx.needs_input_grad[:5]]
+    made = iter(_attention_backward(q, k, v, bias, sinks, out, lse, dout, dlse, arrays, ctx.spec, wanted))
+    return (*(next(made) if needed else None for needed in wanted), *nothing[5:])
+
+
+_attention.register_autograd(_backward, setup_context=_save)
