@@ -32,6 +32,10 @@ MultiHeadAttentionOptions slice_options(const MultiHeadAttentionOptions& whole, 
          "got " + std::to_string(whole.num_kv_heads) + " for " + std::to_string(ranks) +
              " ranks, expected a multiple or a divisor of the ranks");
   }
+  if (whole.qk_norm && whole.qk_norm_span != QkNormSpan::kHead) {
+    fail(ErrorCode::kUnsupported, kOperation, "qk_norm_span",
+         "got a norm over all heads, expected one over each head: ranks have some of the heads");
+  }
   MultiHeadAttentionOptions own = whole;
   own.num_heads = whole.num_heads / ranks;
   own.num_kv_heads = std::max<std::int64_t>(1, whole.num_kv_heads / ranks);
@@ -72,7 +76,8 @@ TensorParallelAttention::TensorParallelAttention(Communicator& communicator,
   add_projection("out_proj", out_rows, whole_.num_heads * whole_.head_dim, own_.out_bias);
   if (own_.qk_norm) {
     for (const char* name : {"q_norm.weight", "k_norm.weight"}) {
-      fill_weight(add(name, {own_.head_dim}), 1, 1);
+      const double unit = 1 - own_.qk_norm_offset;
+      fill_weight(add(name, {own_.head_dim}), unit, unit);
     }
   }
   if (own_.sinks) add("sinks", {own_.num_heads});

@@ -333,6 +333,16 @@ TEST(TensorParallelErrors, WhatDoesNotDivide) {
               }),
               "TensorParallelAttention: num_kv_heads: got 3 for 2 ranks, expected a multiple or a "
               "divisor of the ranks");
+    EXPECT_EQ(error_of(
+                  [&] {
+                    TensorParallelAttention(communicator, {.embed_dim = 8,
+                                                           .num_heads = 2,
+                                                           .qk_norm = true,
+                                                           .qk_norm_span = QkNormSpan::kAllHeads});
+                  },
+                  ErrorCode::kUnsupported),
+              "TensorParallelAttention: qk_norm_span: got a norm over all heads, expected one over "
+              "each head: ranks have some of the heads");
     TensorParallelAttention layer(communicator, {.embed_dim = 8, .num_heads = 2});
     const Tensor small(DType::kF32, {4, 8});
     EXPECT_EQ(error_of([&] { layer.set_whole_parameter(host_context(), "q_proj.weight", small); }),
