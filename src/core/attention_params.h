@@ -120,9 +120,9 @@ struct Sequence {
   std::int64_t dv = 0;
 };
 
-/// A call may compute a part of a larger problem: some of a sequence's queries, or some of the heads
-/// that share a KV head. A CPU divides its work by row counts; it then goes by those of the whole, so
-/// that a part has the bits of the whole. 0: as the call itself.
+/// A call may compute a part of a larger problem: some of a sequence's queries, or some of the
+/// heads that share a KV head. A CPU divides its work by row counts; it then goes by those of the
+/// whole, so that a part has the bits of the whole. 0: as the call itself.
 struct WholeProblem {
   std::int64_t query_len = 0;
   std::int64_t first_query = 0;  // of the part, in the whole
