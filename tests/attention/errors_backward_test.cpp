@@ -49,7 +49,9 @@ TEST_P(AttentionErrors, WhatMayBeLeftOut) {
 
 TEST_P(AttentionErrors, Dtypes) {
   for (const char* name : {"out", "lse", "dout", "dlse", "dq", "dk", "dv"}) {
+    const bool is_lse = std::string(name).ends_with("lse");  // which may be f64
     for (const DType dtype : {DType::kF64, DType::kF16, DType::kBF16, DType::kBool}) {
+      if (is_lse && dtype == DType::kF64) continue;
       refuses_dtype(kBackwardOnly, name, dtype, "f32");
     }
   }
