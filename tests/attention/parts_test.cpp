@@ -86,7 +86,7 @@ TEST_P(AttentionParts, KeysInShards) {
     const std::vector<ConstTensorView> lse_views(lses.begin(), lses.end());
     merge_attention(context_, out_views, lse_views, merged, lse);
     const double wide = dtype == DType::kF64 ? 1e-13 : 1e-5;
-    expect_near(merged, out_, dtype == DType::kBF16 ? 0x1p-8 : wide, "out");
+    expect_near(merged, out_, dtype == DType::kBF16 ? 0x1p-7 : wide, "out");
     expect_near(lse, lse_, wide, "lse");
   }
 }
@@ -155,7 +155,11 @@ TEST_P(AttentionParts, GradientsOf16BitInputsMayBeF32) {
   const std::vector<Tensor> wide = gradients_in(DType::kF32);
   for (std::size_t i = 0; i < 3; ++i) {
     const Tensor rounded = Tensor::copy_of(context_, wide[i], DType::kBF16);
-    EXPECT_TRUE(same_bits(rounded, narrow[i])) << i;
+    if (context_.device().is_cpu()) {
+      EXPECT_TRUE(same_bits(rounded, narrow[i])) << i;
+    } else {  // not by tensor cores: another arithmetic
+      expect_near(rounded, narrow[i], 0x1p-5, "gradient");
+    }
   }
 }
 
