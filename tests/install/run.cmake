@@ -42,7 +42,7 @@ if(STEP STREQUAL "install")
   # And no file outside these places.
   file(GLOB_RECURSE rest RELATIVE ${prefix} ${prefix}/*)
   list(FILTER rest EXCLUDE REGEX
-    "^(${INCLUDEDIR}/ladon/|${LIBDIR}/cmake/ladon/|${LIBDIR}/pkgconfig/ladon\\.pc$|${LIBDIR}/libladon\\.|${BINDIR}/ladon$|share/doc/ladon/copyright$)")
+    "^(${INCLUDEDIR}/ladon/|${LIBDIR}/cmake/ladon/|${LIBDIR}/pkgconfig/ladon\\.pc$|${LIBDIR}/libladon\\.|${BINDIR}/ladon$|share/doc/ladon/copyright$|share/man/man1/ladon\\.1$|share/bash-completion/completions/ladon$|share/zsh/vendor-completions/_ladon$|share/fish/vendor_completions\\.d/ladon\\.fish$)")
   if(rest)
     message(FATAL_ERROR "unexpected files installed: ${rest}")
   endif()
