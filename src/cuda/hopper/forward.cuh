@@ -16,14 +16,14 @@
 //
 // At head_dim 128 a pair is 2048 cycles of tensor cores, 1280 + 512 of the shared memory's port
 // (products and copies), 1024 of exponentials; a fold, every fourth pair, is 1024 more of the port.
-// H200, bf16, B4 H16 S4096 D128, by `ladon bench`: 422 TFLOP/s causal and 426 full, 0.97x and 0.80x of
-// cuDNN in the same run; 600 were expected.
+// H200, bf16, B4 H16 S4096 D128, by `ladon bench`: 422 TFLOP/s causal and 426 full, 0.97x and 0.80x
+// of cuDNN in the same run; 600 were expected.
 //
-// Variants, each for 15 launches (the clock is higher then): this one 493 causal, 537 full, 564 causal
-// at S16384. Without folds 512, 563 and 600; segments of 1024 keys 512, 559 and 601, but they would
-// halve the parallelism of decoding one sequence; the softmax of a pair at once 493, 539 and 546; the
-// same with warpgroups in turns (named barriers) 472, 525 and 567; blocks of 64 keys with Q in registers
-// 469, 501 and 534; without the softmax about 650 full.
+// Variants, each for 15 launches (the clock is higher then): this one 493 causal, 537 full, 564
+// causal at S16384. Without folds 512, 563 and 600; segments of 1024 keys 512, 559 and 601, but
+// they would halve the parallelism of decoding one sequence; the softmax of a pair at once 493, 539
+// and 546; the same with warpgroups in turns (named barriers) 472, 525 and 567; blocks of 64 keys
+// with Q in registers 469, 501 and 534; without the softmax about 650 full.
 #pragma once
 
 #include "cuda/hopper/forward_consumer.cuh"
