@@ -204,6 +204,7 @@ TEST_F(CudaGraphs, StreamsThatAreCapturedAreRefused) {
   {
     const Context borrowed(ContextOptions{.device = Device::kCuda, .stream = stream});
     const Tensor x = normal(DType::kF32, {1, 5, 2, 8}, 1);
+    context().synchronize();                    // x is made on another stream
     Tensor out = attention(borrowed, x, x, x);  // takes its memory
     borrowed.synchronize();
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
