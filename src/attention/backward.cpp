@@ -1,12 +1,9 @@
 // attention_backward(): checks, then the backend.
 
-#include <string>
-
 #include "attention/attend.h"
 #include "attention/call.h"
 #include "attention/validate.h"
 #include "core/context_impl.h"
-#include "core/fail.h"
 #include "ladon/attention.h"
 
 namespace ladon {
@@ -16,17 +13,6 @@ void check_like(const Operation& operation, const NamedView& argument,
                 const ConstTensorView& input) {
   if (argument.view.absent()) return;
   check_result(operation, argument, input.dtype(), input.shape());
-}
-
-/// A gradient of an option must fit it, where it is wanted.
-void check_side_gradient(const Operation& operation, const NamedView& gradient,
-                         const NamedView& input) {
-  if (gradient.view.absent()) return;
-  if (input.view.absent()) {
-    fail(operation, gradient.name,
-         "got a tensor, expected none because options have no " + std::string(input.name));
-  }
-  check_strided_floats(operation, gradient, input.view.shape());
 }
 
 }  // namespace

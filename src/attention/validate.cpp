@@ -333,4 +333,14 @@ void check_lse(const Operation& operation, const NamedView& argument, const Atte
   check_shape(operation, argument, {sizes.batch, sizes.num_heads, sizes.query_len});
 }
 
+void check_side_gradient(const Operation& operation, const NamedView& gradient,
+                         const NamedView& input) {
+  if (gradient.view.absent()) return;
+  if (input.view.absent()) {
+    fail(operation, gradient.name,
+         "got a tensor, expected none because options have no " + std::string(input.name));
+  }
+  check_strided_floats(operation, gradient, input.view.shape());
+}
+
 }  // namespace ladon

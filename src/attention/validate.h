@@ -67,4 +67,8 @@ void check_result(const Operation& operation, const NamedView& argument, DType d
 void check_lse(const Operation& operation, const NamedView& argument, const AttentionSizes& sizes,
                DType q_dtype);
 
+/// A gradient of an option must fit it, where it is wanted.
+void check_side_gradient(const Operation& operation, const NamedView& gradient,
+                         const NamedView& input);
+
 }  // namespace ladon

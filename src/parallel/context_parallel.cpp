@@ -4,9 +4,9 @@
 
 #include <string>
 
+#include "attention/validate.h"
 #include "core/checks.h"
 #include "core/compute_dtype.h"
-#include "core/fail.h"
 #include "parallel/collective_call.h"
 #include "parallel/context_schemes.h"
 #include "parallel/host_messages.h"
@@ -41,16 +41,6 @@ AttentionSizes own_sizes(const ContextCall& own) {
 Tensor memory_for(const Context& context, const TensorView& result) {
   if (result.absent()) return {};
   return Tensor::uninitialized(context, result.dtype(), result.shape());
-}
-
-void check_side_gradient(const Operation& operation, const NamedView& gradient,
-                         const NamedView& input) {
-  if (gradient.view.absent()) return;
-  if (input.view.absent()) {
-    fail(operation, gradient.name,
-         "got a tensor, expected none because options have no " + std::string(input.name));
-  }
-  check_strided_floats(operation, gradient, input.view.shape());
 }
 
 void check_backward(const Operation& operation, const ContextCall& own) {
