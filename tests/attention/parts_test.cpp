@@ -155,11 +155,7 @@ TEST_P(AttentionParts, GradientsOf16BitInputsMayBeF32) {
   const std::vector<Tensor> wide = gradients_in(DType::kF32);
   for (std::size_t i = 0; i < 3; ++i) {
     const Tensor rounded = Tensor::copy_of(context_, wide[i], DType::kBF16);
-    if (context_.device().is_cpu()) {
-      EXPECT_TRUE(same_bits(rounded, narrow[i])) << i;
-    } else {  // not by tensor cores: another arithmetic
-      expect_near(rounded, narrow[i], 0x1p-5, "gradient");
-    }
+    EXPECT_TRUE(same_bits(rounded, narrow[i])) << i;
   }
 }
 

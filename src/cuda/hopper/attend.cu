@@ -7,6 +7,7 @@
 #include "cuda/hopper/forward_launch.h"
 #include "cuda/hopper/forward_params.h"
 #include "cuda/hopper/tensor_map.h"
+#include "cuda/hopper/token_rows.h"
 #include "cuda/kernels/forward_launch.h"
 
 namespace ladon::cuda::hopper {
@@ -20,30 +21,11 @@ constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
 // among more blocks of threads.
 constexpr std::int64_t kFewestRows = 64;
 
-/// One operand's tokens as rows, token_stride apart: sequences start at whole rows.
-struct TokenRows {
-  std::int64_t count = 0;  // up to the end of the last sequence; 0 where they are not rows
-};
-
-TokenRows rows_of(const AttentionParams& call, const Operand& operand,
-                  std::int64_t Sequence::*start, std::int64_t Sequence::*length) {
-  TokenRows rows;
-  if (operand.token_stride <= 0) return {};
-  for (std::int64_t s = 0; s < call.num_sequences; ++s) {
-    const Sequence& sequence = call.sequences[s];
-    const std::int64_t offset = sequence.*start;
-    if (offset < 0 || offset % operand.token_stride != 0) return {};
-    const std::int64_t slot = start == &Sequence::q ? 0 : sequence.first_slot;
-    rows.count = std::max(rows.count, offset / operand.token_stride + slot + sequence.*length);
-  }
-  return rows;
-}
-
 std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_heads) {
-  const TokenRows rows = rows_of(call, call.q, &Sequence::q, &Sequence::query_len);
+  const std::int64_t rows = count_rows(call, call.q, &Sequence::q, &Sequence::query_len);
   return make_tensor_map({call.q.data,
                           call.q.dtype,
-                          {call.head_dim, call.num_heads, rows.count},
+                          {call.head_dim, call.num_heads, rows},
                           {call.q.head_stride, call.q.token_stride},
                           {64, packed_heads, kTileRows / packed_heads}});
 }
@@ -51,10 +33,10 @@ std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_hea
 std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& operand,
                                    std::int64_t Sequence::*start, std::int64_t columns,
                                    int box_rows) {
-  const TokenRows rows = rows_of(call, operand, start, &Sequence::kv_len);
+  const std::int64_t rows = count_rows(call, operand, start, &Sequence::kv_len);
   return make_tensor_map({operand.data,
                           operand.dtype,
-                          {columns, rows.count, call.num_kv_heads},
+                          {columns, rows, call.num_kv_heads},
                           {operand.token_stride, operand.head_stride},
                           {64, box_rows, 1}});
 }

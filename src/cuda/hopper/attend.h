@@ -1,4 +1,4 @@
-// Attention forward by Hopper's own kernel.
+// Attention by Hopper's own kernels, forward and backward.
 #pragma once
 
 #include "core/attention_params.h"
@@ -9,12 +9,21 @@ namespace ladon::cuda {
 template <class Compute>
 struct ForwardParams;
 
+namespace backward {
+struct BackwardParams;
+}
+
 namespace hopper {
 
 /// Enqueues the call and returns true where the kernel (forward.cuh) can compute it and it has
 /// enough rows to be worth it; else does nothing. `call` is the host's, `params` the same for
 /// kernels.
 bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
+
+/// The same for the gradients of q, k and v that the call wants (backward.cuh), after prepare().
+/// The tiles that meet NaN or infinity are left to the careful kernels.
+bool attend_backward(Queue& queue, const AttentionParams& call,
+                     const backward::BackwardParams& params);
 
 }  // namespace hopper
 }  // namespace ladon::cuda

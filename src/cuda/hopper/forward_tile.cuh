@@ -7,11 +7,10 @@
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/hopper/forward_params.h"
+#include "cuda/hopper/wgmma.cuh"
 
 namespace ladon::cuda::hopper {
 
-inline constexpr int kGroupThreads = 128;  // of a warpgroup
-inline constexpr int kGroupRows = 64;
 inline constexpr int kConsumers = kTileRows / kGroupRows;
 inline constexpr int kForwardThreads = (1 + kConsumers) * kGroupThreads;
 
@@ -59,9 +58,7 @@ __device__ __forceinline__ ForwardTile tile_of(const ForwardSchedule& schedule, 
           {column % packs * schedule.packed_heads, schedule.packed_heads}};
 }
 
-/// Tell the compiler that all threads of the warp have the same value: it must not take the code
-/// that products start in for divergent.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
+/// See uniform() of wgmma.cuh.
 __device__ __forceinline__ BlockRange uniform(const BlockRange& blocks) {
   return {uniform(blocks.begin), uniform(blocks.end)};
 }

@@ -16,6 +16,13 @@
 
 namespace ladon::cuda::hopper {
 
+inline constexpr int kGroupThreads = 128;  // of a warpgroup
+inline constexpr int kGroupRows = 64;
+
+/// Tells the compiler that all threads of the warp have the same value: it must not take the code
+/// that products start in for divergent.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
+
 /// A tile in shared memory, in boxes of 64 columns with permuted chunks (bulk_copy.cuh). Only the
 /// low word of its descriptor varies: 16-byte units of the address, and those between boxes.
 class TileOperand {
@@ -49,9 +56,12 @@ template <int kPending>
 __device__ __forceinline__ void finish_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// Keeps the compiler from moving uses of accumulators across this place.
+/// Keeps the compiler from moving uses of accumulators, and what makes operands, across this place.
 __device__ __forceinline__ void hold_in_place(float& sum) {
   asm volatile("" : "+f"(sum)::"memory");
+}
+__device__ __forceinline__ void hold_in_place(std::uint32_t& operand) {
+  asm volatile("" : "+r"(operand)::"memory");
 }
 template <class Sums, int kCount>
 __device__ __forceinline__ void hold_in_place(Sums (&sums)[kCount]) {
@@ -75,41 +85,56 @@ __device__ __forceinline__ void hold_in_place(Sums (&sums)[kCount]) {
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 /// Starts sums += a b with A in registers. kTransposed: rows of B in memory are steps of k, else
-/// columns of the product.
-template <class Half, bool kTransposed, int kGroups>
+/// columns of the product. Without kAdds the sums that were there do not count.
+template <class Half, bool kTransposed, bool kAdds = true, int kGroups>
 __device__ __forceinline__ void start_product(float (&sums)[kGroups][4],
                                               const std::uint32_t (&a)[4], std::uint64_t b) {
   constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
   static_assert(kGroups == 8 || kGroups == 16);
   if constexpr (kGroups == 8 && kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LADON_NAMES_32
-                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+                 "}, {%32, %33, %34, %35}, %36, %37, 1, 1, %38;"
                  : LADON_SUMS_32(sums, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0));
   } else if constexpr (kGroups == 8) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" LADON_NAMES_32
-                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+                 "}, {%32, %33, %34, %35}, %36, %37, 1, 1, %38;"
                  : LADON_SUMS_32(sums, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0));
   } else if constexpr (kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LADON_NAMES_64
-                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                 "}, {%64, %65, %66, %67}, %68, %69, 1, 1, %70;"
                  : LADON_SUMS_64(sums, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0));
   } else {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" LADON_NAMES_64
-                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                 "}, {%64, %65, %66, %67}, %68, %69, 1, 1, %70;"
                  : LADON_SUMS_64(sums, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0));
   }
 }
 
 /// The same with A in shared memory; rows of A and of B are rows and columns of the product.
-/// Without kAdds the sums that were there do not count.
-template <class Half, bool kAdds>
-__device__ __forceinline__ void start_product(float (&sums)[16][4], std::uint64_t a,
+template <class Half, bool kAdds, int kGroups>
+__device__ __forceinline__ void start_product(float (&sums)[kGroups][4], std::uint64_t a,
                                               std::uint64_t b) {
-  if constexpr (std::is_same_v<Half, __nv_bfloat16>) {
+  constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
+  static_assert(kGroups == 8 || kGroups == 16);
+  if constexpr (kGroups == 8 && kBf16) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LADON_NAMES_32
+                 "}, %32, %33, %34, 1, 1, 0, 0;"
+                 : LADON_SUMS_32(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0));
+  } else if constexpr (kGroups == 8) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" LADON_NAMES_32
+                 "}, %32, %33, %34, 1, 1, 0, 0;"
+                 : LADON_SUMS_32(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0));
+  } else if constexpr (kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LADON_NAMES_64
                  "}, %64, %65, %66, 1, 1, 0, 0;"
                  : LADON_SUMS_64(sums, 0)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/integer.h"
+#include "cuda/hopper/attend.h"
 #include "cuda/kernels/backward.cuh"
 #include "cuda/operations.h"
 #include "cuda/sequences.h"
@@ -41,11 +42,12 @@ std::int64_t most_padding(const AttentionParams& call) {
 }
 
 /// Counts of rows and tiles before each sequence; the last of each list is the total. One block of
-/// memory, because it is one copy to the device, with a 0 for any_not_finite at the end.
+/// memory, because it is one copy to the device, with zeros for any_not_finite and tickets at the
+/// end.
 class TileStarts {
  public:
   explicit TileStarts(const AttentionParams& call)
-      : size_(static_cast<std::size_t>(call.num_sequences) + 1), list_(3 * size_ + 1) {
+      : size_(static_cast<std::size_t>(call.num_sequences) + 1), list_(3 * size_ + 2) {
     const auto tiles = [](std::int64_t n) { return (n + kTile - 1) / kTile; };
     for (std::size_t s = 0; s + 1 < size_; ++s) {
       const Sequence& sequence = call.sequences[s];
@@ -70,6 +72,8 @@ class TileStarts {
     params.num_row_tiles = num_row_tiles();
     params.num_key_tiles = num_key_tiles();
     params.any_not_finite = reinterpret_cast<unsigned*>(list + 3 * size_);
+    params.next_key_ticket = params.any_not_finite + 2;
+    params.next_row_ticket = params.any_not_finite + 3;
   }
 
  private:
@@ -143,14 +147,16 @@ void attend_backward(Queue& queue, const AttentionParams& call) {
   const bool tensor_cores = use_tensor_cores(call);
   zero_padding(queue, params, most_padding(call));
   prepare(queue, params);
+  const bool is_done =
+      queue.kernels() == KernelSet::kHopper && hopper::attend_backward(queue, call, params);
   const auto gradients_of_keys = [&] {
     if (!tensor_cores) return simt_dkdv(queue, params);
-    mma_dkdv(queue, params);
+    if (!is_done) mma_dkdv(queue, params);
     careful_mma_dkdv(queue, params);
   };
   const auto gradients_of_rows = [&] {
     if (!tensor_cores) return simt_dq(queue, params);
-    mma_dq(queue, params);
+    if (!is_done) mma_dq(queue, params);
     careful_mma_dq(queue, params);
   };
   if (call.dk.data != nullptr || call.dv.data != nullptr) gradients_of_keys();

@@ -56,6 +56,9 @@ struct BackwardParams {
   std::uint8_t* rows_not_finite = nullptr;  // [head][row tile] 1 where q or dout have such a row
   std::uint8_t* keys_not_finite = nullptr;  // [KV head][key tile]
   unsigned* any_not_finite = nullptr;       // 1 where any of them is
+  // For blocks that take tile after tile; 0 before the launch.
+  unsigned* next_key_ticket = nullptr;
+  unsigned* next_row_ticket = nullptr;
 };
 
 /// An element in the compute type.
@@ -144,8 +147,32 @@ struct TileWalk {
   /// of rows come last first: under a causal mask those have the most to do. For all threads of the
   /// block.
   __device__ void start(const BackwardParams& params, std::int64_t block) {
-    if (threadIdx.x == 0) set(params, block);
+    if (threadIdx.x == 0) {
+      const std::int64_t num_tiles = kOwnKeys ? params.num_key_tiles : params.num_row_tiles;
+      const std::int64_t in_head = block % num_tiles;
+      const std::int64_t tile = kOwnKeys ? in_head : num_tiles - 1 - in_head;
+      const std::int64_t* starts = kOwnKeys ? params.key_tile_starts : params.row_tile_starts;
+      const std::int64_t holder = sequence_of(starts, params.call.num_sequences, tile);
+      set(params, holder, tile - starts[holder], block / num_tiles);
+    }
     __syncthreads();
+  }
+
+  /// A tile of a sequence, and the KV head or head that owns it.
+  __device__ void set(const BackwardParams& params, std::int64_t holder, std::int64_t tile,
+                      std::int64_t owner) {
+    const AttentionParams& call = params.call;
+    index = static_cast<std::int32_t>(holder);
+    sequence = call.sequences[index];
+    row_start = params.row_starts[index];
+    row_tile_start = static_cast<std::int32_t>(params.row_tile_starts[index]);
+    key_tile_start = static_cast<std::int32_t>(params.key_tile_starts[index]);
+    own_tile = static_cast<std::int32_t>(tile);
+    kv_head = static_cast<std::int32_t>(kOwnKeys ? owner : owner / call.group);
+    first_head = static_cast<std::int32_t>(kOwnKeys ? owner * call.group : owner);
+    num_heads = kOwnKeys ? static_cast<std::int32_t>(call.group) : 1;
+    others = kOwnKeys ? row_tiles_seeing(call.rules, sequence, own_tile)
+                      : key_tiles_seen(call.rules, sequence, own_tile);
   }
 
   __device__ std::int32_t num_steps() const { return (others.end - others.begin) * num_heads; }
@@ -165,34 +192,13 @@ struct TileWalk {
   __device__ std::int64_t key_begin(const OtherTile& other) const {
     return std::int64_t{kOwnKeys ? own_tile : other.tile} * kTile;
   }
-
- private:
-  __device__ void set(const BackwardParams& params, std::int64_t block) {
-    const AttentionParams& call = params.call;
-    const std::int64_t num_tiles = kOwnKeys ? params.num_key_tiles : params.num_row_tiles;
-    const std::int64_t owner = block / num_tiles;
-    const std::int64_t in_head = block % num_tiles;
-    const std::int64_t tile = kOwnKeys ? in_head : num_tiles - 1 - in_head;
-    const std::int64_t* starts = kOwnKeys ? params.key_tile_starts : params.row_tile_starts;
-    index = static_cast<std::int32_t>(sequence_of(starts, call.num_sequences, tile));
-    sequence = call.sequences[index];
-    row_start = params.row_starts[index];
-    row_tile_start = static_cast<std::int32_t>(params.row_tile_starts[index]);
-    key_tile_start = static_cast<std::int32_t>(params.key_tile_starts[index]);
-    own_tile = static_cast<std::int32_t>(tile - starts[index]);
-    kv_head = static_cast<std::int32_t>(kOwnKeys ? owner : owner / call.group);
-    first_head = static_cast<std::int32_t>(kOwnKeys ? owner * call.group : owner);
-    num_heads = kOwnKeys ? static_cast<std::int32_t>(call.group) : 1;
-    others = kOwnKeys ? row_tiles_seeing(call.rules, sequence, own_tile)
-                      : key_tiles_seen(call.rules, sequence, own_tile);
-  }
 };
 
-/// Whether a block meets an element of q, k, v or dout that is NaN or infinite. The same for all
-/// threads of the block, which must all call it.
+/// Whether a tile meets an element of q, k, v or dout that is NaN or infinite: the answers of
+/// `threads` threads, each for a part of what it meets.
 template <bool kOwnKeys>
-__device__ inline bool meets_non_finite(const BackwardParams& params,
-                                        const TileWalk<kOwnKeys>& walk) {
+__device__ inline bool finds_non_finite(const BackwardParams& params,
+                                        const TileWalk<kOwnKeys>& walk, int thread, int threads) {
   const std::uint8_t* rows =
       params.rows_not_finite + walk.first_head * params.num_row_tiles + walk.row_tile_start;
   const std::uint8_t* keys =
@@ -200,12 +206,19 @@ __device__ inline bool meets_non_finite(const BackwardParams& params,
   int found = kOwnKeys ? keys[walk.own_tile] : rows[walk.own_tile];
   const std::uint8_t* others = kOwnKeys ? rows : keys;
   for (std::int32_t head = 0; head < walk.num_heads; ++head, others += params.num_row_tiles) {
-    for (std::int32_t tile = walk.others.begin + static_cast<std::int32_t>(threadIdx.x);
-         tile < walk.others.end; tile += static_cast<std::int32_t>(blockDim.x)) {
+    for (std::int32_t tile = walk.others.begin + thread; tile < walk.others.end; tile += threads) {
       found |= others[tile];
     }
   }
-  return __syncthreads_or(found) != 0;
+  return found != 0;
+}
+/// The same for all threads of the block, which must all call it.
+template <bool kOwnKeys>
+__device__ inline bool meets_non_finite(const BackwardParams& params,
+                                        const TileWalk<kOwnKeys>& walk) {
+  const bool found =
+      finds_non_finite(params, walk, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+  return __syncthreads_or(found ? 1 : 0) != 0;
 }
 
 /// The weight of a visible key and the gradients of its score. Nothing where it is masked.
@@ -220,10 +233,13 @@ struct ScoreGradient {
 /// An exponent of a weight, held at 1/16: weights are at most 1, and a little more by rounding.
 /// Huge scores round otherwise here than in the forward pass, and their difference from lse may be
 /// anything. NaN stays.
-template <class Compute>
-__device__ inline Compute held_exponent(Compute exponent) {
-  constexpr Compute kMost = 0.0625;
-  return exponent > kMost ? kMost : exponent;
+__device__ inline double held_exponent(double exponent) {
+  return exponent > 0.0625 ? 0.0625 : exponent;
+}
+__device__ inline float held_exponent(float exponent) {
+  float held;
+  asm("min.NaN.f32 %0, %1, 0f3d800000;" : "=f"(held) : "f"(exponent));
+  return held;
 }
 
 /// `dot` is q.k, `dweight` is dout.v. Neither is used where the key is masked.

@@ -21,18 +21,23 @@ struct Band {
   int low;
   int high;
   int keys;
-  bool sees_all;
 
+  __device__ Band(int low_distance, int high_distance, int num_keys)
+      : low(low_distance), high(high_distance), keys(num_keys) {}
+  /// For rows and keys from these on. Limits further than `far` are that.
   __device__ Band(const ScoreRules& rules, const Sequence& sequence, std::int64_t first_token,
-                  int num_tokens, std::int64_t first_key, int num_keys) {
-    const auto clamped = [](std::int64_t x) {
-      return static_cast<int>(x < -kTile ? -kTile : x > kTile ? kTile : x);
+                  std::int64_t first_key, std::int64_t far = kTile) {
+    const auto clamped = [far](std::int64_t x) {
+      return static_cast<int>(x < -far ? -far : x > far ? far : x);
     };
     const std::int64_t distance = first_key - first_token - sequence.position_offset;
     low = clamped(-rules.window_left - distance);
     high = clamped(rules.window_right - distance);
     keys = clamped(sequence.kv_len - first_key);
-    sees_all = low <= 1 - num_tokens && high >= num_keys - 1 && keys >= num_keys;
+  }
+  /// Whether so many rows see so many keys.
+  __device__ bool sees_all(int num_tokens, int num_keys) const {
+    return low <= 1 - num_tokens && high >= num_keys - 1 && keys >= num_keys;
   }
   __device__ bool sees(int key, int row) const {
     return key - row >= low && key - row <= high && key < keys;
@@ -40,38 +45,45 @@ struct Band {
 };
 
 /// The own row and the other row of element i of accumulator n of this thread, within their tiles.
+/// Every 128 threads of a block have a tile.
 struct FragmentPlace {
-  int first_own = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  int first_own = static_cast<int>(threadIdx.x) % kMmaThreads / 32 * 16 +
+                  static_cast<int>(threadIdx.x) % 32 / 4;
   int first_other = static_cast<int>(threadIdx.x) % 4 * 2;
   __device__ int own(int i) const { return first_own + i / 2 * 8; }
   __device__ int other(int n, int i) const { return first_other + n * 8 + i % 2; }
 };
 
+/// P of one score where there are no rules but the scale.
+__device__ inline float plain_weight(float score, float scale, float lse) {
+  constexpr float kLog2e = 1.44269504F;
+  // lse comes off before the factor log2(e), so that large scores do not overflow.
+  return exp2_approximate(held_exponent(fmaf(score, scale, -lse) * kLog2e));
+}
+
 /// S to P and dP to dS, in place, where there are no rules but the scale.
 template <bool kOwnKeys>
 __device__ inline void plain_gradients(float scale, const RowStats<float>* stats,
                                        ScoreFragment& scores, ScoreFragment& dscores) {
-  constexpr float kLog2e = 1.44269504F;
   const FragmentPlace place;
 #pragma unroll
   for (int n = 0; n < kScoreRows / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const RowStats<float> row = stats[kOwnKeys ? place.other(n, i) : place.own(i)];
-      // lse comes off before the factor log2(e), so that large scores do not overflow.
-      scores[n][i] = exp2_approximate(held_exponent(fmaf(scores[n][i], scale, -row.lse) * kLog2e));
+      scores[n][i] = plain_weight(scores[n][i], scale, row.lse);
       dscores[n][i] = scores[n][i] * (dscores[n][i] - row.delta);
     }
   }
 }
 
 /// Sets P and dS to 0 outside of the window.
-template <bool kOwnKeys>
-__device__ inline void apply_window(const Band& band, ScoreFragment& weights,
-                                    ScoreFragment& gradients) {
+template <bool kOwnKeys, int kGroups>
+__device__ inline void apply_window(const Band& band, float (&weights)[kGroups][4],
+                                    float (&gradients)[kGroups][4]) {
   const FragmentPlace place;
 #pragma unroll
-  for (int n = 0; n < kScoreRows / 8; ++n) {
+  for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int own = place.own(i);
@@ -256,7 +268,28 @@ struct FragmentSums {
   }
 };
 
-/// Writes the sums of a block, times a factor, to rows of a [token, head, dim] operand.
+/// Two neighbouring results, of which `count` exist.
+template <class T>
+__device__ inline void store_pair(const Operand& operand, std::int64_t index, float first,
+                                  float second, int count) {
+  if (operand.dtype == DType::kF32) {
+    float* const to = static_cast<float*>(operand.data) + index;
+    to[0] = first;
+    if (count > 1) to[1] = second;
+    return;
+  }
+  auto* const to = static_cast<std::uint16_t*>(operand.data) + index;
+  const std::uint32_t pair = pack<T>(first, second);
+  if (count > 1 && reinterpret_cast<std::uintptr_t>(to) % 4 == 0) {
+    *reinterpret_cast<std::uint32_t*>(to) = pair;
+    return;
+  }
+  to[0] = static_cast<std::uint16_t>(pair);
+  if (count > 1) to[1] = static_cast<std::uint16_t>(pair >> 16);
+}
+
+/// Writes the sums of a block, times a factor, to rows of a [token, head, dim] operand: in 16 bits,
+/// or before they are rounded to them.
 template <class T, int kDim>
 __device__ inline void store_sums(const FragmentSums<T, kDim>& sums, float factor,
                                   const Operand& operand, std::int64_t start, std::int64_t num_rows,
@@ -267,23 +300,15 @@ __device__ inline void store_sums(const FragmentSums<T, kDim>& sums, float facto
   for (int half = 0; half < 2; ++half) {
     const int row = place.own(2 * half);
     if (row >= num_rows) continue;
-    T* const to = static_cast<T*>(operand.data) + start + row * operand.token_stride;
-    const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 4 == 0;
+    const std::int64_t to = start + row * operand.token_stride;
     const float row_factor = sums.factor(half);
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
       const int column = place.other(n, 0);
       if (column >= dim) continue;
       const float(&from)[4] = sums.sums[n];
-      const std::uint32_t pair =
-          pack<T>(from[2 * half] * row_factor * factor, from[2 * half + 1] * row_factor * factor);
-      auto* const bits = reinterpret_cast<std::uint16_t*>(to + column);
-      if (aligned && column + 1 < dim) {
-        *reinterpret_cast<std::uint32_t*>(bits) = pair;
-        continue;
-      }
-      bits[0] = static_cast<std::uint16_t>(pair);
-      if (column + 1 < dim) bits[1] = static_cast<std::uint16_t>(pair >> 16);
+      store_pair<T>(operand, to + column, from[2 * half] * row_factor * factor,
+                    from[2 * half + 1] * row_factor * factor, dim - column);
     }
   }
 }

@@ -211,15 +211,15 @@ __device__ __forceinline__ void write_tile(const BackwardParams& params,
       dot_product_tile<T, kDim>(own, rows, lane, scores);
       dot_product_tile<T, kDim>(own + kBytes, rows + kBytes, lane, dscores);
       if constexpr (kCareful) {
-        const Band band(call.rules, walk.sequence, first_token, kTokens, first_key, kKeys);
+        const Band band(call.rules, walk.sequence, first_token, first_key);
         const std::int64_t num_rows = walk.sequence.query_len - first_token;
         visible = find_visible<kOwnKeys>(scale, band, num_rows, stats, scores, dscores);
         plain_gradients<kOwnKeys>(scale, stats, scores, dscores);
         clear_hidden<kOwnKeys>(visible, num_rows, scores, dscores);
       } else {
         plain_gradients<kOwnKeys>(scale, stats, scores, dscores);
-        const Band band(call.rules, walk.sequence, first_token, kTokens, first_key, kKeys);
-        if (!band.sees_all) apply_window<kOwnKeys>(band, scores, dscores);
+        const Band band(call.rules, walk.sequence, first_token, first_key);
+        if (!band.sees_all(kTokens, kKeys)) apply_window<kOwnKeys>(band, scores, dscores);
       }
     }
     if constexpr (kCareful) {

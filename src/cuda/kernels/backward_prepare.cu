@@ -1,7 +1,7 @@
 // What the backward pass does once for each row and key, before its products.
 //
 // prepare_rows: delta = rowsum(dout * out) - dlse, a block for each 64 rows of a head and a warp
-// for each row at a time. It also finds the rows and tiles that tensor cores need to know about, as
+// for two rows at a time. It also finds the rows and tiles that tensor cores need to know about, as
 // prepare_keys does for k and v. Reads q, out and dout (k and v) once: the limit is memory.
 //
 // zero_padding: a thread for each element of dk and dv that is padding.
@@ -19,13 +19,6 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRowsPerWarp = kTile / kWarps;
 
-template <class Storage>
-__device__ const Storage* row_of(const Operand& operand, std::int64_t offset, std::int64_t token,
-                                 std::int64_t head) {
-  return static_cast<const Storage*>(operand.data) + offset + token * operand.token_stride +
-         head * operand.head_stride;
-}
-
 template <class Compute>
 __device__ Compute load_lse(const LseOperand& lse, std::int64_t offset, std::int64_t token,
                             std::int64_t head) {
@@ -33,14 +26,72 @@ __device__ Compute load_lse(const LseOperand& lse, std::int64_t offset, std::int
                                offset + token * lse.token_stride + head * lse.head_stride);
 }
 
-/// Whether the elements that this lane has of a row are all finite.
+// A lane has 8 neighbouring elements of 2 rows at once, so that enough loads are under way.
+constexpr int kChunk = 8;
+constexpr int kBatch = 2;
+
 template <class Storage>
-__device__ bool is_finite_row(const Storage* row, std::int64_t dim) {
-  bool is_finite = true;
-  for (std::int64_t i = threadIdx.x % 32; i < dim; i += 32) {
-    is_finite = is_finite && isfinite(to_float(row[i]));
+struct Chunks {
+  Storage elements[kBatch][kChunk];
+
+  /// Elements [first, first + 8) of some rows; zeros past their ends.
+  __device__ Chunks(const Storage* const (&rows)[kBatch], std::int64_t first, std::int64_t dim) {
+    constexpr int kWords = sizeof elements[0] / sizeof(uint4);
+    bool is_aligned = first + kChunk <= dim;
+    for (const Storage* row : rows) {
+      is_aligned = is_aligned && reinterpret_cast<std::uintptr_t>(row + first) % sizeof(uint4) == 0;
+    }
+    if (is_aligned) {
+      uint4 words[kBatch][kWords];
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+          words[r][i] = reinterpret_cast<const uint4*>(rows[r] + first)[i];
+        }
+      }
+      memcpy(elements, words, sizeof elements);
+      return;
+    }
+    for (int r = 0; r < kBatch; ++r) {
+      for (int i = 0; i < kChunk; ++i) {
+        elements[r][i] = first + i < dim ? rows[r][first + i] : Storage(0.0F);
+      }
+    }
   }
-  return is_finite;
+  __device__ bool is_finite(int row) const {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) all = all && isfinite(to_float(elements[row][i]));
+    return all;
+  }
+};
+
+/// Some rows of an operand from a token on; the last that exists, again, for those past the end.
+template <class Storage>
+struct Rows {
+  const Storage* first[kBatch];
+
+  __device__ Rows(const Operand& operand, std::int64_t offset, std::int64_t token,
+                  std::int64_t length, std::int64_t head) {
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) {
+      const std::int64_t existing = token + r < length ? token + r : length - 1;
+      first[r] = static_cast<const Storage*>(operand.data) + offset +
+                 existing * operand.token_stride + head * operand.head_stride;
+    }
+  }
+};
+
+/// Clears the bits of rows of which this lane has an element that is not finite.
+template <class Storage>
+__device__ unsigned finite_rows(const Rows<Storage>& rows, std::int64_t dim, unsigned finite) {
+  for (std::int64_t i = threadIdx.x % 32 * kChunk; i < dim; i += 32 * kChunk) {
+    const Chunks<Storage> chunks(rows.first, i, dim);
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) finite &= ~(chunks.is_finite(r) ? 0U : 1U << r);
+  }
+  return finite;
 }
 
 template <class Storage>
@@ -61,28 +112,49 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first = (tile - params.row_tile_starts[index]) * kTile + warp * kRowsPerWarp;
   unsigned live = 0;
   bool is_finite = true;
-  for (int i = 0; i < kRowsPerWarp && first + i < sequence.query_len; ++i) {
-    const std::int64_t token = first + i;
-    const auto lse = load_lse<Compute>(call.lse, sequence.lse, token, head);
-    if (lse == -static_cast<Compute>(INFINITY)) {
-      if (lane == 0) stats[token] = {static_cast<Compute>(INFINITY), 0};
-      continue;
+  for (int i = 0; i < kRowsPerWarp && first + i < sequence.query_len; i += kBatch) {
+    const auto rows_of = [&](const Operand& operand, std::int64_t offset) {
+      return Rows<Storage>(operand, offset, first + i, sequence.query_len, head);
+    };
+    const Rows<Storage> out = rows_of(call.out, sequence.out);
+    const Rows<Storage> dout = rows_of(call.dout, sequence.dout);
+    Compute delta[kBatch] = {};
+    unsigned finite = (1U << kBatch) - 1;
+    for (std::int64_t column = lane * kChunk; column < call.value_dim; column += 32 * kChunk) {
+      const Chunks<Storage> of_out(out.first, column, call.value_dim);
+      const Chunks<Storage> of_dout(dout.first, column, call.value_dim);
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+#pragma unroll
+        for (int e = 0; e < kChunk; ++e) {
+          delta[r] = fma(widened<Compute>(of_out.elements[r][e]),
+                         widened<Compute>(of_dout.elements[r][e]), delta[r]);
+        }
+        finite &= ~(of_dout.is_finite(r) ? 0U : 1U << r);
+      }
     }
-    live |= 1U << i;
-    const Storage* out = row_of<Storage>(call.out, sequence.out, token, head);
-    const Storage* dout = row_of<Storage>(call.dout, sequence.dout, token, head);
-    Compute delta = 0;
-    for (std::int64_t column = lane; column < call.value_dim; column += 32) {
-      delta = fma(widened<Compute>(out[column]), widened<Compute>(dout[column]), delta);
+    if (params.live_rows != nullptr) {
+      finite = finite_rows(rows_of(call.q, sequence.q), call.head_dim, finite);
     }
-    for (int step = 16; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffffU, delta, step);
-    if (call.dlse.data != nullptr) {
-      delta -= load_lse<Compute>(call.dlse, sequence.dlse, token, head);
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) {
+      for (int step = 16; step > 0; step /= 2) {
+        delta[r] += __shfl_xor_sync(0xffffffffU, delta[r], step);
+      }
+      const std::int64_t token = first + i + r;
+      if (token >= sequence.query_len) continue;
+      const auto lse = load_lse<Compute>(call.lse, sequence.lse, token, head);
+      if (lse == -static_cast<Compute>(INFINITY)) {
+        if (lane == 0) stats[token] = {static_cast<Compute>(INFINITY), 0};
+        continue;
+      }
+      live |= 1U << (i + r);
+      is_finite = is_finite && (finite >> r & 1) != 0;
+      if (call.dlse.data != nullptr) {
+        delta[r] -= load_lse<Compute>(call.dlse, sequence.dlse, token, head);
+      }
+      if (lane == 0) stats[token] = {lse, delta[r]};
     }
-    if (lane == 0) stats[token] = {lse, delta};
-    if (params.live_rows == nullptr) continue;
-    is_finite = is_finite && is_finite_row(dout, call.value_dim) &&
-                is_finite_row(row_of<Storage>(call.q, sequence.q, token, head), call.head_dim);
   }
   if (params.live_rows == nullptr) return;
   if (lane == 0) live_of_warp[warp] = static_cast<std::uint8_t>(live);
@@ -108,13 +180,15 @@ __global__ void __launch_bounds__(kThreads)
   const Sequence& sequence = call.sequences[index];
   const std::int64_t first =
       (tile - params.key_tile_starts[index]) * kTile + threadIdx.x / 32 * kRowsPerWarp;
-  bool is_finite = true;
-  for (int i = 0; i < kRowsPerWarp && first + i < sequence.kv_len; ++i) {
-    is_finite =
-        is_finite &&
-        is_finite_row(row_of<Storage>(call.k, sequence.k, first + i, head), call.head_dim) &&
-        is_finite_row(row_of<Storage>(call.v, sequence.v, first + i, head), call.value_dim);
+  unsigned finite = (1U << kBatch) - 1;
+  for (int i = 0; i < kRowsPerWarp && first + i < sequence.kv_len; i += kBatch) {
+    const auto rows_of = [&](const Operand& operand, std::int64_t offset) {
+      return Rows<Storage>(operand, offset, first + i, sequence.kv_len, head);
+    };
+    finite = finite_rows(rows_of(call.k, sequence.k), call.head_dim, finite);
+    finite = finite_rows(rows_of(call.v, sequence.v), call.value_dim, finite);
   }
+  const bool is_finite = finite == (1U << kBatch) - 1;
   const bool all_finite = __syncthreads_and(is_finite) != 0;
   if (threadIdx.x != 0) return;
   params.keys_not_finite[block] = all_finite ? 0 : 1;

@@ -1,0 +1,341 @@
+// A warpgroup of Hopper's backward kernels that computes: scores, weights and gradients of scores,
+// and their sums.
+#pragma once
+
+#include "cuda/hopper/backward_tile.cuh"
+#include "cuda/kernels/backward_fragments.cuh"
+
+namespace ladon::cuda::hopper {
+
+using backward::Band;
+using backward::FragmentPlace;
+using backward::FragmentSums;
+
+/// Waits for all of the `threads` threads that use the barrier; 0 is __syncthreads().
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+/// The same; whether the answer of any of them is yes.
+__device__ __forceinline__ bool any_thread(int barrier, int threads, bool answer) {
+  unsigned any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, some;\n"
+      "setp.ne.u32 mine, %1, 0;\n"
+      "barrier.cta.red.or.pred some, %2, %3, mine;\n"
+      "selp.u32 %0, 1, 0, some;\n"
+      "}"
+      : "=r"(any)
+      : "r"(answer ? 1U : 0U), "r"(barrier), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
+/// Sets rows without their bit in `live` to 0; products may read the tile after the threads that
+/// call it have met at a barrier.
+template <class Pair>
+__device__ inline void zero_dead_rows(Pair& pair, std::uint64_t live, int thread, int threads) {
+  constexpr int kChunkBytes = 16;
+  constexpr int kChunks = static_cast<int>(sizeof(Pair)) / kChunkBytes;
+  const std::uint32_t address = shared_address(&pair);
+  for (int chunk = thread; chunk < kChunks; chunk += threads) {
+    const int row = chunk * kChunkBytes / kBoxRowBytes % kTile;
+    if ((live >> row & 1) == 0) {
+      store_16(address + static_cast<unsigned>(chunk * kChunkBytes), 0, 0, 0, 0);
+    }
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+template <class Half, int kColumns, bool kOwnKeys>
+class BackwardConsumer {
+ public:
+  using Memory = BackwardMemory<kColumns, kOwnKeys>;
+  using Pair = typename Memory::Pair;
+  using Sums = FragmentSums<Half, kColumns>;
+
+  __device__ __forceinline__ BackwardConsumer(const HopperBackwardParams& params, Memory& memory)
+      : params_(params.backward),
+        scale_(params.scale),
+        call_(params.backward.call),
+        memory_(memory),
+        group_(uniform(static_cast<int>(threadIdx.x) / kGroupThreads - 1)) {}
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      memory_.own_barriers.full.wait(own_.filled());
+      const auto& work = memory_.works[works_.stage()];
+      if (uniform(work.exists ? 1 : 0) == 0) return;
+      run_work(work, work.walks[group_]);
+      own_.advance();
+      works_.advance();
+    }
+  }
+
+ private:
+  static constexpr int kOwnTiles = Memory::kOwnTiles;
+  static constexpr int kOwnSteps = kColumns / 16;  // of a product over columns
+  static constexpr int kTileSteps = kTile / 16;    // of one over a tile's rows
+  static constexpr int kScoreGroups = kTile / 8;
+  using Scores = float[kScoreGroups][4];
+  using Walk = TileWalk<kOwnKeys>;
+
+  __device__ __forceinline__ void run_work(const BackwardWork<kOwnKeys, kOwnTiles>& work,
+                                           const Walk& walk) {
+    Sums sums;
+    Sums value_sums;
+    seen_ = {uniform(walk.others.begin), uniform(walk.others.end)};
+    met_ = {uniform(work.met.begin), uniform(work.met.end)};
+    if (met_.begin != met_.end) {
+      last_head_ = uniform(walk.first_head + walk.num_heads - 1);
+      next_ = {uniform(walk.first_head), met_.begin};
+      set_band(walk);
+      load_own(walk);
+      add_tiles(sums, value_sums);
+    }
+    release(memory_.own_barriers);
+    store(walk, sums, value_sums);
+  }
+
+  /// Of tile 0; each tile further moves it by 64, which stays within 32 bits.
+  __device__ __forceinline__ void set_band(const Walk& walk) {
+    constexpr std::int64_t kFar = std::int64_t{1} << 30;
+    const Band band(call_.rules, walk.sequence, kOwnKeys ? 0 : walk.own_begin(),
+                    kOwnKeys ? walk.own_begin() : 0, kFar);
+    low_ = uniform(band.low);
+    high_ = uniform(band.high);
+    keys_ = uniform(band.keys);
+  }
+
+  __device__ __forceinline__ int thread() const {
+    return static_cast<int>(threadIdx.x) % kGroupThreads;
+  }
+
+  __device__ __forceinline__ void load_own(const Walk& walk) {
+    Pair& own = memory_.own[group_];
+    const std::uint64_t live = seen_.begin == seen_.end ? ~std::uint64_t{0}
+                               : kOwnKeys
+                                   ? live_keys(walk.sequence, walk.own_tile)
+                                   : live_rows(params_, walk, walk.first_head, walk.own_tile);
+    if (live != ~std::uint64_t{0}) zero_dead_rows(own, live, thread(), kGroupThreads);
+    sync_threads(1 + group_, kGroupThreads);
+    if constexpr (!kOwnKeys) {
+      const FragmentPlace place;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t token = walk.own_begin() + place.own(2 * half);
+        stats_[half] =
+            token < walk.sequence.query_len
+                ? *backward::stats_of<float>(params_, walk.first_head, walk.row_start + token)
+                : RowStats<float>{INFINITY, 0};
+      }
+    }
+  }
+
+  /// Waits for the ring's next tile.
+  __device__ __forceinline__ void wait_for_tile() {
+    memory_.barriers[ring_.stage()].full.wait(ring_.filled());
+    const std::uint64_t live = memory_.infos[ring_.stage()].live;
+    if (uniform(live != ~std::uint64_t{0} ? 1 : 0) != 0) {
+      constexpr int kThreads = kOwnTiles * kGroupThreads;
+      constexpr int kBarrier = 1 + kOwnTiles;
+      sync_threads(kBarrier, kThreads);
+      zero_dead_rows(memory_.stages[ring_.stage()], live,
+                     static_cast<int>(threadIdx.x) - kGroupThreads, kThreads);
+      sync_threads(kBarrier, kThreads);
+    }
+  }
+  __device__ __forceinline__ void release(BufferBarriers& barriers) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barriers.empty.arrive();
+  }
+
+  /// A tile in shared memory.
+  struct Step {
+    int stage;
+    std::int32_t tile;
+  };
+
+  /// Finds the next tile that the own one meets and waits for it. False where there is none.
+  __device__ __forceinline__ bool find_next(Step& step) {
+    while (next_.head <= last_head_) {
+      step = {ring_.stage(), next_.tile};
+      if (++next_.tile == met_.end) next_ = {next_.head + 1, met_.begin};
+      wait_for_tile();
+      ring_.advance();
+      if (step.tile >= seen_.begin && step.tile < seen_.end) return true;
+      release(memory_.barriers[step.stage]);
+    }
+    return false;
+  }
+
+  /// S and dP: own rows times the rows of the tile.
+  __device__ __forceinline__ void start_scores(const Step& step, Scores& scores, Scores& dscores) {
+    const Pair& own = memory_.own[group_];
+    const Pair& tile = memory_.stages[step.stage];
+    hold_in_place(scores);
+    hold_in_place(dscores);
+    begin_products();
+    start_score(scores, own.first, tile.first);
+    commit_products();
+    start_score(dscores, own.second, tile.second);
+    commit_products();
+  }
+  using Boxes = unsigned char[Pair::kBoxes][Pair::kBoxBytes];
+  __device__ __forceinline__ void start_score(Scores& scores, const Boxes& own,
+                                              const Boxes& other) {
+    const TileOperand a(shared_address(own), Pair::kBoxBytes);
+    const TileOperand b(shared_address(other), Pair::kBoxBytes);
+    start_product<Half, false>(scores, a.descriptor(0), b.descriptor(0));
+#pragma unroll
+    for (int step = 1; step < kOwnSteps; ++step) {
+      const int offset = step / 4 * Pair::kBoxBytes + step % 4 * 32;
+      start_product<Half, true>(scores, a.descriptor(offset), b.descriptor(offset));
+    }
+  }
+
+  __device__ __forceinline__ void add_tiles(Sums& sums, Sums& value_sums) {
+    Scores scores;
+    Scores dscores;
+    Step step;
+    ring_.make_uniform();
+    hold_in_place(sums.sums);
+    hold_in_place(value_sums.sums);
+    while (find_next(step)) {
+      start_scores(step, scores, dscores);
+      finish_products<1>();
+      hold_in_place(scores);
+      weigh(step, scores);
+      finish_products<0>();
+      hold_in_place(dscores);
+      differentiate(step, scores, dscores);
+      mask(step, scores, dscores);
+      if constexpr (kOwnKeys) pack_operand(scores, weights_);
+      pack_operand(dscores, gradients_);
+      start_sums(step, sums, value_sums);
+      finish_products<0>();
+      hold_in_place(sums.sums);
+      hold_in_place(value_sums.sums);
+      release(memory_.barriers[step.stage]);
+    }
+  }
+
+  /// S to P.
+  __device__ __forceinline__ void weigh(const Step& step, Scores& scores) {
+#pragma unroll
+    for (int n = 0; n < kScoreGroups; ++n) {
+      if constexpr (kOwnKeys) load_stats(step, n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[n][i] =
+            backward::plain_weight(scores[n][i], scale_, stats_[kOwnKeys ? i % 2 : i / 2].lse);
+      }
+    }
+  }
+  /// dP to dS.
+  __device__ __forceinline__ void differentiate(const Step& step, const Scores& weights,
+                                                Scores& dscores) {
+#pragma unroll
+    for (int n = 0; n < kScoreGroups; ++n) {
+      if constexpr (kOwnKeys) load_stats(step, n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        dscores[n][i] = weights[n][i] * (dscores[n][i] - stats_[kOwnKeys ? i % 2 : i / 2].delta);
+      }
+    }
+  }
+  /// Of the two rows whose scores with the own keys are in group n.
+  __device__ __forceinline__ void load_stats(const Step& step, int n) {
+    const FragmentPlace place;
+    const auto pair =
+        *reinterpret_cast<const float4*>(&memory_.infos[step.stage].stats[place.other(n, 0)]);
+    stats_[0] = {pair.x, pair.y};
+    stats_[1] = {pair.z, pair.w};
+  }
+
+  __device__ __forceinline__ void mask(const Step& step, Scores& weights, Scores& gradients) {
+    const int moved = kOwnKeys ? step.tile * kTile : -step.tile * kTile;
+    const Band band{low_ + moved, high_ + moved, keys_ + (kOwnKeys ? 0 : moved)};
+    if (!band.sees_all(kTile, kTile)) backward::apply_window<kOwnKeys>(band, weights, gradients);
+  }
+
+  /// Rounds P or dS to the operand A of products over the tile's rows.
+  __device__ __forceinline__ static void pack_operand(const Scores& values,
+                                                      std::uint32_t (&a)[kTileSteps][4]) {
+#pragma unroll
+    for (int step = 0; step < kTileSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&from)[4] = values[2 * step + i / 2];
+        a[step][i] = pack<Half>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  /// dk (or dq) += dS first, dv += P second.
+  __device__ __forceinline__ void start_sums(const Step& step, Sums& sums, Sums& value_sums) {
+    const Pair& tile = memory_.stages[step.stage];
+    hold_in_place(sums.sums);
+    hold_in_place(value_sums.sums);
+    hold_in_place(gradients_);
+    if constexpr (kOwnKeys) hold_in_place(weights_);
+    begin_products();
+    if constexpr (kOwnKeys) start_sum(value_sums, weights_, tile.second);
+    start_sum(sums, gradients_, tile.first);
+    commit_products();
+  }
+  __device__ __forceinline__ void start_sum(Sums& sums, const std::uint32_t (&a)[kTileSteps][4],
+                                            const Boxes& rows) {
+    const TileOperand b(shared_address(rows), Pair::kBoxBytes);
+#pragma unroll
+    for (int step = 0; step < kTileSteps; ++step) {
+      start_product<Half, true>(sums.sums, a[step], b.descriptor(step * 16 * kBoxRowBytes));
+    }
+  }
+
+  __device__ __forceinline__ void store(const Walk& walk, const Sums& sums,
+                                        const Sums& value_sums) {
+    if (*params_.any_not_finite != 0) {
+      // A tile that does not exist has no flag, and stores nothing.
+      const bool found = seen_.begin != seen_.end &&
+                         backward::finds_non_finite(params_, walk, thread(), kGroupThreads);
+      if (any_thread(1 + group_, kGroupThreads, found)) return;  // to the careful kernel
+    }
+    const Sequence& sequence = walk.sequence;
+    const std::int64_t begin = walk.own_begin();
+    const auto start = [&](const Operand& operand, std::int64_t offset, std::int64_t head) {
+      return offset + head * operand.head_stride + begin * operand.token_stride;
+    };
+    if constexpr (kOwnKeys) {
+      const std::int64_t count = sequence.kv_len - begin;
+      store_sums(sums, scale_, call_.dk, start(call_.dk, sequence.dk, walk.kv_head), count,
+                 static_cast<int>(call_.head_dim));
+      store_sums(value_sums, 1.0F, call_.dv, start(call_.dv, sequence.dv, walk.kv_head), count,
+                 static_cast<int>(call_.value_dim));
+    } else {
+      store_sums(sums, scale_, call_.dq, start(call_.dq, sequence.dq, walk.first_head),
+                 sequence.query_len - begin, static_cast<int>(call_.head_dim));
+    }
+  }
+
+  const BackwardParams& params_;
+  const float& scale_;  // in constant memory
+  const AttentionParams& call_;
+  Memory& memory_;
+  const int group_;
+  TileRange seen_;  // tiles that the own one meets
+  TileRange met_;   // those that any own tile of the block meets
+  int last_head_ = 0;
+  int low_ = 0;  // the Band of the own tile and tile 0
+  int high_ = 0;
+  int keys_ = 0;
+  RowStats<float> stats_[2];
+  std::uint32_t weights_[kOwnKeys ? kTileSteps : 1][4];
+  std::uint32_t gradients_[kTileSteps][4];
+  RingPosition<Memory::kStages> ring_;
+  RingPosition<3> works_;
+  RingPosition<1> own_;
+  OtherTile next_ = {0, 0};
+};
+
+}  // namespace ladon::cuda::hopper
