@@ -74,11 +74,12 @@ class RowFactor<float> {
 };
 
 template <class Compute>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     normalise_rows(const __grid_constant__ NormForwardParams params) {
   const NormParams& norm = params.norm;
   const NormLane lane(norm.dim);
   const bool to_odd = size_of(norm.y.dtype) == 2;
+  const auto offset = static_cast<Compute>(norm.weight_offset);
   const std::int64_t rows_at_once = kThreads / lane.threads;
   for (std::int64_t first = blockIdx.x * rows_at_once; first < norm.rows;
        first += gridDim.x * rows_at_once) {
@@ -102,8 +103,7 @@ __global__ void __launch_bounds__(kThreads)
       const Chunk<Compute> weight = load_chunk<Compute>(norm.weight, 0, i, count);
 #pragma unroll
       for (int n = 0; n < kChunk; ++n) {
-        x.values[n] = factor.scaled(
-            x.values[n], weight.values[n] + static_cast<Compute>(norm.weight_offset), to_odd);
+        x.values[n] = factor.scaled(x.values[n], weight.values[n] + offset, to_odd);
       }
       store_chunk(norm.y, row, i, count, x);
     });
