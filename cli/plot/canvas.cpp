@@ -1,7 +1,7 @@
 #include "plot/canvas.h"
 
 #include "failure.h"
-#ifdef LADON_CAIRO
+#ifdef LADON_WITH_CAIRO
 #include "plot/cairo_canvas.h"
 #endif
 #include "plot/svg_canvas.h"
@@ -23,7 +23,7 @@ void Canvas::outline(const Box& box, Color color, double thickness) {
 void check_picture_path(std::string_view option, const std::filesystem::path& path) {
   const std::filesystem::path extension = path.extension();
   if (is_standard_output(path.string()) || extension == ".svg") return;
-#ifdef LADON_CAIRO
+#ifdef LADON_WITH_CAIRO
   if (extension == ".png" || extension == ".pdf") return;
   const char* const expected = ".svg, .png or .pdf";
 #else
@@ -35,7 +35,7 @@ void check_picture_path(std::string_view option, const std::filesystem::path& pa
 
 std::unique_ptr<Canvas> make_canvas([[maybe_unused]] const std::filesystem::path& path,
                                     double width, double height) {
-#ifdef LADON_CAIRO
+#ifdef LADON_WITH_CAIRO
   if (path.extension() == ".png") return make_cairo_canvas(CairoFormat::kPng, width, height);
   if (path.extension() == ".pdf") return make_cairo_canvas(CairoFormat::kPdf, width, height);
 #endif

@@ -12,6 +12,13 @@
 
 namespace ladon::test {
 
+/// Whether the command was built with Cairo, and so draws PNG and PDF.
+inline constexpr bool kWithCairo = LADON_COMMAND_HAS_CAIRO;
+/// What its complaints about a picture's name end in.
+inline constexpr const char* kPictureNames =
+    kWithCairo ? "ends in .svg, .png or .pdf"
+               : "ends in .svg (this build has no Cairo, which draws .png and .pdf)";
+
 struct Outcome {
   int status = -1;  // -1: ended by a signal
   int signal = 0;

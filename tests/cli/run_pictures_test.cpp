@@ -12,10 +12,16 @@ namespace ladon::test {
 namespace {
 
 TEST_F(CliRun, PicturesOfTheWeights) {
-  document_of(arguments({"--weights", file("w.png"), "--sequence", "1"}));
   document_of(arguments({"--weights", file("w.svg"), "--cached"}));
-  EXPECT_EQ(files(), (std::vector<std::string>{"w.png", "w.svg", "x.npy", "y.npy"}));
-  EXPECT_TRUE(read_bytes(file("w.png")).starts_with("\x89PNG\r\n\x1a\n"));
+  EXPECT_EQ(files(), (std::vector<std::string>{"w.svg", "x.npy", "y.npy"}));
+  const std::vector<std::string> png = arguments({"--weights", file("w.png"), "--sequence", "1"});
+  if (kWithCairo) {
+    document_of(png);
+    EXPECT_EQ(files(), (std::vector<std::string>{"w.png", "w.svg", "x.npy", "y.npy"}));
+    EXPECT_TRUE(read_bytes(file("w.png")).starts_with("\x89PNG\r\n\x1a\n"));
+  } else {
+    EXPECT_NE(complaint_of(png, 2).find(kPictureNames), std::string::npos);
+  }
   const std::string svg = read_bytes(file("w.svg"));
   EXPECT_TRUE(svg.starts_with("<svg "));
   EXPECT_TRUE(svg.ends_with("</svg>\n"));
@@ -36,8 +42,10 @@ TEST_F(CliRun, PicturesAsPdfWithTokensAndSomeHeads) {
     all.insert(all.end(), more.begin(), more.end());
     return arguments(all);
   };
-  document_of(with("w.pdf"));
-  EXPECT_TRUE(read_bytes(file("w.pdf")).starts_with("%PDF-"));
+  if (kWithCairo) {
+    document_of(with("w.pdf"));
+    EXPECT_TRUE(read_bytes(file("w.pdf")).starts_with("%PDF-"));
+  }
   document_of(with("w.svg"));
   const std::string svg = read_bytes(file("w.svg"));
   for (const char* words : {"head 1", "head 4", "head 5", "t12&lt;", ">masked<"}) {
