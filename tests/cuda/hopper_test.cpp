@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "cuda/cuda_test.h"
 #include "ladon/attention.h"
+#include "ladon/multi_head_attention.h"
 #include "support/error_of.h"
 #include "support/run_case.h"
 
@@ -91,12 +93,33 @@ TEST_F(CudaHopper, WithinTheBound) {
   }
 }
 
+/// The gradients of q, k and v.
+std::vector<Tensor> gradients_of(const Context& context, const Tensor& q, const Tensor& k,
+                                 const Tensor& v, const Tensor& dout,
+                                 const AttentionOptions& options) {
+  Tensor out(context, q.dtype(), dout.shape());
+  Tensor lse(context, DType::kF32, {q.size(0), q.size(2), q.size(1)});
+  attention(context, q, k, v, options, out, lse);
+  std::vector<Tensor> gradients;
+  for (const Tensor* like : {&q, &k, &v}) {
+    gradients.emplace_back(context, like->dtype(), like->shape());
+  }
+  attention_backward(context, q, k, v, options, {.out = out, .lse = lse, .dout = dout},
+                     {.dq = gradients[0], .dk = gradients[1], .dv = gradients[2]});
+  return gradients;
+}
+bool all_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Tensor& x, const Tensor& y) { return same_bits(x, y); });
+}
+
 TEST_F(CudaHopper, LongSequencesHaveTheSameBits) {
   constexpr std::int64_t kLength = 5000;
   for (const std::int64_t dim : {64, 128}) {
     const Tensor q = normal(DType::kBF16, {2, kLength, 8, dim}, 1, 3);
     const Tensor k = normal(DType::kBF16, {2, kLength, 2, dim}, 2, 3);
     const Tensor v = normal(DType::kBF16, {2, kLength, 2, dim}, 3);
+    const Tensor dout = normal(DType::kBF16, {2, kLength, 8, dim}, 4);
     for (const AttentionOptions& options :
          {AttentionOptions{}, AttentionOptions{.causal = true},
           AttentionOptions{.causal = true, .window_left = 1000}}) {
@@ -104,6 +127,9 @@ TEST_F(CudaHopper, LongSequencesHaveTheSameBits) {
       const Tensor fast = attention(*hopper_, q, k, v, options);
       const Tensor expected = attention(*generic_, q, k, v, options);
       EXPECT_TRUE(same_bits(fast, expected)) << dim;
+      EXPECT_TRUE(all_same_bits(gradients_of(*hopper_, q, k, v, dout, options),
+                                gradients_of(*generic_, q, k, v, dout, options)))
+          << dim;
     }
   }
 }
@@ -112,10 +138,14 @@ TEST_F(CudaHopper, SameBitsEveryTime) {
   const Tensor q = normal(DType::kBF16, {2, 1500, 12, 128}, 1);
   const Tensor k = normal(DType::kBF16, {2, 1500, 4, 128}, 2);
   const Tensor v = normal(DType::kBF16, {2, 1500, 4, 128}, 3);
+  const Tensor dout = normal(DType::kBF16, {2, 1500, 12, 128}, 4);
   context().synchronize();
   const Tensor first = attention(*hopper_, q, k, v, {.causal = true});
+  const std::vector<Tensor> gradients = gradients_of(*hopper_, q, k, v, dout, {.causal = true});
   for (int i = 0; i < 200; ++i) {
     ASSERT_TRUE(same_bits(attention(*hopper_, q, k, v, {.causal = true}), first)) << i;
+    ASSERT_TRUE(all_same_bits(gradients_of(*hopper_, q, k, v, dout, {.causal = true}), gradients))
+        << i;
   }
 }
 
@@ -136,7 +166,13 @@ TEST_F(CudaHopper, InfinityAndNanReachTheRowsThatSeeThem) {
   const Tensor q = normal(DType::kBF16, {1, kLength, 4, 64}, 1);
   const Tensor k = normal(DType::kBF16, {1, kLength, 2, 64}, 2);
   const Tensor v = normal(DType::kBF16, {1, kLength, 2, 64}, 3);
+  const Tensor dout = normal(DType::kBF16, {1, kLength, 4, 64}, 4);
   const AttentionOptions options{.causal = true};
+  const auto expect_same_gradients = [&](const Tensor& queries, const Tensor& keys,
+                                         const Tensor& values, const Tensor& gradient) {
+    EXPECT_TRUE(all_same_bits(gradients_of(*hopper_, queries, keys, values, gradient, options),
+                              gradients_of(*generic_, queries, keys, values, gradient, options)));
+  };
   for (const float value :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -1e38F}) {
     for (const std::int64_t token : {std::int64_t{0}, std::int64_t{300}, kLength - 1}) {
@@ -148,7 +184,45 @@ TEST_F(CudaHopper, InfinityAndNanReachTheRowsThatSeeThem) {
       EXPECT_TRUE(same_bits(attention(*hopper_, q, k, values, options),
                             attention(*generic_, q, k, values, options)))
           << "value " << token << " of " << value;
+      SCOPED_TRACE("token " + std::to_string(token) + " of " + std::to_string(value));
+      expect_same_gradients(q, keys, v, dout);
+      expect_same_gradients(q, k, values, dout);
+      expect_same_gradients(with_token(context(), q, token, value), k, v, dout);
+      expect_same_gradients(q, k, v, with_token(context(), dout, token, value));
     }
+  }
+}
+
+/// Projections and their gradients, large enough for Hopper's products.
+TEST_F(CudaHopper, LayersHaveTheSameBits) {
+  constexpr std::int64_t kEmbed = 1544;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const MultiHeadAttention layer({.embed_dim = kEmbed,
+                                    .num_heads = 12,
+                                    .num_kv_heads = 12,
+                                    .head_dim = 128,
+                                    .query_bias = true,
+                                    .out_bias = true,
+                                    .causal = true,
+                                    .dtype = dtype},
+                                   5);
+    const Tensor x = normal(dtype, {3, 450, kEmbed}, 1);
+    const Tensor grad = normal(dtype, {3, 450, kEmbed}, 2);
+    context().synchronize();
+    std::vector<std::vector<Tensor>> results;
+    for (const Context* where : {&*hopper_, &*generic_}) {
+      MultiHeadAttention trained = layer;
+      trained.to(*where);
+      const TrainingForward forward = trained.forward_training(*where, {.query = x});
+      std::vector<Tensor> all;
+      all.push_back(trained.backward(*where, grad, forward.saved).query);
+      all.push_back(forward.out.to_host());
+      for (const Parameter& parameter : trained.named_parameters()) {
+        all.push_back(parameter.gradient.to_host());
+      }
+      results.push_back(std::move(all));
+    }
+    EXPECT_TRUE(all_same_bits(results[0], results[1])) << name_of(dtype);
   }
 }
 

@@ -84,6 +84,12 @@ __device__ __forceinline__ void hold_in_place(Sums (&sums)[kCount]) {
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+#define LADON_SUMS_96(s, n) LADON_SUMS_64(s, n), LADON_SUMS_32(s, (n) + 16)
+#define LADON_NAMES_96                                                            \
+  LADON_NAMES_64                                                                  \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, " \
+  "%79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+
 /// Starts sums += a b with A in registers. kTransposed: rows of B in memory are steps of k, else
 /// columns of the product. Without kAdds the sums that were there do not count.
 template <class Half, bool kTransposed, bool kAdds = true, int kGroups>
@@ -118,35 +124,54 @@ __device__ __forceinline__ void start_product(float (&sums)[kGroups][4],
   }
 }
 
-/// The same with A in shared memory; rows of A and of B are rows and columns of the product.
-template <class Half, bool kAdds, int kGroups>
+/// The same with A in shared memory. Rows of A and B in memory are rows and columns of the product,
+/// or steps of k where they are transposed.
+template <class Half, bool kAdds, bool kTransposedA = false, bool kTransposedB = false, int kGroups>
 __device__ __forceinline__ void start_product(float (&sums)[kGroups][4], std::uint64_t a,
                                               std::uint64_t b) {
   constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
-  static_assert(kGroups == 8 || kGroups == 16);
+  static_assert(kGroups == 8 || kGroups == 16 || kGroups == 24);
   if constexpr (kGroups == 8 && kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LADON_NAMES_32
-                 "}, %32, %33, %34, 1, 1, 0, 0;"
+                 "}, %32, %33, %34, 1, 1, %35, %36;"
                  : LADON_SUMS_32(sums, 0)
-                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0));
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
   } else if constexpr (kGroups == 8) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" LADON_NAMES_32
-                 "}, %32, %33, %34, 1, 1, 0, 0;"
+                 "}, %32, %33, %34, 1, 1, %35, %36;"
                  : LADON_SUMS_32(sums, 0)
-                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0));
-  } else if constexpr (kBf16) {
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
+  } else if constexpr (kGroups == 16 && kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LADON_NAMES_64
-                 "}, %64, %65, %66, 1, 1, 0, 0;"
+                 "}, %64, %65, %66, 1, 1, %67, %68;"
                  : LADON_SUMS_64(sums, 0)
-                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0));
-  } else {
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
+  } else if constexpr (kGroups == 16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" LADON_NAMES_64
-                 "}, %64, %65, %66, 1, 1, 0, 0;"
+                 "}, %64, %65, %66, 1, 1, %67, %68;"
                  : LADON_SUMS_64(sums, 0)
-                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0));
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
+  } else if constexpr (kBf16) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" LADON_NAMES_96
+                 "}, %96, %97, %98, 1, 1, %99, %100;"
+                 : LADON_SUMS_96(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
+  } else {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {" LADON_NAMES_96
+                 "}, %96, %97, %98, 1, 1, %99, %100;"
+                 : LADON_SUMS_96(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
   }
 }
 
+#undef LADON_NAMES_96
+#undef LADON_SUMS_96
 #undef LADON_NAMES_64
 #undef LADON_NAMES_32
 #undef LADON_SUMS_64

@@ -201,7 +201,7 @@ template <class Compute, int kPerThread>
 __global__ void __launch_bounds__(kThreads) multiply_fma(const __grid_constant__ Product product) {
   using Tile = FmaTile<Compute, kPerThread>;
   __shared__ typename Tile::Shared shared;
-  const BlockTile tile = tile_of_block(product, Tile::kSide, Tile::kSide);
+  const BlockTile tile = tile_at(product, blockIdx.x, Tile::kSide, Tile::kSide);
   const std::int64_t row_a = std::int64_t{tile.m} * Tile::kSide;
   const std::int64_t row_b = std::int64_t{tile.n} * Tile::kSide;
   bool adds = product.c.adds;

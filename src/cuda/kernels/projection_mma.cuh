@@ -226,19 +226,22 @@ template <class Shape>
 __device__ inline void add_bias(Sums<Shape>& sums, const Product& product, const BlockTile& tile) {
   if (product.bias.data == nullptr) return;
   const std::int64_t first_column = first_column_of<Shape>(tile);
+  with_storage_type(product.bias.dtype, [&](auto zero) {
+    const auto* const bias = static_cast<const decltype(zero)*>(product.bias.data) + first_column;
+    const std::int64_t columns = product.n - first_column;
 #pragma unroll
-  for (int j = 0; j < Shape::kTilesN; ++j) {
+    for (int j = 0; j < Shape::kTilesN; ++j) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const std::int64_t column = first_column + 8 * j + e;
-      const float bias = column < product.n ? bias_at<float>(product.bias, column) : 0;
+      for (int e = 0; e < 2; ++e) {
+        const float added = 8 * j + e < columns ? upconvert<float>(bias[8 * j + e]) : 0;
 #pragma unroll
-      for (int i = 0; i < Shape::kTilesM; ++i) {
-        sums.of[i][j][e] += bias;
-        sums.of[i][j][2 + e] += bias;
+        for (int i = 0; i < Shape::kTilesM; ++i) {
+          sums.of[i][j][e] += added;
+          sums.of[i][j][2 + e] += added;
+        }
       }
     }
-  }
+  });
 }
 
 /// c = sums + bias, in c's dtype.
@@ -284,7 +287,7 @@ template <class Element, class Shape, class Layout, class Epilogue>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     multiply_tensor_core(const __grid_constant__ Product product) {
   extern __shared__ __align__(128) unsigned char stages[];
-  const BlockTile tile = tile_of_block(product, Shape::kM, Shape::kN);
+  const BlockTile tile = tile_at(product, blockIdx.x, Shape::kM, Shape::kN);
   const auto rows_of = [&](const ProductOperand& operand, std::int64_t row, std::int64_t rows,
                            std::int64_t k) -> OperandRows {
     return {.data = static_cast<const std::uint16_t*>(operand.data) +

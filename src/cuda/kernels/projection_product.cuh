@@ -126,13 +126,14 @@ struct BlockTile {
 
 /// Consecutive blocks walk down bands of eight tiles, so that the blocks that run at one time share
 /// rows of a and of b in L2. A grid has fewer than 2^31 blocks.
-__device__ inline BlockTile tile_of_block(const Product& product, int tile_m, int tile_n) {
+__device__ inline BlockTile tile_at(const Product& product, unsigned block, int tile_m,
+                                    int tile_n) {
   constexpr unsigned kBand = 8;
   const auto tiles_m = static_cast<unsigned>(ceil_div(product.m, tile_m));
   const auto tiles_n = static_cast<unsigned>(ceil_div(product.n, tile_n));
   const auto splits = static_cast<unsigned>(product.splits);
-  const unsigned outer = blockIdx.x / (tiles_m * tiles_n);
-  const unsigned index = blockIdx.x % (tiles_m * tiles_n);
+  const unsigned outer = block / (tiles_m * tiles_n);
+  const unsigned index = block % (tiles_m * tiles_n);
   const unsigned band = index / (kBand * tiles_n);
   const unsigned in_band = index % (kBand * tiles_n);
   const unsigned height = min(kBand, tiles_m - band * kBand);

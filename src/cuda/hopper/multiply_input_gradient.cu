@@ -1,0 +1,12 @@
+// dx += dy W of 16-bit operands. See product.cuh.
+
+#include "cuda/hopper/multiply.cuh"
+#include "cuda/hopper/multiply.h"
+
+namespace ladon::cuda::hopper {
+
+bool multiply_input_gradient(Queue& queue, const Product& product) {
+  return multiply<projection::AlongK<true, false>, projection::AddSums>(queue, product);
+}
+
+}  // namespace ladon::cuda::hopper
