@@ -122,6 +122,64 @@ TEST_F(CudaChunks, P10_Attention) {
   }
 }
 
+/// One call over all tokens runs another kernel than tokens one by one.
+TEST_F(CudaChunks, P10_AttentionOverInt8) {
+  constexpr std::int64_t kLength = 1100;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const std::int64_t dim : {128, 64, 80, 36}) {
+      const Tensor q = normal(dtype, {kBatch, kLength, 6, dim}, 1);
+      const Tensor k = normal(dtype, {kBatch, kLength, 2, dim}, 2);
+      const Tensor v = normal(dtype, {kBatch, kLength, 2, dim}, 3);
+      const KvCacheOptions cache_options{
+          .batch = kBatch, .num_kv_heads = 2, .head_dim = dim, .format = DType::kI8};
+      const auto attend = [&](const CacheKind& kind, const AttentionOptions& options,
+                              const std::vector<std::int64_t>& chunks) {
+        KvCache cache = make_cache(context(), kind, cache_options, 2 * kBatch * kLength);
+        Tensor out(context(), dtype, q.shape());
+        in_chunks(kLength, chunks, [&](std::int64_t begin, std::int64_t end) {
+          const auto tokens = [&](const Tensor& all) { return all.view().slice(1, begin, end); };
+          KvAppend append(context(), cache, tokens(k), tokens(v));
+          attention(context(), tokens(q), append.view(), options, out.view().slice(1, begin, end));
+          append.commit();
+        });
+        return out;
+      };
+      for (const bool has_window : {false, true}) {
+        AttentionOptions options{.causal = true};
+        if (has_window) options.window_left = kWindow;
+        const Tensor whole = attend({"contiguous"}, options, {kLength});
+        for (const CacheKind& kind : kinds_of(has_window)) {
+          EXPECT_TRUE(same_bits(attend(kind, options, {200, 1, 1, 2, 33, 1, 1, 1, 3}), whole))
+              << name_of(dtype) << " dim " << dim << ", " << kind.name << " " << kind.page_size
+              << (has_window ? ", window" : "");
+        }
+      }
+    }
+  }
+}
+
+/// A token whose scale is NaN shares a block of keys with those that are seen.
+TEST_F(CudaChunks, NanOutsideTheWindowOfAnInt8Cache) {
+  constexpr std::int64_t kLength = 200;
+  const auto decode = [&](bool has_nan) {
+    Tensor k = Tensor(DType::kBF16, {1, kLength, 2, 64});
+    fill_normal(host_context(), k, 0, 1, 5);
+    if (has_nan) {
+      auto* const bits = static_cast<std::uint16_t*>(k.data());
+      std::fill_n(bits + 180 * 2 * 64, 2 * 64, std::uint16_t{0x7fc0});
+    }
+    const Tensor on_device = k.to(context());
+    KvCache cache = KvCache::contiguous(
+        context(), {.num_kv_heads = 2, .head_dim = 64, .format = DType::kI8}, kLength);
+    cache.append(context(), on_device, on_device);
+    const Tensor q = normal(DType::kBF16, {1, 1, 16, 64}, 6);
+    Tensor out(context(), DType::kBF16, q.shape());
+    attention(context(), q, cache.view(), {.causal = true, .window_left = 10}, out);
+    return out;
+  };
+  EXPECT_TRUE(same_bits(decode(true), decode(false)));
+}
+
 TEST_F(CudaChunks, P10_MultiHeadAttention) {
   for (const DType dtype : kFloats) {
     for (const bool windowed : {false, true}) {

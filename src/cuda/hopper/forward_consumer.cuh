@@ -16,7 +16,7 @@ template <class Half, int kColumns>
 class ForwardConsumer {
  public:
   using Memory = ForwardMemory<kColumns>;
-  using Scores = ForwardScores<Half, false>;
+  using Scores = ForwardScores<Half, ForwardRules::kWindow>;
   using Sums = ForwardSums<Half, kColumns / 8>;
 
   __device__ __forceinline__ ForwardConsumer(const HopperForwardParams& params, Memory& memory)

@@ -24,6 +24,9 @@ constexpr std::int64_t kMostSplitRows = 256;
 // Longer heads would not leave room for the queries in shared memory.
 constexpr std::int64_t kLongestMmaHead = 640;
 
+// Segments that a thread reads before it folds them: one by one, each would wait for memory.
+constexpr int kFoldedAtOnce = 16;
+
 /// Folds one row's segments. One block of threads a row; threads have columns.
 template <class Compute, class Exp>
 struct FoldParams {
@@ -52,12 +55,23 @@ __global__ void fold_segments(const __grid_constant__ FoldParams<Compute, Exp> p
   for (std::int64_t column = threadIdx.x; column < call.value_dim; column += blockDim.x) {
     RowState<Compute> total;
     Compute sum = 0;
-    for (std::int64_t segment = begin; segment < end; ++segment) {
-      const std::int64_t index = partials.index(place, segment, row);
-      const RowState<Compute> added{partials.maximum[index], partials.sum[index]};
-      const Fold<Compute> fold(total, added, params.exp_of);
-      total = fold.state;
-      sum = fold(sum, partials.out[index * call.value_dim + column]);
+    for (std::int64_t first = begin; first < end; first += kFoldedAtOnce) {
+      RowState<Compute> added[kFoldedAtOnce];
+      Compute sums[kFoldedAtOnce];
+#pragma unroll
+      for (int i = 0; i < kFoldedAtOnce; ++i) {
+        if (first + i >= end) continue;
+        const std::int64_t index = partials.index(place, first + i, row);
+        added[i] = {partials.maximum[index], partials.sum[index]};
+        sums[i] = partials.out[index * call.value_dim + column];
+      }
+#pragma unroll
+      for (int i = 0; i < kFoldedAtOnce; ++i) {
+        if (first + i >= end) continue;
+        const Fold<Compute> fold(total, added[i], params.exp_of);
+        total = fold.state;
+        sum = fold(sum, sums[i]);
+      }
     }
     const RowResult<Compute> result =
         finish_row(call.rules, head, total.maximum * static_cast<Compute>(params.forward.natural),
@@ -174,21 +188,26 @@ void attend(Queue& queue, const AttentionParams& call) {
     const PartialMemory<float> memory(queue, call, segments);
     const bool is_bf16 = call.q.dtype == DType::kBF16;
     const bool is_scaled = call.kv_layout.k_scales != nullptr;
-    const ForwardKind kind{rows <= mma_rows(true), call.head_dim > kTileColumns,
-                           is_scaled || !is_plain(call)};
     ForwardParams<float> params;
     params.call = sequences.params();
     params.partials = memory.partials();
     const double log2e = std::numbers::log2e;
-    params.factor = static_cast<float>(kind.full ? log2e : call.rules.scale * log2e);
-    params.natural = kind.full ? 1.0F : static_cast<float>(call.rules.scale);
     params.only_scales = is_scaled && is_plain(call);
     params.aligned_q = is_aligned(call, call.q, &Sequence::q, call.head_dim, 16);
     params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
     params.aligned_out = is_aligned(call, call.out, &Sequence::out, 8, 16);
-    if (queue.kernels() == KernelSet::kHopper && !kind.full &&
-        hopper::attend(queue, call, params)) {
+    ForwardKind kind{.few_rows = rows <= mma_rows(true), .streamed = call.head_dim > kTileColumns};
+    const bool is_window = is_plain(call) && !is_scaled;
+    if (is_window) {
+      kind.rules = ForwardRules::kWindow;
+    } else if (params.only_scales && kind.few_rows && !kind.streamed && params.aligned_k &&
+               params.aligned_v) {
+      kind.rules = ForwardRules::kIntegers;
+    }
+    params.factor = static_cast<float>(is_window ? call.rules.scale * log2e : log2e);
+    params.natural = is_window ? static_cast<float>(call.rules.scale) : 1.0F;
+    if (queue.kernels() == KernelSet::kHopper && is_window && hopper::attend(queue, call, params)) {
       return;
     }
     run(
@@ -201,7 +220,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     return;
   }
   const bool is_f64 = call.q.dtype == DType::kF64;
-  const ForwardKind kind{rows <= simt_rows(true, is_f64), false, true};
+  const ForwardKind kind{.few_rows = rows <= simt_rows(true, is_f64)};
   const auto run_simt = [&]<class Compute>(Compute one, const auto& launch) {
     const PartialMemory<Compute> memory(queue, call, segments);
     ForwardParams<Compute> params;

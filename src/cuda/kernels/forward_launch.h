@@ -1,6 +1,8 @@
 // Launches of the forward kernels; each is defined in the file that instantiates it.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/queue.h"
 
 namespace ladon::cuda {
@@ -8,11 +10,16 @@ namespace ladon::cuda {
 template <class Compute>
 struct ForwardParams;
 
+/// What a tensor-core kernel can do to scores: a positive scale and a window; the same over an int8
+/// cache, whose elements stay int8 until they are multiplied; every rule, over any cache.
+enum class ForwardRules : std::uint8_t { kWindow, kIntegers, kAll };
+
 /// Which kernel a call needs.
 struct ForwardKind {
   bool few_rows = false;  // at most 16 (tensor cores) or 8 rows a KV head
-  bool streamed = false;  // head_dim above 128; tensor cores only
-  bool full = false;      // more rules than a scale and a window; tensor cores only
+  // Tensor cores only.
+  bool streamed = false;  // head_dim above 128
+  ForwardRules rules = ForwardRules::kAll;
 };
 
 void launch_forward_bf16(Queue& queue, const ForwardKind& kind, std::int64_t tasks,

@@ -1,12 +1,16 @@
 // Attention forward on tensor cores, for q, k and v of one 16-bit dtype, and for int8 caches.
 //
 // A block of kWarps warps computes 16 * kWarps query rows of one KV head (rows of all its query
-// heads, token-major) over key blocks of 64; a warp owns 16 rows:
+// heads, token-major) over key blocks of 64; a warp owns 16 rows, or they share them (kShared):
 //   S = Q K^T (16 x 64), scores to weights P in registers, O += P V (16 x 128).
-// Heads up to 128 keep Q in registers; longer ones, and calls with rules (kFull), keep it in shared
+// Heads up to 128 keep Q in registers; longer ones, and calls with rules (kAll), keep it in shared
 // memory (kStreamed) and sum S over tiles of 128 columns. Values beyond 128 columns are another
 // block's, which computes the same weights again. One warp serves up to 16 rows (decoding), four
 // serve the rest; every row's arithmetic is the same in both.
+//
+// A single warp waits for the latency of each instruction, so decoding a few sequences, or int8
+// caches, takes several that share the rows: each multiplies some of the keys, all weigh all
+// scores, and each sums some columns of V.
 //
 // At head_dim 128 a block of keys is 128 products of m16n8k16 a warp, and 32 KiB of shared-memory
 // reads: both take about 256 cycles of a multiprocessor, so half of mma.sync's peak is the limit.
@@ -30,28 +34,49 @@ namespace ladon::cuda {
 
 inline constexpr int kQuerySteps = kTileColumns / 16;  // products over one tile of K
 
-template <class Half, int kWarps, bool kStreamed, bool kFull>
+constexpr TileElements tile_elements(ForwardRules rules) {
+  switch (rules) {
+    case ForwardRules::kWindow: return TileElements::kHalves;
+    case ForwardRules::kIntegers: return TileElements::kIntegers;
+    case ForwardRules::kAll: break;
+  }
+  return TileElements::kConverted;
+}
+
+/// kShared: the warps share 16 rows, else each has its own.
+template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared>
 struct ForwardMemory {
-  typename TileStream<Half, kWarps, kFull>::Memory stream;
-  typename ForwardScores<Half, kFull>::Staged staged[kWarps];
-  // Sums of earlier segments. One warp's segments are always computed apart.
-  float4 earlier[kWarps == 1 ? 1 : kValueGroups * kWarps * 32];
+  static constexpr int kQueryBytes = (kShared ? 16 : kWarps * 16) * kTileRowBytes;  // of a tile
+  using Stream = TileStream<Half, kWarps, tile_elements(kRules)>;
+  typename Stream::Memory stream;
+  /// A warp's own. It looks at scores and copies rows by turns.
+  union {
+    typename ForwardScores<Half, kRules>::Staged scores;
+    typename Stream::Offsets offsets;
+  } staged[kWarps];
+  // The scores of all warps where they share rows. Else sums of earlier segments; those of 16 rows
+  // are always computed apart.
+  float4 exchanged[kShared ? kKeyGroups * 32 : kWarps == 1 ? 1 : kValueGroups * kWarps * 32];
   // Followed by the query tiles where they are kept here.
 
   __device__ __forceinline__ unsigned char* query_tile(int part) {
     if constexpr (kStreamed) {
-      return reinterpret_cast<unsigned char*>(this + 1) + part * kWarps * 16 * kTileRowBytes;
+      return reinterpret_cast<unsigned char*>(this + 1) + part * kQueryBytes;
     } else {
       return stream.tiles[0];
     }
   }
 };
 
-template <class Half, int kWarps, bool kStreamed, bool kFull>
+template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
 class ForwardTile {
+  static constexpr bool kIntegers = kRules == ForwardRules::kIntegers;
+  static constexpr int kTileBytesPerKey = kIntegers ? kIntegerRowBytes : kTileRowBytes;
+  static constexpr int kSumGroups = kShared ? kValueGroups / kWarps : kValueGroups;
+
  public:
-  using Memory = ForwardMemory<Half, kWarps, kStreamed, kFull>;
-  static constexpr int kRows = 16 * kWarps;
+  using Memory = ForwardMemory<Half, kWarps, kStreamed, kRules, kShared>;
+  static constexpr int kRows = kShared ? 16 : 16 * kWarps;
 
   __device__ __forceinline__ ForwardTile(const ForwardParams<float>& params,
                                          const ForwardTask& task, const Sequence& sequence,
@@ -65,11 +90,11 @@ class ForwardTile {
         first_row_(static_cast<int>(task.row_tile) * kRows),
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        stream_(params, sequence, task, memory.stream),
+        stream_(params, sequence, task, memory.stream, memory.staged[warp_].offsets),
         heads_{static_cast<int>(task.kv_head * params.call.group),
                static_cast<int>(params.call.group)},
-        scores_(params, sequence, heads_, row_of(0), rows_, memory.staged[warp_]),
-        sums_(stream_.value_columns()) {}
+        scores_(params, sequence, heads_, row_of(0), rows_, memory.staged[warp_].scores),
+        sums_(stream_.value_columns(), kShared ? warp_ * kSumGroups : 0) {}
 
   __device__ __forceinline__ void run() {
     if (first_row_ >= rows_) return;
@@ -89,7 +114,7 @@ class ForwardTile {
       }
       if (is_partial()) {
         store_partial();
-      } else if constexpr (kWarps > 1) {
+      } else if constexpr (kRows > 16) {
         fold_segment(end == blocks.end);
       } else {
         total_[0] = segment_[0];
@@ -105,7 +130,7 @@ class ForwardTile {
 
   /// The thread's two rows.
   __device__ __forceinline__ int row_of(int i) const {
-    return first_row_ + warp_ * 16 + lane_ / 4 + i * 8;
+    return first_row_ + (kShared ? 0 : warp_ * 16) + lane_ / 4 + i * 8;
   }
 
   /// Into shared memory, and from there, where they fit, into registers as operands of products.
@@ -138,8 +163,17 @@ class ForwardTile {
            head * call_.q.head_stride;
   }
 
+  /// From registers or from shared memory.
+  __device__ __forceinline__ void get_query(unsigned (&to)[4], int part, int step) {
+    if constexpr (kStreamed) {
+      load_query(to, part, step);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[i] = queries_[step][i];
+    }
+  }
   __device__ __forceinline__ void load_query(unsigned (&to)[4], int part, int step) {
-    const int row = warp_ * 16 + lane_ % 16;
+    const int row = (kShared ? 0 : warp_ * 16) + lane_ % 16;
     load_matrices(
         to, shared_address(memory_.query_tile(part)) + chunk_offset(row, step * 2 + lane_ / 16));
   }
@@ -160,8 +194,9 @@ class ForwardTile {
         if (part < key_tiles) multiply_keys(scores, part, tile);
         if (part == key_tiles - 1) {
           scores_.apply_rules(scores, block, scales);
-          sums_.rescale(kFull || careful ? scores_.template weigh<true>(scores, segment_)
-                                         : scores_.template weigh<false>(scores, segment_));
+          sums_.rescale(kRules != ForwardRules::kWindow || careful
+                            ? scores_.template weigh<true>(scores, segment_)
+                            : scores_.template weigh<false>(scores, segment_));
         }
         if (part == key_tiles) {
           scores_.scale_weights(scores, block, scales);
@@ -172,6 +207,10 @@ class ForwardTile {
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) segment_[i] = row_sum(segment_[i]);
+    if constexpr (kIntegers) {
+      sums_.separate_columns();
+      return true;  // as it is: care is for infinities and NaN in V
+    }
     const bool is_finite = sums_.are_finite();
     if constexpr (kWarps == 1) return __all_sync(0xffffffffU, is_finite);
     return __syncthreads_and(is_finite);
@@ -190,20 +229,52 @@ class ForwardTile {
   template <int kSteps>
   __device__ __forceinline__ void multiply_keys(float (&scores)[kKeyGroups][4], int part,
                                                 const unsigned char* tile) {
+    if constexpr (kShared) {
+      // Each warp has some of the keys, and all warps need all scores.
+      constexpr int kOwnGroups = kKeyGroups / kWarps;
+      float own[kOwnGroups][4] = {};
+      add_products<kSteps>(own, part, tile + warp_ * kOwnGroups * 8 * kTileBytesPerKey);
+#pragma unroll
+      for (int n = 0; n < kOwnGroups; ++n) {
+        memory_.exchanged[(warp_ * kOwnGroups + n) * 32 + lane_] =
+            make_float4(own[n][0], own[n][1], own[n][2], own[n][3]);
+      }
+      __syncthreads();
+#pragma unroll
+      for (int n = 0; n < kKeyGroups; ++n) {
+        const float4 four = memory_.exchanged[n * 32 + lane_];
+        scores[n][0] = four.x;
+        scores[n][1] = four.y;
+        scores[n][2] = four.z;
+        scores[n][3] = four.w;
+      }
+    } else {
+      add_products<kSteps>(scores, part, tile);
+    }
+  }
+
+  /// Adds the products of queries with groups of 8 keys, the first of which is the tile's.
+  template <int kSteps, int kGroups>
+  __device__ __forceinline__ void add_products(float (&scores)[kGroups][4], int part,
+                                               const unsigned char* tile) {
+    if constexpr (kIntegers) {
+      add_integer_products<kSteps>(scores, tile);
+    } else {
+      add_half_products<kSteps>(scores, part, tile);
+    }
+  }
+  template <int kSteps, int kGroups>
+  __device__ __forceinline__ void add_half_products(float (&scores)[kGroups][4], int part,
+                                                    const unsigned char* tile) {
     // Chunk 2 i further right is at offset ^ (i << 5).
     const unsigned offset = fresh(chunk_offset(lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2));
     const unsigned keys = shared_address(tile);
-#pragma unroll
+#pragma unroll(kShared ? 4 : kSteps)  // for want of registers
     for (int step = 0; step < kSteps; ++step) {
       unsigned query[4];
-      if constexpr (kStreamed) {
-        load_query(query, part, step);
-      } else {
+      get_query(query, part, step);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) query[i] = queries_[step][i];
-      }
-#pragma unroll
-      for (int pair = 0; pair < kKeyGroups / 2; ++pair) {
+      for (int pair = 0; pair < kGroups / 2; ++pair) {
         unsigned key[4];
         load_matrices(key, keys + pair * 16 * kTileRowBytes + (offset ^ (step << 5)));
         multiply_add<Half>(scores[pair * 2], query, key[0], key[1]);
@@ -211,10 +282,33 @@ class ForwardTile {
       }
     }
   }
+  /// Keys that are int8: of each, a lane needs two bytes and the two eight further, as 16-bit loads
+  /// give them.
+  template <int kSteps, int kGroups>
+  __device__ __forceinline__ void add_integer_products(float (&scores)[kGroups][4],
+                                                       const unsigned char* tile) {
+    const IntegerPairs<Half> integers;
+    // Chunk i further right is at offset ^ (i << 4).
+    const unsigned offset = fresh(lane_ / 4 * (kIntegerRowBytes + 16) + lane_ % 4 * 2);
+#pragma unroll 2  // for want of registers
+    for (int step = 0; step < kSteps; ++step) {
+      unsigned query[4];
+      get_query(query, 0, step);
+      const auto* const keys =
+          reinterpret_cast<const unsigned short*>(tile + (offset ^ (step << 4)));
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        const unsigned short* const key = keys + n * 8 * kIntegerRowBytes / 2;
+        multiply_add<Half>(scores[n], query, integers.template pair<0, 1>(key[0]),
+                           integers.template pair<0, 1>(key[4]));
+      }
+    }
+  }
 
   __device__ __forceinline__ void multiply_values(const float (&weights)[kKeyGroups][4],
                                                   unsigned char* tile, bool careful) {
-    if (kFull && stream_.scaled()) return sums_.add_scaled(weights, tile);
+    if constexpr (kIntegers) return sums_.add_integers(weights, tile);
+    if (stream_.scaled()) return sums_.add_scaled(weights, tile);
     if (careful) {
       sums_.add_non_finite(scores_.masked(), tile);
       synchronize_warps<kWarps>();
@@ -230,7 +324,7 @@ class ForwardTile {
                                   {total_[1], segment_[1], exp_of}};
     total_[0] = folds[0].state;
     total_[1] = folds[1].state;
-    sums_.fold(folds, memory_.earlier + threadIdx.x, kWarps * 32, has_earlier_, is_last);
+    sums_.fold(folds, memory_.exchanged + threadIdx.x, kWarps * 32, has_earlier_, is_last);
     has_earlier_ = true;
   }
 
@@ -241,20 +335,25 @@ class ForwardTile {
     for (int i = 0; i < 2; ++i) {
       if (row_of(i) >= rows_) continue;
       const std::int64_t index = partials.index(place, task_.segment, row_of(i));
-      if (lane_ % 4 == 0 && task_.value_chunk == 0) {
+      if (lane_ % 4 == 0 && first_column() == 0) {
         partials.maximum[index] = segment_[i].maximum;
         partials.sum[index] = segment_[i].sum;
       }
-      sums_.store_partial(i, partials.out + index * call_.value_dim + stream_.first_value());
+      sums_.store_partial(i, partials.out + index * call_.value_dim + first_column());
     }
   }
 
   __device__ __forceinline__ void store_rows() const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      store_row(params_, sequence_, scores_.query_of(i), i, row_of(i) < rows_, total_[i], sums_,
-                stream_.first_value());
+      store_row(params_, sequence_, heads_.query_of(row_of(i)), i, row_of(i) < rows_, total_[i],
+                sums_, first_column());
     }
+  }
+
+  /// The first column of V of which this warp has sums.
+  __device__ __forceinline__ int first_column() const {
+    return stream_.first_value() + (kShared ? warp_ * kSumGroups * 8 : 0);
   }
 
   const ForwardParams<float>& params_;
@@ -266,20 +365,27 @@ class ForwardTile {
   const int first_row_;
   const int lane_;
   const int warp_;
-  TileStream<Half, kWarps, kFull> stream_;
+  typename Memory::Stream stream_;
   const RowHeads heads_;
-  ForwardScores<Half, kFull> scores_;
-  ForwardSums<Half> sums_;
+  ForwardScores<Half, kRules> scores_;
+  ForwardSums<Half, kSumGroups> sums_;
   unsigned queries_[kStreamed ? 1 : kQuerySteps][4];
   RowState<float> segment_[2];
   RowState<float> total_[2];
   bool has_earlier_ = false;
 };
 
-template <class Half, int kWarps, bool kStreamed, bool kFull>
-__global__ void __launch_bounds__(32 * kWarps, kWarps == 4 && (kFull || !kStreamed) ? 2 : 1)
+/// Blocks of threads for which a multiprocessor must have registers. Where warps share rows, as
+/// many as it has shared memory for.
+constexpr int least_blocks(int warps, bool streamed, ForwardRules rules, bool shared) {
+  if (shared) return rules == ForwardRules::kIntegers ? 6 : 3;
+  return warps == 4 && (rules == ForwardRules::kAll || !streamed) ? 2 : 1;
+}
+
+template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
+__global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, kRules, kShared))
     forward_mma(const __grid_constant__ ForwardParams<float> params) {
-  using Tile = ForwardTile<Half, kWarps, kStreamed, kFull>;
+  using Tile = ForwardTile<Half, kWarps, kStreamed, kRules, kShared>;
   extern __shared__ __align__(128) unsigned char shared[];
   const ForwardTask task(params, blockIdx.x);
   Tile(params, task, params.call.sequences[task.sequence],

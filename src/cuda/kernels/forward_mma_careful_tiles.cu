@@ -10,7 +10,7 @@ namespace {
 template <class Half>
 __global__ void __launch_bounds__(32 * kMmaRows / 16)
     finish_forward(const __grid_constant__ ForwardParams<float> params) {
-  using Tile = ForwardTile<Half, kMmaRows / 16, false, false>;
+  using Tile = ForwardTile<Half, kMmaRows / 16, false, ForwardRules::kWindow>;
   extern __shared__ __align__(128) unsigned char shared[];
   if (params.unfinished[0] == 0) return;
   const std::int64_t tiles =
@@ -31,7 +31,7 @@ void finish_tiles(Queue& queue, const ForwardParams<float>& params) {
   constexpr int kWarps = kMmaRows / 16;
   queue.launch(finish_forward<Half>,
                {dim3(static_cast<unsigned>(queue.num_multiprocessors())), dim3(32 * kWarps),
-                sizeof(ForwardMemory<Half, kWarps, false, false>)},
+                sizeof(ForwardMemory<Half, kWarps, false, ForwardRules::kWindow, false>)},
                params);
 }
 

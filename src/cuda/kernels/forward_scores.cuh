@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/tensor_core.cuh"
 
 namespace ladon::cuda {
@@ -51,12 +52,13 @@ struct StagedScores {
 };
 struct NoStagedScores {};
 
-/// kFull: with any rule, else with a window alone.
-template <class Half, bool kFull>
+template <class Half, ForwardRules kRules>
 class ForwardScores {
+  static constexpr bool kAll = kRules == ForwardRules::kAll;
+
  public:
   using Scores = float[kKeyGroups][4];
-  using Staged = std::conditional_t<kFull, StagedScores, NoStagedScores>;
+  using Staged = std::conditional_t<kAll, StagedScores, NoStagedScores>;
 
   /// `first_row` is the thread's first, of the sequence's `rows`.
   __device__ __forceinline__ ForwardScores(const ForwardParams<float>& params,
@@ -90,8 +92,10 @@ class ForwardScores {
   /// Products q k become scores.
   __device__ __forceinline__ void apply_rules(Scores& scores, int block, const float* key_scales) {
     const int first = first_key(block);
-    if constexpr (!kFull) {
+    if constexpr (kRules == ForwardRules::kWindow) {
       apply_window(scores, first);
+    } else if constexpr (kRules == ForwardRules::kIntegers) {
+      apply_scales(scores, first, key_scales);
     } else if (params_.only_scales) {
       apply_scales(scores, first, key_scales);
     } else {
@@ -153,17 +157,14 @@ class ForwardScores {
   /// in.
   __device__ __forceinline__ void scale_weights(Scores& weights, int block,
                                                 const float* value_scales) {
-    if constexpr (kFull) {
-      if (!rules_.dropout && !is_scaled()) return;
-      const int first = first_key(block);
+    if constexpr (kRules == ForwardRules::kIntegers) {
+      apply_value_scales(weights, value_scales);
+    } else if constexpr (kAll) {
       if (!rules_.dropout) {
-#pragma unroll
-        for (int i = 0; i < kScoresPerThread; ++i) {
-          const float scale = value_scales[key_of(first, i / 4, i % 4) - first];
-          weights[i / 4][i % 4] = is_masked(i) ? 0.0F : weights[i / 4][i % 4] * scale;
-        }
+        if (is_scaled()) apply_value_scales(weights, value_scales);
         return;
       }
+      const int first = first_key(block);
       int i = 0;
       for_each_score(weights, first, [&](float weight, int key, int row) {
         if (is_masked(i++)) return 0.0F;
@@ -228,13 +229,29 @@ class ForwardScores {
     const float scale = static_cast<float>(rules_.scale);
 #pragma unroll
     for (int n = 0; n < kKeyGroups; ++n) {
+      const float2 of_keys = scales_of(key_scales, n);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = key_of(first, n, e);
-        const bool is_seen = key >= begin_[e / 2] && key < end_[e / 2];
-        scores[n][e] = is_seen ? scores[n][e] * key_scales[key - first] * scale : -INFINITY;
+        scores[n][e] = scores[n][e] * (e % 2 == 0 ? of_keys.x : of_keys.y) * scale;
       }
     }
+    apply_window(scores, first);
+  }
+  __device__ __forceinline__ void apply_value_scales(Scores& weights,
+                                                     const float* value_scales) const {
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+      const float2 of_keys = scales_of(value_scales, n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float scale = e % 2 == 0 ? of_keys.x : of_keys.y;
+        weights[n][e] = is_masked(n * 4 + e) ? 0.0F : weights[n][e] * scale;
+      }
+    }
+  }
+  /// Of the thread's two keys in group n.
+  __device__ __forceinline__ float2 scales_of(const float* scales, int n) const {
+    return *reinterpret_cast<const float2*>(scales + n * 8 + lane_ % 4 * 2);
   }
 
   /// Calls change(score, key, row) for each of the thread's scores. By way of shared memory, so

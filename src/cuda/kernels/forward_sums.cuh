@@ -22,9 +22,11 @@ class ForwardSums {
   using Sums = float[kGroups][4];
   using Weights = float[kKeyGroups][4];
 
-  /// `columns` of V, of at most kTileColumns.
-  __device__ __forceinline__ explicit ForwardSums(int columns)
-      : columns_(columns), lane_(static_cast<int>(threadIdx.x) % 32) {}
+  /// A tile has `columns` of V. These sums are of the groups from first_group on.
+  __device__ __forceinline__ explicit ForwardSums(int columns, int first_group = 0)
+      : columns_(max(0, min(kGroups * 8, columns - first_group * 8))),
+        first_group_(first_group),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ Sums& accumulators() { return sums_; }
 
@@ -64,6 +66,37 @@ class ForwardSums {
     add_products<__nv_bfloat16, true>(weights, tile);
   }
 
+  /// The same for a tile of int8. A transposed load of 8 x 8 pairs of bytes gives a lane two keys
+  /// of columns 2 g and 2 g + 1, so the groups of 16 columns hold the even ones in their first
+  /// eight and the odd ones in their last until separate_columns().
+  __device__ __forceinline__ void add_integers(const Weights& weights, const unsigned char* tile) {
+    if (columns_ > kGroups * 8 / 2) {
+      add_integer_products<kGroups>(weights, shared_address(tile));
+    } else if (columns_ > 0) {
+      add_integer_products<kGroups / 2>(weights, shared_address(tile));
+    }
+  }
+  __device__ __forceinline__ void separate_columns() {
+    const int from = lane_ / 4 * 4 + lane_ % 4 / 2;
+    const bool is_odd = lane_ % 2 != 0;
+#pragma unroll
+    for (int n = 0; n < kGroups; n += 2) {
+#pragma unroll
+      for (int row = 0; row < 4; row += 2) {
+        // Columns 4 t to 4 t + 3 become 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+        const float columns[4] = {sums_[n][row], sums_[n + 1][row], sums_[n][row + 1],
+                                  sums_[n + 1][row + 1]};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int lane = from + i / 2 * 2;
+          const float even = __shfl_sync(0xffffffffU, columns[i % 2], lane);
+          const float odd = __shfl_sync(0xffffffffU, columns[2 + i % 2], lane);
+          sums_[n + i / 2][row + i % 2] = is_odd ? odd : even;
+        }
+      }
+    }
+  }
+
   /// Adds the infinities and NaN of a tile of V for those rows that see them. `masked` has a bit
   /// for each of the thread's weights.
   __device__ __forceinline__ void add_non_finite(unsigned masked, const unsigned char* tile) {
@@ -75,7 +108,8 @@ class ForwardSums {
       const unsigned bits = __shfl_sync(0xffffffffU, masked, owner) >> (key / 8 * 4 + key % 2);
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) {
-        const Half* pair = reinterpret_cast<const Half*>(tile + chunk_offset(key, n)) + column;
+        const Half* pair =
+            reinterpret_cast<const Half*>(tile + chunk_offset(key, first_group_ + n)) + column;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float value = static_cast<float>(pair[e % 2]);
@@ -185,29 +219,22 @@ class ForwardSums {
   /// Half the columns or all of them.
   template <class Element, bool kTwice>
   __device__ __forceinline__ void add_products(const Weights& weights, const unsigned char* tile) {
-    if (columns_ > kTileColumns / 2) {
+    if (columns_ > kGroups * 8 / 2) {
       add_products<Element, kTwice, kGroups>(weights, shared_address(tile));
-    } else {
+    } else if (columns_ > 0) {
       add_products<Element, kTwice, kGroups / 2>(weights, shared_address(tile));
     }
   }
   /// kTwice: what rounding takes from the weights is multiplied too.
   template <class Element, bool kTwice, int kUsed>
   __device__ __forceinline__ void add_products(const Weights& weights, unsigned values) {
-    const unsigned offset = fresh(chunk_offset(lane_ % 16, lane_ / 16));
+    const unsigned offset = fresh(chunk_offset(lane_ % 16, first_group_ + lane_ / 16));
 #pragma unroll
     for (int step = 0; step < kBlockKeys / 16; ++step) {
       unsigned rounded[4];
       unsigned rests[4];
       rounded_weights<Element>(weights, step, rounded);
-      if constexpr (kTwice) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float(&group)[4] = weights[step * 2 + i / 2];
-          rests[i] =
-              pack<Element>(rest<Element>(group[i % 2 * 2]), rest<Element>(group[i % 2 * 2 + 1]));
-        }
-      }
+      if constexpr (kTwice) rounding_rests<Element>(weights, step, rests);
 #pragma unroll
       for (int pair = 0; pair < kUsed / 2; ++pair) {
         unsigned value[4];
@@ -222,12 +249,60 @@ class ForwardSums {
       }
     }
   }
+  template <int kUsed>
+  __device__ __forceinline__ void add_integer_products(const Weights& weights, unsigned values) {
+    using Element = __nv_bfloat16;
+    const IntegerPairs<Element> integers;
+    const unsigned offset =
+        fresh(lane_ % 16 * kIntegerRowBytes + ((first_group_ / 2 + lane_ / 16) ^ (lane_ % 8)) * 16);
+#pragma unroll
+    for (int step = 0; step < kBlockKeys / 16; ++step) {
+      unsigned rounded[4];
+      unsigned rests[4];
+      rounded_weights<Element>(weights, step, rounded);
+      rounding_rests<Element>(weights, step, rests);
+#pragma unroll
+      for (int n = 0; n < kUsed; n += 4) {
+        unsigned value[4];
+        load_matrices_transposed(value,
+                                 values + step * 16 * kIntegerRowBytes + (offset ^ (n << 3)));
+        unsigned pairs[4][2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          pairs[0][i] = integers.pair<0, 2>(value[i]);
+          pairs[1][i] = integers.pair<1, 3>(value[i]);
+          pairs[2][i] = integers.pair<0, 2>(value[2 + i]);
+          pairs[3][i] = integers.pair<1, 3>(value[2 + i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          multiply_add<Element>(sums_[n + i], rounded, pairs[i][0], pairs[i][1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          multiply_add<Element>(sums_[n + i], rests, pairs[i][0], pairs[i][1]);
+        }
+      }
+    }
+  }
+  /// What rounded_weights() loses of the weights.
+  template <class Element>
+  __device__ __forceinline__ static void rounding_rests(const Weights& weights, int step,
+                                                        unsigned (&rests)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&group)[4] = weights[step * 2 + i / 2];
+      rests[i] =
+          pack<Element>(rest<Element>(group[i % 2 * 2]), rest<Element>(group[i % 2 * 2 + 1]));
+    }
+  }
   template <class Element>
   __device__ __forceinline__ static float rest(float weight) {
     return weight - static_cast<float>(Element(weight));
   }
 
   const int columns_;
+  const int first_group_;
   const int lane_;
   Sums sums_;
 };

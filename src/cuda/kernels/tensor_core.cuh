@@ -38,6 +38,11 @@ __device__ inline void copy_async_8(std::uint32_t to, const void* from, int byte
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
+/// The same for 4 bytes.
+__device__ inline void copy_async_4(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
 /// All 16 bytes, with a hint to fetch their neighbours; or zeros where `valid` is false: `from` is
 /// not read then.
 __device__ inline void copy_async_line(std::uint32_t to, const void* from, bool valid) {

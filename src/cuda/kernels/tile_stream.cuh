@@ -3,29 +3,40 @@
 //
 // For each block of keys come the tiles of K, 128 columns each, then the tile of V with the columns
 // that this block of threads computes. Rows that do not exist and columns past the end are zeros:
-// what is in memory there is not read. 16-byte rows are copied asynchronously; unaligned and int8
-// rows go through registers.
+// what is in memory there is not read. 16-byte rows are copied asynchronously; unaligned rows, and
+// int8 rows that become 16-bit elements on the way, go through registers.
 //
-// A tile's rows are kTileColumns 16-bit elements. The 16-byte chunks of a row are permuted by the
-// row's last three bits, so that the eight rows of an 8x8 matrix are in different banks.
+// A tile's rows are kTileColumns elements. The 16-byte chunks of a row are permuted by the row's
+// last three bits, so that the eight rows of an 8x8 matrix are in different banks.
+//
+// Rows of caches are found by their slots (pages, rings). Each lane finds those of two rows and
+// leaves the rows' offsets in shared memory for the lanes that copy them: with a shuffle, a 64-bit
+// product and tests for every copied chunk, and a wait for the page table, paged caches were read
+// at half the rate of contiguous ones.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/kernels/forward.cuh"
 #include "cuda/kernels/tensor_core.cuh"
+#include "cuda/kernels/tile_elements.cuh"
 
 namespace ladon::cuda {
 
 inline constexpr int kTileColumns = 128;
-inline constexpr int kChunkElements = 8;                           // 16 bytes
 inline constexpr int kTileChunks = kTileColumns / kChunkElements;  // of one row
 inline constexpr int kTileRowBytes = kTileColumns * 2;
 inline constexpr int kTileBytes = kBlockKeys * kTileRowBytes;
+inline constexpr int kIntegerRowBytes = kTileColumns;  // of a tile of int8
+/// What the tiles of a stream hold: 16-bit elements as they are in memory; those, or int8 converted
+/// to them; int8 as they are in memory.
+enum class TileElements : std::uint8_t { kHalves, kConverted, kIntegers };
 /// Buffers of a stream. Fewer where more blocks fit a multiprocessor for it.
-constexpr int tile_buffers(int warps, bool scaled) { return warps == 1 || scaled ? 3 : 4; }
+constexpr int tile_buffers(int warps, TileElements elements) {
+  return warps == 1 || elements != TileElements::kHalves ? 3 : 4;
+}
 
-/// The byte offset of a chunk in a tile.
+/// The byte offset of a chunk in a tile of 16-bit elements.
 __device__ inline std::uint32_t chunk_offset(int row, int chunk) {
   return static_cast<std::uint32_t>(row * kTileRowBytes + ((chunk ^ (row & 7)) * 16));
 }
@@ -39,70 +50,60 @@ __device__ __forceinline__ void synchronize_warps() {
   }
 }
 
-/// 16 bytes: eight elements from memory, of which `count` exist. Half is what the tile holds.
-template <class Half>
-__device__ __forceinline__ uint4 load_eight(const Half* from, int count) {
-  union {
-    uint4 vector;
-    Half elements[kChunkElements];
-  } chunk;
-  chunk.vector = make_uint4(0, 0, 0, 0);
-#pragma unroll
-  for (int i = 0; i < kChunkElements; ++i) {
-    if (i < count) chunk.elements[i] = from[i];
-  }
-  return chunk.vector;
-}
-/// Eight integers as 16-bit floats, in which they are exact.
-template <class Half>
-__device__ __forceinline__ uint4 to_halves(uint2 integers) {
-  const auto pair = [](unsigned word, int first) {
-    const auto element = [word](int i) { return static_cast<signed char>(word >> (i * 8)); };
-    return pack<Half>(static_cast<float>(element(first)), static_cast<float>(element(first + 1)));
-  };
-  return make_uint4(pair(integers.x, 0), pair(integers.x, 2), pair(integers.y, 0),
-                    pair(integers.y, 2));
-}
-/// Eight int8, of which `count` exist.
-__device__ __forceinline__ uint2 load_integers(const signed char* from, int count, bool aligned) {
-  if (aligned && count == kChunkElements) return *reinterpret_cast<const uint2*>(from);
-  union {
-    uint2 vector;
-    signed char elements[kChunkElements];
-  } chunk;
-  chunk.vector = make_uint2(0, 0);
-#pragma unroll
-  for (int i = 0; i < kChunkElements; ++i) {
-    if (i < count) chunk.elements[i] = from[i];
-  }
-  return chunk.vector;
-}
-
-/// kScaled: rows may be int8 with scales.
-template <class Half, int kWarps, bool kScaled>
+template <class Half, int kWarps, TileElements kElements>
 class TileStream {
-  static constexpr int kTileBuffers = tile_buffers(kWarps, kScaled);
+  static constexpr bool kIntegers = kElements == TileElements::kIntegers;
+  static constexpr int kTileBuffers = tile_buffers(kWarps, kElements);
   static constexpr int kTilesAhead = kTileBuffers - 1;
+  static constexpr int kRowBytes = kIntegers ? kIntegerRowBytes : kTileRowBytes;
+  static constexpr int kRowChunks = kRowBytes / 16;
+  static constexpr int kBytes = kRowBytes / kTileColumns;  // of an element
+  // A thread copies one chunk of so many consecutive rows.
+  static constexpr int kRowsPerThread = kBlockKeys * kRowChunks / (kWarps * 32);
+  static_assert(kRowsPerThread % 8 == 0);
+  // A warp copies these rows, and finds them.
+  static constexpr int kRowsPerWarp = kBlockKeys / kWarps;
+  static constexpr int kRowsPerLane = (kRowsPerWarp + 31) / 32;
+  static constexpr std::int64_t kNoRow = INT64_MIN;
 
  public:
   struct Memory {
-    alignas(128) unsigned char tiles[kTileBuffers][kTileBytes];
+    alignas(128) unsigned char tiles[kTileBuffers][kBlockKeys * kRowBytes];
     float scales[kTileBuffers][kBlockKeys];  // of int8 rows
+    // What is needed of the Sequence: global memory would be read again after each copy.
+    struct {
+      std::int64_t kv_len;
+      std::int64_t key_origin;
+      const std::int32_t* pages;
+      std::int64_t first_slot;
+      std::int64_t ring_start;
+      std::int64_t k;
+      std::int64_t v;
+    } sequence;
+  };
+  /// Of the rows that a warp copies, in bytes; or kNoRow. Used by next() alone.
+  struct alignas(16) Offsets {
+    std::int64_t rows[kRowsPerWarp];
   };
 
   __device__ __forceinline__ TileStream(const ForwardParams<float>& params,
                                         const Sequence& sequence, const ForwardTask& task,
-                                        Memory& memory)
+                                        Memory& memory, Offsets& offsets)
       : params_(params),
-        sequence_(sequence),
         memory_(memory),
+        offsets_(offsets),
         kv_head_(task.kv_head),
         first_value_(static_cast<int>(task.value_chunk) * kTileColumns),
         key_tiles_(static_cast<int>((params.call.head_dim + kTileColumns - 1) / kTileColumns)),
-        lane_(static_cast<int>(threadIdx.x) % 32),
         looks_up_(params.call.kv_layout.page_size != 0 || params.call.kv_layout.ring_slots != 0 ||
                   params.call.kv_layout.k_scales != nullptr || !params.aligned_k ||
-                  !params.aligned_v) {}
+                  !params.aligned_v) {
+    if (threadIdx.x != 0) return;
+    // start() synchronizes.
+    memory.sequence = {sequence.kv_len,     sequence.key_origin, sequence.pages,
+                       sequence.first_slot, sequence.ring_start, sequence.k,
+                       sequence.v};
+  }
 
   /// Columns of a tile of K, and of the tile of V.
   __device__ __forceinline__ int key_columns(int part) const {
@@ -114,7 +115,7 @@ class TileStream {
   __device__ __forceinline__ int first_value() const { return first_value_; }
   __device__ __forceinline__ int key_tiles() const { return key_tiles_; }
   __device__ __forceinline__ bool scaled() const {
-    return kScaled && params_.call.kv_layout.k_scales != nullptr;
+    return kElements != TileElements::kHalves && params_.call.kv_layout.k_scales != nullptr;
   }
 
   /// Starts, or starts again, at the first tile of a block.
@@ -123,7 +124,7 @@ class TileStream {
     synchronize_warps<kWarps>();
     block_ = blocks.begin;
     end_ = blocks.end;
-    if (looks_up_) find_slots(block_);
+    if (looks_up_) request_pages(block_);
     part_ = 0;
     issued_ = 0;
     used_ = -kTilesAhead;
@@ -144,7 +145,10 @@ class TileStream {
  private:
   __device__ __forceinline__ void issue() {
     if (block_ < end_) {
-      if (part_ == 0 && looks_up_) find_slots(block_ + 1);
+      if (part_ == 0 && looks_up_) {
+        find_slots();
+        request_pages(block_ + 1);
+      }
       copy_tile(part_ < key_tiles_);
       ++issued_;
       if (++part_ > key_tiles_) {
@@ -153,152 +157,215 @@ class TileStream {
       }
     }
     commit_copies();
+    __syncwarp();  // offsets_ have been read
   }
 
-  /// Each lane looks up two of a block's 64 keys; -1 where there is none. A block ahead of its
-  /// copies: a page table is in memory far away.
-  __device__ __forceinline__ void find_slots(int next_block) {
-    slots_[0] = next_slots_[0];
-    slots_[1] = next_slots_[1];
-    if (next_block >= end_) return;
-    const std::int64_t first = first_key(next_block);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::int64_t key = first + half * 32 + lane_;
-      next_slots_[half] = key >= 0 && key < sequence_.kv_len ? slot_of(static_cast<int>(key)) : -1;
-    }
-  }
   __device__ __forceinline__ std::int64_t first_key(int block) const {
-    return static_cast<std::int64_t>(block) * kBlockKeys - sequence_.key_origin;
+    return static_cast<std::int64_t>(block) * kBlockKeys - memory_.sequence.key_origin;
+  }
+  /// Calls visit(i, row) for the rows that this lane finds.
+  template <class Visit>
+  __device__ __forceinline__ static void for_found_rows(const Visit& visit) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first = static_cast<int>(threadIdx.x) / 32 * kRowsPerWarp + lane;
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      if (lane < kRowsPerWarp) visit(i, first + i * 32);
+    }
   }
 
-  /// kv_slot() with divisions of 32 bits.
-  __device__ __forceinline__ std::int64_t slot_of(int key) const {
+  /// Reads what the page table says of a block. A block ahead of its copies: the table is in memory
+  /// far away, so nothing is computed from it before that.
+  __device__ __forceinline__ void request_pages(int block) {
+    if (params_.call.kv_layout.page_size == 0 || block >= end_) return;
+    const int size = static_cast<int>(params_.call.kv_layout.page_size);
+    const std::int64_t first = first_key(block);
+    for_found_rows([&](int i, int row) {
+      const std::int64_t key = first + row;
+      if (key < 0 || key >= memory_.sequence.kv_len) return;
+      const int page = static_cast<int>(key) / size;
+      slot_in_page_[i] = static_cast<int>(key) - page * size;
+      pages_[i] = memory_.sequence.pages[page];
+    });
+  }
+
+  /// The slots of the current block's keys; -1 where there is none.
+  __device__ __forceinline__ void find_slots() {
     const KvLayout& layout = params_.call.kv_layout;
-    if (layout.page_size != 0) {
-      const int size = static_cast<int>(layout.page_size);
-      return static_cast<std::int64_t>(sequence_.pages[key / size]) * size + key % size;
+    const std::int64_t first = first_key(block_);
+    for_found_rows([&](int i, int row) {
+      const std::int64_t key = first + row;
+      if (key < 0 || key >= memory_.sequence.kv_len) {
+        slots_[i] = -1;
+      } else if (layout.page_size != 0) {
+        slots_[i] = pages_[i] * layout.page_size + slot_in_page_[i];
+      } else if (layout.ring_slots == 0) {
+        slots_[i] = memory_.sequence.first_slot + key;
+      } else {
+        const std::int64_t place = memory_.sequence.ring_start + key;
+        slots_[i] = memory_.sequence.first_slot +
+                    (place >= layout.ring_slots ? place - layout.ring_slots : place);
+      }
+    });
+  }
+
+  /// Leaves the rows' offsets to those lanes that copy them, all of this warp.
+  __device__ __forceinline__ void share_offsets(const Operand& operand, std::int64_t bytes) {
+    __syncwarp();
+    for_found_rows([&](int i, int row) {
+      offsets_.rows[row % kRowsPerWarp] =
+          slots_[i] < 0 ? kNoRow : slots_[i] * operand.token_stride * bytes;
+    });
+    __syncwarp();
+  }
+
+  /// The first of the consecutive rows of which this thread copies a chunk.
+  __device__ __forceinline__ static int first_row() {
+    return static_cast<int>(threadIdx.x) / kRowChunks * kRowsPerThread;
+  }
+  /// Calls visit(to, offset) for each of them: where the chunk goes, and where its row is. Offsets
+  /// are read eight at a time, because no load is moved across a copy.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_row(unsigned tile, int chunk, const Visit& visit) const {
+    const auto* offsets =
+        reinterpret_cast<const longlong2*>(offsets_.rows + first_row() % kRowsPerWarp);
+    tile = fresh(tile + first_row() * kRowBytes);
+    chunk = static_cast<int>(fresh(chunk));
+#pragma unroll 1
+    for (int eight = 0; eight < kRowsPerThread; eight += 8, offsets += 4, tile += 8 * kRowBytes) {
+      longlong2 pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = offsets[i];
+#pragma unroll
+      for (int row = 0; row < 8; ++row) {
+        visit(tile + row * kRowBytes + (chunk ^ row) * 16,
+              row % 2 == 0 ? pairs[row / 2].x : pairs[row / 2].y);
+      }
     }
-    if (layout.ring_slots == 0) return sequence_.first_slot + key;
-    std::int64_t place = sequence_.ring_start + key;
-    if (place >= layout.ring_slots) place -= layout.ring_slots;
-    return sequence_.first_slot + place;
   }
 
   __device__ __forceinline__ void copy_tile(bool keys) {
     const AttentionParams& call = params_.call;
     const Operand& operand = keys ? call.k : call.v;
-    const float* scales = keys ? call.kv_layout.k_scales : call.kv_layout.v_scales;
-    const bool aligned = keys ? params_.aligned_k : params_.aligned_v;
     const int columns = keys ? key_columns(part_) : value_columns();
-    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
-    const std::int64_t start = (keys ? sequence_.k : sequence_.v) + kv_head_ * operand.head_stride +
-                               (keys ? part_ * kTileColumns : first_value_) +
-                               chunk * kChunkElements;
+    const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
+    constexpr int kPerChunk = 16 / kBytes;
+    const std::int64_t start = (keys ? memory_.sequence.k : memory_.sequence.v) +
+                               kv_head_ * operand.head_stride +
+                               (keys ? part_ * kTileColumns : first_value_);
     const int buffer = issued_ % kTileBuffers;
     const unsigned tile = shared_address(memory_.tiles[buffer]);
-    const int present = max(0, min(kChunkElements, columns - chunk * kChunkElements));
+    if constexpr (kElements != TileElements::kHalves) {
+      if (scaled()) copy_scales(keys ? call.kv_layout.k_scales : call.kv_layout.v_scales, buffer);
+    }
+    if constexpr (kElements == TileElements::kConverted) {
+      if (scaled()) return copy_converted(operand, start, tile, keys, columns);
+    }
+    if (looks_up_) share_offsets(operand, kBytes);
     // Products read half a tile or all of it.
-    const bool is_read = chunk < kTileChunks / 2 || columns > kTileColumns / 2;
-    if constexpr (kScaled) {
-      if (scales != nullptr) return copy_quantised(operand, start, scales, keys, aligned, present);
-    }
-    const Half* data = static_cast<const Half*>(operand.data) + start;
-    if (!aligned) {
-      for_each_row([&](int row, std::int64_t slot) {
-        const int count = slot < 0 ? 0 : present;
-        const Half* from = data + (count == 0 ? 0 : slot * operand.token_stride);
-        if (is_read) store_chunk(tile + chunk_offset(row, chunk), load_eight<Half>(from, count));
-      });
-      return;
-    }
-    if (!looks_up_) {
-      const std::int64_t first = first_key(block_);
-      const Half* const rows =
-          data + (sequence_.first_slot + first + row_of_pass(0)) * operand.token_stride;
-      const std::int64_t step = kRowsAtOnce * operand.token_stride;
-      const auto copy_rows = [&](const auto& elements_of) {
-        const Half* from = rows;
+    if (chunk >= kRowChunks / 2 && columns <= kTileColumns / 2) return;
+    const int present = max(0, min(kPerChunk, columns - chunk * kPerChunk));
+    const auto* const data =
+        static_cast<const char*>(operand.data) + (start + chunk * kPerChunk) * kBytes;
+    if constexpr (!kIntegers) {
+      if (!looks_up_) return copy_consecutive(operand, data, tile, present);
+      if (!(keys ? params_.aligned_k : params_.aligned_v)) {
 #pragma unroll 4
-        for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += step) {
-          const int row = row_of_pass(pass);
-          const int count = elements_of(row);
-          if (is_read) {
-            copy_async_16(tile + chunk_offset(row, chunk), count == 0 ? operand.data : from,
-                          count * 2);
-          }
+        for (int row = first_row(); row < first_row() + kRowsPerThread; ++row) {
+          const std::int64_t offset = offsets_.rows[row % kRowsPerWarp];
+          const int count = offset == kNoRow ? 0 : present;
+          const char* from = data + (count == 0 ? 0 : offset);
+          store_chunk(tile + chunk_offset(row, chunk),
+                      load_eight<Half>(reinterpret_cast<const Half*>(from), count));
         }
-      };
-      // Most blocks are whole, and need no test of each row.
-      if (first >= 0 && first + kBlockKeys <= sequence_.kv_len) {
-        copy_rows([&](int) { return present; });
-      } else {
-        copy_rows([&](int row) {
-          return first + row >= 0 && first + row < sequence_.kv_len ? present : 0;
-        });
+        return;
       }
-      return;
     }
-    for_each_row([&](int row, std::int64_t slot) {
-      const int count = slot < 0 ? 0 : present;
-      const Half* from =
-          count == 0 ? static_cast<const Half*>(operand.data) : data + slot * operand.token_stride;
-      if (is_read) copy_async_16(tile + chunk_offset(row, chunk), from, count * 2);
+    // Most blocks are whole, and need no test of each row.
+    if (is_whole(block_) && columns % (kTileColumns / 2) == 0) {
+      for_each_row(tile, chunk,
+                   [&](unsigned to, std::int64_t offset) { copy_async_16(to, data + offset, 16); });
+    } else {
+      for_each_row(tile, chunk, [&](unsigned to, std::int64_t offset) {
+        const int count = offset == kNoRow ? 0 : present;
+        copy_async_16(to, count == 0 ? operand.data : data + offset, count * kBytes);
+      });
+    }
+  }
+
+  /// Whether all keys of a block exist.
+  __device__ __forceinline__ bool is_whole(int block) const {
+    const std::int64_t first = first_key(block);
+    return first >= 0 && first + kBlockKeys <= memory_.sequence.kv_len;
+  }
+
+  /// Aligned 16-bit rows that follow each other.
+  __device__ __forceinline__ void copy_consecutive(const Operand& operand, const char* data,
+                                                   unsigned tile, int present) {
+    // Threads of a warp copy neighbouring rows.
+    constexpr int kRowsAtOnce = kWarps * 32 / kRowChunks;
+    const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
+    const int thread_row = static_cast<int>(threadIdx.x) / kRowChunks;
+    const std::int64_t first = first_key(block_);
+    const std::int64_t row_bytes = operand.token_stride * kBytes;
+    const char* const rows = data + (memory_.sequence.first_slot + first + thread_row) * row_bytes;
+    const auto copy_rows = [&](const auto& elements_of) {
+      const char* from = rows;
+#pragma unroll 4
+      for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += kRowsAtOnce * row_bytes) {
+        const int row = pass * kRowsAtOnce + thread_row;
+        const int count = elements_of(row);
+        copy_async_16(tile + chunk_offset(row, chunk), count == 0 ? operand.data : from,
+                      count * kBytes);
+      }
+    };
+    if (is_whole(block_)) {
+      copy_rows([&](int) { return present; });
+    } else {
+      const std::int64_t kv_len = memory_.sequence.kv_len;
+      copy_rows([&](int row) { return first + row >= 0 && first + row < kv_len ? present : 0; });
+    }
+  }
+
+  __device__ __forceinline__ void copy_scales(const float* scales, int buffer) {
+    const KvLayout& layout = params_.call.kv_layout;
+    for_found_rows([&](int i, int row) {
+      const bool exists = slots_[i] >= 0;
+      copy_async_4(shared_address(&memory_.scales[buffer][row]),
+                   exists ? scales + slots_[i] * layout.scale_slot_stride +
+                                kv_head_ * layout.scale_head_stride
+                          : scales,
+                   exists ? 4 : 0);
     });
   }
 
-  /// Through registers, many rows at a time: each load waits for memory.
-  __device__ __forceinline__ void copy_quantised(const Operand& operand, std::int64_t start,
-                                                 const float* scales, bool keys, bool aligned,
-                                                 int present) {
-    constexpr int kPasses = kBlockKeys / kRowsAtOnce;
-    constexpr int kBatch = 4;
-    const KvLayout& layout = params_.call.kv_layout;
-    const auto* data = static_cast<const signed char*>(operand.data) + start;
-    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
-    const int buffer = issued_ % kTileBuffers;
-    const unsigned tile = shared_address(memory_.tiles[buffer]);
+  /// int8 become 16-bit elements, through registers, many rows at a time: each load waits for
+  /// memory.
+  __device__ __forceinline__ void copy_converted(const Operand& operand, std::int64_t start,
+                                                 unsigned tile, bool keys, int columns) {
+    const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
+    const int present = max(0, min(kChunkElements, columns - chunk * kChunkElements));
+    const bool aligned = keys ? params_.aligned_k : params_.aligned_v;
+    const auto* const data =
+        static_cast<const signed char*>(operand.data) + start + chunk * kChunkElements;
+    const std::int64_t* const offsets = offsets_.rows + first_row() % kRowsPerWarp;
+    share_offsets(operand, 1);
 #pragma unroll 1
-    for (int first = 0; first < kPasses; first += kBatch) {
-      uint2 integers[kBatch];
-      float scale[kBatch];
+    for (int first = 0; first < kRowsPerThread; first += 8) {
+      uint2 integers[8];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const std::int64_t slot = slot_of_pass(first + i);
-        const int count = slot < 0 ? 0 : present;
-        integers[i] =
-            load_integers(data + (count == 0 ? 0 : slot * operand.token_stride), count, aligned);
-        scale[i] =
-            chunk != 0 || slot < 0
-                ? 0.0F
-                : scales[slot * layout.scale_slot_stride + kv_head_ * layout.scale_head_stride];
+      for (int i = 0; i < 8; ++i) {
+        const std::int64_t offset = offsets[first + i];
+        const int count = offset == kNoRow ? 0 : present;
+        integers[i] = load_integers(data + (count == 0 ? 0 : offset), count, aligned);
       }
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int row = row_of_pass(first + i);
+      for (int i = 0; i < 8; ++i) {
         // Values are bf16 whatever the queries are: products with their scales need its range.
-        store_chunk(tile + chunk_offset(row, chunk),
-                    keys ? to_halves<Half>(integers[i]) : to_halves<__nv_bfloat16>(integers[i]));
-        if (chunk == 0) memory_.scales[buffer][row] = scale[i];
+        store_chunk(tile + chunk_offset(first_row() + first + i, chunk),
+                    keys ? IntegerPairs<Half>().eight(integers[i])
+                         : IntegerPairs<__nv_bfloat16>().eight(integers[i]));
       }
-    }
-  }
-
-  /// Those rows of a block of which this thread copies a chunk.
-  __device__ __forceinline__ int row_of_pass(int pass) const {
-    return pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kTileChunks;
-  }
-  __device__ __forceinline__ std::int64_t slot_of_pass(int pass) const {
-    // Rows of one pass are all below 32, or none is.
-    const bool is_low = pass * kRowsAtOnce < 32;
-    return __shfl_sync(0xffffffffU, is_low ? slots_[0] : slots_[1], row_of_pass(pass) % 32);
-  }
-  /// Calls visit(row, slot) for each of them.
-  template <class Visit>
-  __device__ __forceinline__ void for_each_row(const Visit& visit) const {
-#pragma unroll 4
-    for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass) {
-      visit(row_of_pass(pass), slot_of_pass(pass));
     }
   }
 
@@ -306,18 +373,17 @@ class TileStream {
     store_16(to, chunk.x, chunk.y, chunk.z, chunk.w);
   }
 
-  static constexpr int kRowsAtOnce = kWarps * 32 / kTileChunks;
-
   const ForwardParams<float>& params_;
-  const Sequence& sequence_;
   Memory& memory_;
+  Offsets& offsets_;
   const std::int64_t kv_head_;
   const int first_value_;
   const int key_tiles_;
-  const int lane_;
   const bool looks_up_;  // rows by slots, else consecutive and aligned
-  std::int64_t slots_[2] = {-1, -1};
-  std::int64_t next_slots_[2] = {-1, -1};
+  // Of the rows that this lane finds: slots in the current block, pages in the next.
+  std::int64_t slots_[kRowsPerLane];
+  std::int32_t pages_[kRowsPerLane];
+  int slot_in_page_[kRowsPerLane];
   // The next tile to copy.
   int block_ = 0;
   int end_ = 0;
