@@ -77,6 +77,41 @@ TEST_P(AttentionLimits, TheLastNumberOfASequence) {
       << message;
 }
 
+// The library must not even multiply them: run with the undefined-behaviour sanitizer.
+TEST_P(AttentionLimits, StridesOfASingleElementMeanNothing) {
+  const std::int64_t kHuge = kOne << 62;
+  std::vector<float> expected;
+  for (const std::int64_t stride : {std::int64_t{8}, kHuge}) {
+    for (const std::int64_t kv_len : {5, 0}) {
+      std::vector<float> rows(5 * 8);
+      for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = 0.1F * static_cast<float>(i % 7);
+      const auto view = [&](std::vector<float>& data, std::int64_t tokens) {
+        return TensorView(data.data(), DType::kF32, {1, tokens, 1, 8},
+                          {stride, tokens == 1 ? stride : 8, stride, 1});
+      };
+      std::vector<float> out(8), lse(1), dout(8, 1.0F), dq(8), dk(5 * 8), dv(5 * 8);
+      const TensorView q = view(rows, 1);
+      const TensorView k = view(rows, kv_len);
+      const TensorView lse_view(lse.data(), DType::kF32, {1, 1, 1}, {stride, stride, stride});
+      attention(context_, q, k, k, {}, view(out, 1), lse_view);
+      attention_backward(context_, q, k, k, {}, {view(out, 1), lse_view, view(dout, 1), {}},
+                         {.dq = view(dq, 1), .dk = view(dk, kv_len), .dv = view(dv, kv_len)});
+      if (kv_len == 0) {
+        EXPECT_EQ(out, std::vector<float>(8, 0.0F));
+        EXPECT_EQ(dq, std::vector<float>(8, 0.0F));
+        continue;
+      }
+      std::vector<float> results = out;
+      for (const auto& part : {lse, dq, dk, dv}) {
+        results.insert(results.end(), part.begin(), part.end());
+      }
+      if (stride != kHuge) expected = results;
+      EXPECT_EQ(results, expected);
+      EXPECT_GT(out[1], 0);
+    }
+  }
+}
+
 TEST_P(AttentionLimits, MergeOfRowsWithoutValues) {
   const Tensor part(DType::kF32, {2, 3, 4, 0});
   const Tensor part_lse(DType::kF32, {2, 4, 3});

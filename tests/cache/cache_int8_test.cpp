@@ -3,9 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "cache/cache_support.h"
@@ -60,6 +65,87 @@ TEST_P(CacheInt8Storage, EveryNumberIsWithinHalfAStep) {
         }
       }
     }
+  }
+}
+
+/// Rows of a 16-bit dtype whose largest numbers have the given mantissas, and in which every number
+/// of its power of two and of the lower ones down to half a step follows, as far as it is smaller.
+Tensor every_smaller_number(DType dtype, const std::vector<int>& largest_mantissas) {
+  const int mantissa_bits = dtype == DType::kBF16 ? 7 : 10;
+  const int exponent = dtype == DType::kBF16 ? 130 : 20;
+  const int lowest = (exponent - 8) << mantissa_bits;
+  const int dim = ((exponent + 1) << mantissa_bits) - lowest;
+  Tensor rows(dtype, {1, static_cast<std::int64_t>(largest_mantissas.size()), 1, dim});
+  auto* next = static_cast<std::uint16_t*>(rows.data());
+  for (const int mantissa : largest_mantissas) {
+    const int largest = exponent << mantissa_bits | mantissa;
+    for (int i = 0; i < dim; ++i) {
+      const int sign = i % 3 == 0 ? 0x8000 : 0;
+      *next++ = static_cast<std::uint16_t>(std::min(lowest + i, largest) | sign);
+    }
+  }
+  return rows;
+}
+
+TEST_P(CacheInt8Storage, EverySixteenBitNumberGoesToTheNearestStep) {
+  std::vector<int> all(128);
+  std::iota(all.begin(), all.end(), 0);
+  // Multiples of 127 have scales that are not rounded, thus many numbers in the middle of two
+  // steps.
+  std::vector<int> some = {0, 1, 2, 341, 682, 1023};
+  for (int multiple = 1024 / 127 + 1; multiple * 127 < 2048; ++multiple) {
+    some.push_back(multiple * 127 - 1024);
+  }
+  for (const auto& [dtype, mantissas] :
+       {std::pair{DType::kBF16, &all}, std::pair{DType::kF16, &some}}) {
+    const Tensor k = every_smaller_number(dtype, *mantissas);
+    const std::int64_t dim = k.size(3);
+    KvCache cache =
+        KvCache::contiguous(context_, {.num_kv_heads = 1, .head_dim = dim, .format = DType::kI8});
+    cache.append(context_, there(k), there(k));
+    const HostView host = host_view(context_, cache.view());
+    for (std::int64_t token = 0; token < k.size(1); ++token) {
+      const std::int64_t slot = slot_in(host.view, host.view.sequences[0], token);
+      const auto* stored =
+          static_cast<const signed char*>(host.view.k) + slot * host.view.k_slot_stride;
+      const auto scale = static_cast<float>(largest_in_row(k, token, dim) / 127);
+      ASSERT_EQ(host.view.k_scales[slot * host.view.scale_slot_stride], scale);
+      for (std::int64_t i = 0; i < dim; ++i) {
+        const double number = number_at(k, token * dim + i);
+        ASSERT_EQ(stored[i], std::nearbyint(number / static_cast<double>(scale)))
+            << number << " at a scale of " << scale;
+      }
+    }
+  }
+}
+
+TEST_P(CacheInt8Storage, LargeAppendsHaveTheBitsOfSmallOnes) {
+  if (context_.isa() == Isa::kReference) return;  // one loop for both
+  constexpr std::int64_t kMany = 6600;            // times 2 * 32 * 40: too many for a CPU's caches
+  static const Tensor rows = random_tensor(DType::kBF16, {1, kMany, 32, 40}, 1);
+  const Tensor k = there(rows);
+  for (const DType storage : {DType::kBF16, DType::kI8}) {
+    const KvCacheOptions options{.num_kv_heads = 32, .head_dim = 40, .format = storage};
+    KvCache large = KvCache::contiguous(context_, options);
+    large.append(context_, k, k);
+    KvCache small = KvCache::contiguous(context_, options);
+    for (std::int64_t begin = 0; begin < kMany; begin += kMany / 4) {
+      const ConstTensorView part = k.view().slice(1, begin, begin + kMany / 4);
+      small.append(context_, part, part);
+    }
+    const HostView left = host_view(context_, large.view());
+    const HostView right = host_view(context_, small.view());
+    const auto bytes_from = [&](const HostView& host, const void* data) {
+      const std::int64_t first = slot_in(host.view, host.view.sequences[0], 0);
+      return static_cast<const char*>(data) +
+             first * host.view.k_slot_stride * static_cast<std::int64_t>(size_of(storage));
+    };
+    const auto bytes = static_cast<std::size_t>(kMany * 32 * 40) * size_of(storage);
+    ASSERT_EQ(left.view.k_slot_stride, 32 * 40);
+    EXPECT_EQ(std::memcmp(bytes_from(left, left.view.k), bytes_from(right, right.view.k), bytes),
+              0);
+    EXPECT_EQ(std::memcmp(bytes_from(left, left.view.v), bytes_from(right, right.view.v), bytes),
+              0);
   }
 }
 

@@ -100,7 +100,7 @@ TEST(ToMla, KeepsThePairsWhosePositionsMatter) {
   // Only pair 1 of all heads carries large scores, and pair 2 is too slow to matter in 8 positions.
   MultiHeadAttentionOptions options = mha_options();
   options.num_kv_heads = 2;
-  options.rope = RopeOptions{.frequencies = {0.9, 0.5, 1e-6}};
+  options.rope.emplace().frequencies = {0.9, 0.5, 1e-6};
   MultiHeadAttention layer = random_layer(MultiHeadAttention(options), 4);
   test::change_rows(layer, "k_proj", [](test::Rows& rows) {
     for (std::int64_t row = 0; row < 12; ++row) {

@@ -108,6 +108,25 @@ TEST(LatentErrors, ParametersAndNames) {
   EXPECT_EQ(layer.parameter("o_proj.weight").value.shape(), (Dims{20, 15}));
   EXPECT_EQ(layer.parameter_count(),
             7 * 20 + 7 + 7 + 30 * 7 + 13 * 20 + 13 + 9 + 33 * 9 + 20 * 15 + 20);
+  const AttentionLayer& interface = layer;
+  EXPECT_EQ(interface.type_name(), "LatentAttention");
+  EXPECT_EQ(interface.embed_dim(), 20);
+  EXPECT_EQ(interface.num_heads(), 3);
+  EXPECT_EQ(interface.head_dim(), 10);
+  EXPECT_EQ(interface.value_dim(), 5);
+  EXPECT_EQ(dynamic_cast<const LatentAttention&>(interface).query_rank(), 7);
+}
+
+TEST(LatentErrors, ASeedGivesItsWeightsAndNoOthers) {
+  const LatentAttention layer(good_options(), 5);
+  const LatentAttention same(good_options(), 5);
+  const LatentAttention other(good_options(), 6);
+  for (const Parameter& parameter : layer.named_parameters()) {
+    const std::vector<double> weights = elements_of(parameter.value);
+    EXPECT_EQ(weights, elements_of(same.parameter(parameter.name).value)) << parameter.name;
+    if (parameter.value.rank() == 1) continue;  // norms start at 1
+    EXPECT_NE(weights, elements_of(other.parameter(parameter.name).value)) << parameter.name;
+  }
 }
 
 TEST(LatentErrors, Calls) {

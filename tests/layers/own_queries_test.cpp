@@ -201,6 +201,23 @@ TEST_P(OwnQueries, PaddedTokensAndTheirQueries) {
   }
 }
 
+// Queries without keys see nothing, which is 0; no queries give no rows.
+TEST_P(OwnQueries, EmptyInputsOfLatents) {
+  LatentAttention layer = latent();
+  const Tensor query = normal(DType::kF64, {2, 4, 20}, 1);
+  const Tensor none(context_, DType::kF64, {2, 0, 20});
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    layer.set_form(form);
+    const Tensor zeros = layer.forward(context_, {.query = query, .key = none});
+    EXPECT_EQ(elements_of(zeros), std::vector<double>(2 * 4 * 20, 0.0));
+    EXPECT_EQ(layer.forward(context_, none).shape(), (Dims{2, 0, 20}));
+    EXPECT_EQ(layer.forward(context_, {.query = none, .key = query}).shape(), (Dims{2, 0, 20}));
+    KvCache cache = KvCache::contiguous(context_, layer.cache_options(2));
+    EXPECT_EQ(layer.forward(context_, none, cache).shape(), (Dims{2, 0, 20}));
+    EXPECT_EQ(cache.length(0), 0);
+  }
+}
+
 TEST_P(OwnQueries, WhatDoesNotFitIsRefused) {
   const LatentAttention layer = latent();
   KvCache cache = KvCache::contiguous(context_, layer.cache_options(1));

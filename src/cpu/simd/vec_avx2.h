@@ -169,7 +169,7 @@ inline void store_bf16(std::uint16_t* p, F32 a) {
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(result, result), 0xD8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
-/// Integers from -128 to 127.
+/// The nearest integers, which must be from -128 to 127.
 inline void store_i8(signed char* p, F32 a) {
   const __m256i words = _mm256_cvtps_epi32(a.v);
   const __m128i halves =

@@ -131,7 +131,7 @@ inline void store_bf16(std::uint16_t* p, F32 a) {
   const __m512i result = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
 }
-/// Integers from -128 to 127.
+/// The nearest integers, which must be from -128 to 127.
 inline void store_i8(signed char* p, F32 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }

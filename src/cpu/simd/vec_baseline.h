@@ -157,11 +157,12 @@ inline void store_bf16(std::uint16_t* p, F32 a) {
   _mm_storeu_ps(lanes, a.v);
   for (int i = 0; i < 4; ++i) p[i] = detail::float_to_bfloat16_bits(lanes[i]);
 }
-/// Integers from -128 to 127.
+/// The nearest integers, which must be from -128 to 127.
 inline void store_i8(signed char* p, F32 a) {
-  float lanes[4];
-  _mm_storeu_ps(lanes, a.v);
-  for (int i = 0; i < 4; ++i) p[i] = static_cast<signed char>(lanes[i]);
+  const __m128i words = _mm_cvtps_epi32(a.v);
+  const __m128i halves = _mm_packs_epi32(words, words);
+  const int bytes = _mm_cvtsi128_si32(_mm_packs_epi16(halves, halves));
+  __builtin_memcpy(p, &bytes, sizeof bytes);
 }
 inline void store_f16(std::uint16_t* p, F32 a) {
   float lanes[4];
