@@ -33,6 +33,10 @@ void check_options(const ConvertOptions& options) {
     refuse("--unequal-ranks: expected --kv-rank beside it, their mean");
   }
   if (mla && options.merge != "pca") refuse("--merge: expected --to gqa or mqa");
+  if (options.max_error && !(*options.max_error >= 0 && std::isfinite(*options.max_error))) {
+    refuse("--max-error: got " + format_error(*options.max_error) +
+           ", expected a finite number, 0 or more");
+  }
   if (options.sweep.empty()) {
     if (options.output.empty()) refuse("expected --output or --sweep");
     if (!options.rope_dims.empty()) refuse("--rope-dims: expected --sweep");
