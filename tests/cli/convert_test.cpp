@@ -187,7 +187,7 @@ TEST_F(CliConvert, FailuresLeaveNothingBehind) {
   expect(arguments({"--to", "gqa", "--kv-heads", "5", "--output", out}),
          "to_gqa: num_kv_heads: got 5");
   expect(arguments({"--to", "mla", "--kv-rank", "999", "--output", out}),
-         "to_mla: kv_rank: got 999");
+         "convert: layer 0: to_mla: kv_rank: got 999");
   expect(arguments({"--to", "mla", "--rope-dim", "3", "--output", out}), "to_mla: rope_dim: got 3");
   expect(arguments({"--to", "mha", "--output", path("model")}), "is there already");
   expect(arguments({"--to", "mha", "--output", path("no/out")}), "cannot write in");
