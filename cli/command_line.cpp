@@ -162,7 +162,7 @@ Work convert(CLI::App& app) {
       ->required();
   sub->add_option("--output", options->output, "The new folder")->type_name("FOLDER");
   add_count(sub, "--kv-heads", options->kv_heads, 1, kMostTokens, "gqa: KV heads");
-  add_count(sub, "--kv-rank", options->kv_rank, 1, kMostTokens, "mla: of the latent; 0: no loss");
+  add_count(sub, "--kv-rank", options->kv_rank, 1, kMostTokens, "mla: of the latent [no loss]");
   sub->add_flag("--unequal-ranks", options->unequal,
                 "mla: more where it helps; --kv-rank: the mean");
   const auto set_rope_dim = [options](std::int64_t dim) { options->rope_dim = dim; };

@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "convert_layers.h"
 #include "failure.h"
+#include "ladon/error.h"
 #include "model_writer.h"
 #include "output_file.h"
 #include "plot/curve_chart.h"
@@ -33,6 +34,10 @@ void check_options(const ConvertOptions& options) {
     refuse("--unequal-ranks: expected --kv-rank beside it, their mean");
   }
   if (mla && options.merge != "pca") refuse("--merge: expected --to gqa or mqa");
+  if (options.max_error && !(*options.max_error >= 0 && std::isfinite(*options.max_error))) {
+    refuse("--max-error: got " + format_error(*options.max_error) +
+           ", expected a finite number, 0 or more");
+  }
   if (options.sweep.empty()) {
     if (options.output.empty()) refuse("expected --output or --sweep");
     if (!options.rope_dims.empty()) refuse("--rope-dims: expected --sweep");
@@ -110,6 +115,16 @@ SourceLayer load_source(const Context& context, const ShardedSafetensors& weight
     source.calibration->add(context, source.inputs->seen);
   }
   return source;
+}
+
+/// Runs the work on a layer, and says which one it was where that fails.
+template <class Work>
+auto in_layer(std::int64_t layer, Work&& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    throw Failure("convert: layer " + std::to_string(layer) + ": " + error.what());
+  }
 }
 
 /// What one layer has become, without its weights.
@@ -294,10 +309,11 @@ int run_convert(const ConvertOptions& options) {
       for (std::int64_t n = 0; n < num_layers; ++n) {
         const SourceLayer layer = load(n);
         show_layer(progress, n, num_layers, "finding its rank");
-        spectra.push_back(to_mla(context, layer.heads(),
-                                 {.kv_rank = options.kv_rank, .rope_dim = options.rope_dim},
-                                 layer.given())
-                              .summary.spectrum);
+        spectra.push_back(in_layer(n, [&] {
+          return to_mla(context, layer.heads(),
+                        {.kv_rank = options.kv_rank, .rope_dim = options.rope_dim}, layer.given())
+              .summary.spectrum;
+        }));
       }
       ranks = share_ranks(spectra, options.kv_rank);
     }
@@ -306,9 +322,11 @@ int run_convert(const ConvertOptions& options) {
       if (options.unequal) sizes.front().kv_rank = ranks[static_cast<std::size_t>(n)];
       for (const TargetSize& size : sizes) {
         show_layer(progress, n, num_layers, "converting");
-        LayerOutcome outcome =
-            convert_layer(context, layer.heads(), options, size,
-                          layer.inputs ? &*layer.inputs : nullptr, layer.given(), layer.file_dtype);
+        LayerOutcome outcome = in_layer(n, [&] {
+          return convert_layer(context, layer.heads(), options, size,
+                               layer.inputs ? &*layer.inputs : nullptr, layer.given(),
+                               layer.file_dtype);
+        });
         rows.push_back({n, size, std::move(outcome.summary), outcome.seen, outcome.held_out});
         // Written so that NaN is too large.
         if (options.max_error && !(outcome.held_out->output_error <= *options.max_error)) {

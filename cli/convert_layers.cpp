@@ -1,6 +1,7 @@
 #include "convert_layers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "failure.h"
@@ -22,6 +23,18 @@ template <class Converted>
 std::pair<std::unique_ptr<AttentionLayer>, ConversionSummary> owned(Converted converted) {
   using Layer = decltype(converted.layer);
   return {std::make_unique<Layer>(std::move(converted.layer)), std::move(converted.summary)};
+}
+
+/// Throws Failure where an input is not finite, be it one that is fitted to or one held out.
+template <class T>
+void check_finite(const Tensor& inputs, const std::string& path) {
+  const auto* const first = inputs.data_as<T>();
+  const auto* const last = first + inputs.num_elements();
+  const auto* const found =
+      std::find_if(first, last, [](T value) { return !std::isfinite(value); });
+  if (found == last) return;
+  throw Failure("convert: --calibrate: " + path + ": got " + std::to_string(*found) + " at token " +
+                std::to_string((found - first) / inputs.size(2)) + ", expected finite numbers");
 }
 
 HeadMerge merge_of(const std::string& name) {
@@ -54,6 +67,8 @@ LayerInputSets read_inputs(const Context& context, const std::string& folder, st
   LayerInputSets sets;
   sets.all = Tensor::copy_of(context, read.view().reshape({one ? 1 : read.size(0), seq, embed_dim}),
                              dtype);
+  dtype == DType::kF64 ? check_finite<double>(sets.all, path.string())
+                       : check_finite<float>(sets.all, path.string());
   const std::int64_t kept = parts - std::max<std::int64_t>(1, parts / 8);
   sets.seen = std::as_const(sets.all).view().slice(one ? 1 : 0, 0, kept);
   sets.held_out = std::as_const(sets.all).view().slice(one ? 1 : 0, kept, parts);

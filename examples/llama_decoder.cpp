@@ -2,15 +2,18 @@
 // with a cache, gated MLP, output head, greedy sampling. Attention is Ladon's; the rest is plain
 // loops, here to show where the layers go in a real model.
 //
-//   llama_decoder --make DIR             writes a folder with a small random model
-//   llama_decoder DIR [id ...]           continues a prompt of token ids, greedily
-//   llama_decoder --check DIR [id ...]   the same, and compares every step with a run without a
-//   cache
-//   llama_decoder --record INPUTS DIR [id ...]   writes what each attention layer sees, for ladon
-//   convert --calibrate INPUTS: of these tokens, or of random ones
+//   llama_decoder --make DIR [--layers N ...]   writes a folder with a random model, a small one
+//                                               unless options (kShapeOptions) say otherwise
+//   llama_decoder DIR [id ...]                  continues a prompt of token ids, greedily
+//   llama_decoder --check DIR [id ...]          the same, and compares every step with a run
+//                                               without a cache
+//   llama_decoder --record INPUTS DIR [id ...]  writes what each attention layer sees, for ladon
+//                                               convert --calibrate INPUTS: of these tokens, or of
+//                                               random ones, [--sequences N] [--length N]
 #include <ladon/ladon.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -18,12 +21,16 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "llama_folder.h"
 
 namespace {
 
@@ -40,9 +47,14 @@ Tensor linear(const Tensor& x, const Tensor& weight) {
     for (std::int64_t n = 0; n < out; ++n) {
       const float* a = x.data_as<float>() + r * in;
       const float* w = weight.data_as<float>() + n * in;
-      float sum = 0;
-      for (std::int64_t i = 0; i < in; ++i) sum += a[i] * w[i];
-      y.data_as<float>()[r * out + n] = sum;
+      constexpr std::int64_t kLanes = 16;  // sums that a compiler may compute side by side
+      float sums[kLanes] = {};
+      std::int64_t i = 0;
+      for (; i + kLanes <= in; i += kLanes) {
+        for (std::int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * w[i + lane];
+      }
+      for (; i < in; ++i) sums[0] += a[i] * w[i];
+      y.data_as<float>()[r * out + n] = std::accumulate(sums, sums + kLanes, 0.0F);
     }
   }
   return y;
@@ -166,14 +178,15 @@ void check_tokens(const Decoder& decoder, const std::vector<std::int64_t>& token
 
 /// Writes layer_0.npy, layer_1.npy, ..., [sequences, tokens, embed].
 int record(const std::filesystem::path& target, const std::filesystem::path& folder,
-           const std::vector<std::int64_t>& tokens) {
+           const std::vector<std::int64_t>& tokens, std::int64_t count, std::int64_t length) {
   const ladon::Context context;
   const Decoder decoder(context, folder);
   check_tokens(decoder, tokens);
   std::vector<std::vector<std::int64_t>> sequences = {tokens};
   if (tokens.empty()) {
     ladon::Random random(/*seed=*/1);
-    sequences.assign(16, std::vector<std::int64_t>(64));
+    sequences.assign(static_cast<std::size_t>(count),
+                     std::vector<std::int64_t>(static_cast<std::size_t>(length)));
     for (auto& sequence : sequences) {
       for (std::int64_t& id : sequence) id = random.below(decoder.vocabulary());
     }
@@ -227,71 +240,92 @@ int decode(const std::filesystem::path& folder, std::vector<std::int64_t> tokens
   return largest < 1e-4 ? 0 : 1;
 }
 
-/// A model of 2 layers, 4 query heads on 2 KV heads, with random weights.
-void make_model(const ladon::Context& context, const std::filesystem::path& folder) {
-  constexpr std::int64_t kEmbed = 64;
-  constexpr std::int64_t kHidden = 160;
-  constexpr std::int64_t kVocabulary = 300;
-  std::filesystem::create_directories(folder);
-  std::vector<ladon::NamedTensor> tensors;
-  std::uint64_t stream = 0;
-  const auto add = [&](const std::string& name, const ladon::Dims& shape) {
-    Tensor tensor(DType::kF32, shape);
-    if (shape.rank() == 1) {
-      ladon::fill_uniform(context, tensor, 0.8, 1.2, /*seed=*/7, stream++);
-    } else {
-      ladon::fill_normal(context, tensor, 0, 1 / std::sqrt(static_cast<double>(shape[1])), 7,
-                         stream++);
-    }
-    tensors.push_back({name, std::move(tensor)});
-  };
-  add("model.embed_tokens.weight", {kVocabulary, kEmbed});
-  add("model.norm.weight", {kEmbed});
-  add("lm_head.weight", {kVocabulary, kEmbed});
-  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
-    add(layer + "input_layernorm.weight", {kEmbed});
-    add(layer + "post_attention_layernorm.weight", {kEmbed});
-    add(layer + "self_attn.q_proj.weight", {64, kEmbed});
-    add(layer + "self_attn.k_proj.weight", {32, kEmbed});
-    add(layer + "self_attn.v_proj.weight", {32, kEmbed});
-    add(layer + "self_attn.o_proj.weight", {kEmbed, 64});
-    add(layer + "mlp.gate_proj.weight", {kHidden, kEmbed});
-    add(layer + "mlp.up_proj.weight", {kHidden, kEmbed});
-    add(layer + "mlp.down_proj.weight", {kEmbed, kHidden});
+/// Options with a number each, and their defaults.
+using Options = std::map<std::string, std::int64_t>;
+
+const Options kShapeOptions = {{"--layers", 2},    {"--width", 64},       {"--heads", 4},
+                               {"--kv-heads", 2},  {"--hidden", 160},     {"--vocabulary", 300},
+                               {"--theta", 10000}, {"--planted-rank", 0}, {"--planted-heads", 8},
+                               {"--bf16", 0}};
+const Options kRecordOptions = {{"--sequences", 16}, {"--length", 64}};
+
+std::int64_t number_of(const std::string& text) {
+  std::int64_t number = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < 0) {
+    throw std::runtime_error("got " + text + ", expected a number, 0 or more");
   }
-  ladon::write_safetensors(folder / "model.safetensors", ladon::items_of(tensors),
-                           {{"format", "pt"}});
-  std::ofstream config(folder / "config.json");
-  config << nlohmann::json{{"model_type", "llama"},        {"architectures", {"LlamaForCausalLM"}},
-                           {"hidden_size", kEmbed},        {"intermediate_size", kHidden},
-                           {"num_hidden_layers", 2},       {"num_attention_heads", 4},
-                           {"num_key_value_heads", 2},     {"vocab_size", kVocabulary},
-                           {"rms_norm_eps", 1e-5},         {"rope_theta", 10000.0},
-                           {"hidden_act", "silu"},         {"max_position_embeddings", 512},
-                           {"tie_word_embeddings", false}, {"torch_dtype", "float32"}}
-                .dump(2);
-  if (!config.flush()) throw std::runtime_error("could not write config.json");
+  return number;
 }
 
-int run(const std::vector<std::string>& arguments) {
-  const bool make = !arguments.empty() && arguments[0] == "--make";
-  const bool check = !arguments.empty() && arguments[0] == "--check";
-  const bool recording = !arguments.empty() && arguments[0] == "--record";
+/// Takes the options out of the arguments.
+Options take_options(std::vector<std::string>& arguments, const Options& known) {
+  Options options = known;
+  std::vector<std::string> rest;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto option = options.find(arguments[i]);
+    if (option == options.end()) {
+      rest.push_back(arguments[i]);
+    } else if (++i < arguments.size()) {
+      option->second = number_of(arguments[i]);
+    } else {
+      throw std::runtime_error("got " + option->first + " without a number");
+    }
+  }
+  arguments = std::move(rest);
+  return options;
+}
+
+LlamaShape shape_of(const Options& options) {
+  const LlamaShape shape{.layers = options.at("--layers"),
+                         .embed_dim = options.at("--width"),
+                         .num_heads = options.at("--heads"),
+                         .num_kv_heads = options.at("--kv-heads"),
+                         .hidden = options.at("--hidden"),
+                         .vocabulary = options.at("--vocabulary"),
+                         .rope_theta = static_cast<double>(options.at("--theta")),
+                         .dtype = options.at("--bf16") != 0 ? DType::kBF16 : DType::kF32,
+                         .planted_rank = options.at("--planted-rank"),
+                         .planted_heads = options.at("--planted-heads")};
+  if (shape.num_kv_heads < 1 || shape.num_heads % shape.num_kv_heads != 0 || shape.num_heads < 1 ||
+      shape.embed_dim % (2 * shape.num_heads) != 0) {
+    throw std::runtime_error(
+        "got sizes that do not divide: --kv-heads must divide --heads, and "
+        "twice --heads --width");
+  }
+  for (const std::int64_t size : {shape.layers, shape.embed_dim, shape.hidden, shape.vocabulary,
+                                  shape.planted_heads, options.at("--theta")}) {
+    if (size < 1) throw std::runtime_error("got a size of 0, expected 1 or more");
+  }
+  return shape;
+}
+
+int run(std::vector<std::string> arguments) {
+  const std::string mode = arguments.empty() ? "" : arguments[0];
+  const bool make = mode == "--make";
+  const bool check = mode == "--check";
+  const bool recording = mode == "--record";
+  const Options options = take_options(arguments, make        ? kShapeOptions
+                                                  : recording ? kRecordOptions
+                                                              : Options());
   const std::size_t folder = recording ? 2 : make || check ? 1 : 0;
-  if (arguments.size() <= folder) {
+  if (arguments.size() <= folder || (make && arguments.size() > folder + 1)) {
     std::fputs("usage: llama_decoder [--make | --check | --record INPUTS] FOLDER [token id ...]\n",
                stderr);
     return 2;
   }
   if (make) {
-    make_model(ladon::Context(), arguments[folder]);
+    make_llama(ladon::Context(), arguments[folder], shape_of(options));
     return 0;
   }
   std::vector<std::int64_t> tokens;
   for (std::size_t i = folder + 1; i < arguments.size(); ++i) {
-    tokens.push_back(std::stoll(arguments[i]));
+    tokens.push_back(number_of(arguments[i]));
   }
-  if (recording) return record(arguments[1], arguments[folder], tokens);
+  if (recording) {
+    return record(arguments[1], arguments[folder], tokens, options.at("--sequences"),
+                  options.at("--length"));
+  }
   if (tokens.empty()) tokens = {1, 17, 42, 99, 7};
   return decode(arguments[folder], tokens, check);
 }

@@ -16,6 +16,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -136,6 +138,9 @@ class Model {
         layers_(std::move(layers)) {}
 
   const ladon::AttentionLayer& layer(std::size_t index) const { return *layers_[index]; }
+  void set_layer(std::size_t index, std::unique_ptr<ladon::AttentionLayer> layer) {
+    layers_[index] = std::move(layer);
+  }
 
   std::vector<ladon::Parameter*> parameters() {
     std::vector<ladon::Parameter*> all = {&embedding_, &head_};
@@ -257,5 +262,19 @@ class Model {
   ladon::Parameter head_;
   std::vector<std::unique_ptr<ladon::AttentionLayer>> layers_;
 };
+
+/// Runs an example: whether it reached what it states is printed, and is its exit status; what it
+/// throws is printed, and the status 2.
+inline int run_program(const char* name, int argc, char** argv,
+                       bool (*run)(std::span<char* const> arguments)) {
+  try {
+    const bool good = run(std::span<char* const>(argv + 1, static_cast<std::size_t>(argc - 1)));
+    std::puts(good ? "reached" : "NOT reached");
+    return good ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    return 2;
+  }
+}
 
 }  // namespace recall

@@ -15,7 +15,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -167,26 +166,16 @@ bool compare(const ladon::Context& context, Settings settings) {
   return near && reached(f32) && reached(bf16);
 }
 
-int run(std::span<char* const> arguments) {
+bool run(std::span<char* const> arguments) {
   const Settings settings = parse(arguments);
   std::printf("Chance: a loss of ln %lld = %.2f. A bag of words: ln %lld = %.2f. Wanted: %.2f.\n",
               static_cast<long long>(kTask.num_values),
               std::log(static_cast<double>(kTask.num_values)), static_cast<long long>(kTask.pairs),
               std::log(static_cast<double>(kTask.pairs)), kStatedLoss);
   const ladon::Context context;
-  const bool good =
-      settings.compare ? compare(context, settings) : reached(train(context, settings));
-  std::printf(good ? "reached\n" : "NOT reached\n");
-  return good ? 0 : 1;
+  return settings.compare ? compare(context, settings) : reached(train(context, settings));
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    return run(std::span<char* const>(argv + 1, static_cast<std::size_t>(argc - 1)));
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_recall: %s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return recall::run_program("train_recall", argc, argv, run); }

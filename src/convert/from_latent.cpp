@@ -26,10 +26,10 @@ struct LatentWeights {
       : options(layer.options()) {
     if (options.kv_norm) refuse_norm(operation, "kv_norm");
     if (options.query_rank > 0 && options.query_norm) refuse_norm(operation, "query_norm");
+    require_finite(operation, host, layer);
     if (options.query_rank > 0) {
       const RealMatrix low = read_affine(host, layer, "q_a_proj");
-      query =
-          times_transposed(host, read_parameter(host, layer, "q_b_proj.weight"), low.transpose());
+      query = times(host, read_parameter(host, layer, "q_b_proj.weight"), low);
     } else {
       query = read_affine(host, layer, "q_proj");
     }
@@ -128,13 +128,11 @@ MultiHeadAttention to_mha(const Context& context, const LatentAttention& layer) 
   const std::int64_t dim = std::max(latent.nope_dim + latent.rope_dim, latent.value_dim);
   const auto options = multi_head_options(latent, latent.num_heads, dim);
   HeadRows rows(options, weights.latent.cols());
-  const RealMatrix columns = weights.latent.transpose();
   for (std::int64_t h = 0; h < latent.num_heads; ++h) {
     set_head(rows.query, h, dim, weights.rope_query(h), weights.nope_query(h));
-    set_head(rows.key, h, dim, weights.rope_key,
-             times_transposed(host, weights.up_key(h), columns));
-    set_head(rows.value, h, dim, RealMatrix(0, columns.rows()),
-             times_transposed(host, weights.up_value(h), columns));
+    set_head(rows.key, h, dim, weights.rope_key, times(host, weights.up_key(h), weights.latent));
+    set_head(rows.value, h, dim, RealMatrix(0, weights.latent.cols()),
+             times(host, weights.up_value(h), weights.latent));
     rows.out.middleCols(h * dim, latent.value_dim) = weights.out_columns(h);
   }
   return make_layer(context, host, layer, options, rows);
@@ -149,11 +147,10 @@ MultiHeadAttention to_mqa(const Context& context, const LatentAttention& layer) 
   MultiHeadAttentionOptions options = multi_head_options(latent, 1, dim);
   HeadRows rows(options, weights.latent.cols());
   for (std::int64_t h = 0; h < latent.num_heads; ++h) {
-    set_head(
-        rows.query, h, dim, weights.rope_query(h),
-        times_transposed(host, weights.up_key(h).transpose(), weights.nope_query(h).transpose()));
+    set_head(rows.query, h, dim, weights.rope_query(h),
+             times(host, weights.up_key(h).transpose(), weights.nope_query(h)));
     rows.out.middleCols(h * dim, latent.kv_rank) =
-        times_transposed(host, weights.out_columns(h), weights.up_value(h).transpose());
+        times(host, weights.out_columns(h), weights.up_value(h));
   }
   set_head(rows.key, 0, dim, weights.rope_key, weights.latent);
   rows.value.topRows(latent.kv_rank) = weights.latent;
@@ -172,6 +169,7 @@ ConvertedLatent reduce_rank(const Context& context, const LatentAttention& layer
   }
   if (source.kv_norm) refuse_norm(kOperation, "kv_norm");
   const HostContext host(context);
+  require_finite(kOperation, host, layer);
   const RealMatrix inputs = input_moments(kOperation, host, calibration, source.embed_dim);
   const RealMatrix compress = read_affine(host, layer, "kv_a_proj_with_mqa");
   const RealMatrix latent = compress.topRows(source.kv_rank);
@@ -182,7 +180,7 @@ ConvertedLatent reduce_rank(const Context& context, const LatentAttention& layer
   const std::int64_t thin = std::min(up.rows(), up.cols());
   const RealMatrix basis = qr.householderQ() * RealMatrix::Identity(up.rows(), thin);
   const RealMatrix core =
-      RealMatrix(qr.matrixQR().topRows(thin).triangularView<ladon_eigen::Upper>()) * latent;
+      times(host, qr.matrixQR().topRows(thin).triangularView<ladon_eigen::Upper>(), latent);
   ConversionSummary summary{.cache_before = cache_elements(layer)};
   RealMatrix vectors;  // orthonormal columns that span what is kept of the core
   if (kv_rank == 0) {
@@ -190,16 +188,14 @@ ConvertedLatent reduce_rank(const Context& context, const LatentAttention& layer
     vectors =
         rank.householderQ() * RealMatrix::Identity(thin, std::max<std::int64_t>(1, rank.rank()));
   } else {
-    const LowRank low = low_rank(second_moment(host, core, inputs), {}, std::min(kv_rank, thin));
+    const LowRank low =
+        low_rank(host, second_moment(host, core, inputs), {}, std::min(kv_rank, thin));
     vectors = low.up;
-    const double total = low.energies.sum();
-    summary.discarded = total > 0 ? low.discarded() / total : 0;
-    for (const double energy : low.energies) {
-      summary.spectrum.push_back(total > 0 ? energy / total : 0);
-    }
+    low.describe(summary);
   }
-  const RealMatrix lower = vectors.transpose() * core;
-  summary.exact = relative_residual(core, vectors * lower) <= exact_tolerance(source.dtype);
+  const RealMatrix lower = times(host, vectors.transpose(), core);
+  summary.exact =
+      relative_residual(core, times(host, vectors, lower)) <= exact_tolerance(source.dtype);
 
   LatentAttentionOptions options = source;
   options.kv_rank = lower.rows();
@@ -210,9 +206,9 @@ ConvertedLatent reduce_rank(const Context& context, const LatentAttention& layer
   RealMatrix both(lower.rows() + source.rope_dim, compress.cols());
   both << lower, compress.bottomRows(source.rope_dim);
   write_affine(host, result, "kv_a_proj_with_mqa", both);
-  write_parameter(host, result, "kv_b_proj.weight", basis * vectors);
+  write_parameter(host, result, "kv_b_proj.weight", times(host, basis, vectors));
   summary.cache_after = cache_elements(result);
-  for (std::int64_t h = 0; h < source.num_heads; ++h) summary.head_order.push_back(h);
+  summary.head_order = heads_in_order(source.num_heads);
   result.train(layer.is_training());
   result.to(context);
   return {std::move(result), std::move(summary)};

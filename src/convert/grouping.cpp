@@ -11,7 +11,6 @@ namespace {
 
 // A query that is 0 for a pair says nothing of its keys; it must not make them vanish.
 constexpr double kSmallestWeight = 1e-6;
-constexpr double kMetricRidge = 1e-6;
 // Operations that the search over exact costs may take: some seconds.
 constexpr double kMostOperations = 1e10;
 constexpr int kMostRounds = 50;
@@ -98,8 +97,8 @@ double sum_of_costs(const std::vector<Group>& groups, const GroupCost& cost) {
 
 }  // namespace
 
-GroupCost::GroupCost(const LayerMoments& moments, const HeadLayout& layout)
-    : moments_(moments), layout_(layout) {
+GroupCost::GroupCost(const Context& host, const LayerMoments& moments, const HeadLayout& layout)
+    : host_(host), moments_(moments), layout_(layout) {
   const auto heads = static_cast<std::int64_t>(moments.query_moments.size());
   pair_weights_.resize(heads, layout.num_pairs());
   for (std::int64_t pair = 0; pair < layout.num_pairs(); ++pair) {
@@ -126,6 +125,12 @@ GroupCost::GroupCost(const LayerMoments& moments, const HeadLayout& layout)
 
 double GroupCost::pair_weight(std::int64_t head, std::int64_t pair) const {
   return pair_weights_(head, pair);
+}
+
+double GroupCost::mean_weight(const Group& group, std::int64_t pair) const {
+  double sum = 0;
+  for (const std::int64_t head : group) sum += pair_weights_(head, pair);
+  return sum / static_cast<double>(group.size());
 }
 
 ComplexMatrix GroupCost::weighted_pair(std::int64_t pair, const Group& group) const {
@@ -170,7 +175,7 @@ double GroupCost::operator()(const Group& group) const {
   }
   if (layout_.unrotated() > 0) {
     const auto low =
-        low_rank(unrotated_moments(group), unrotated_metric(group), layout_.unrotated());
+        low_rank(host_, unrotated_moments(group), unrotated_metric(group), layout_.unrotated());
     keys += low.discarded();
   }
   const double values = discarded_energy(value_moments(group), layout_.head_dim);

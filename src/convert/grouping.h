@@ -15,13 +15,15 @@ using Group = std::vector<std::int64_t>;  // KV heads of the source, ascending
 /// (weighted by the queries that meet them) and of values.
 class GroupCost {
  public:
-  GroupCost(const LayerMoments& moments, const HeadLayout& layout);
+  GroupCost(const Context& host, const LayerMoments& moments, const HeadLayout& layout);
 
   double operator()(const Group& group) const;
 
   /// The weight of a KV head's pair: the rms of its queries there, or a small share of the largest
   /// where they are 0.
   double pair_weight(std::int64_t head, std::int64_t pair) const;
+  /// Over some heads.
+  double mean_weight(const Group& group, std::int64_t pair) const;
   /// Hermitian moments of a pair over some heads, weighted so.
   ComplexMatrix weighted_pair(std::int64_t pair, const Group& group) const;
   /// Moments of the unrotated rows of keys over some heads, and the metric of their queries.
@@ -30,6 +32,7 @@ class GroupCost {
   RealMatrix value_moments(const Group& group) const;
 
  private:
+  const Context& host_;
   const LayerMoments& moments_;
   const HeadLayout& layout_;
   RealMatrix pair_weights_;  // [KV heads, pairs]

@@ -12,14 +12,11 @@ namespace {
 
 std::vector<PairComponent> components_of(const HeadLayout& layout, const GroupCost& cost,
                                          std::int64_t num_kv_heads) {
-  Group all(static_cast<std::size_t>(num_kv_heads));
-  std::iota(all.begin(), all.end(), std::int64_t{0});
+  const Group all = heads_in_order(num_kv_heads);
   std::vector<PairComponent> result;
   for (std::int64_t pair = 0; pair < layout.num_pairs(); ++pair) {
     const ComplexComponents components = principal_components(cost.weighted_pair(pair, all));
-    double scale = 0;  // keeps keys about as large as they were
-    for (const std::int64_t head : all) scale += cost.pair_weight(head, pair);
-    scale /= static_cast<double>(num_kv_heads);
+    const double scale = cost.mean_weight(all, pair);  // keeps keys about as large as they were
     for (std::int64_t j = 0; j < num_kv_heads; ++j) {
       PairComponent component{.pair = pair, .component = j, .energy = components.energies(j)};
       for (const std::int64_t head : all) {

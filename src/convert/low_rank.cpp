@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "convert/matrices.h"
+
 namespace ladon::convert {
 namespace {
 
@@ -22,13 +24,20 @@ void fix_signs(RealMatrix& vectors) {
 
 double LowRank::discarded() const { return energies.tail(energies.size() - up.cols()).sum(); }
 
-LowRank low_rank(const RealMatrix& moments, const RealMatrix& metric, std::int64_t rank) {
+void LowRank::describe(ConversionSummary& summary) const {
+  const double total = energies.sum();
+  summary.discarded = total > 0 ? discarded() / total : 0;
+  for (const double energy : energies) summary.spectrum.push_back(total > 0 ? energy / total : 0);
+}
+
+LowRank low_rank(const Context& host, const RealMatrix& moments, const RealMatrix& metric,
+                 std::int64_t rank) {
   const bool weighted = metric.size() != 0;
   RealMatrix factor;  // G = L L^T
   RealMatrix target = moments;
   if (weighted) {
     factor = ladon_eigen::LLT<RealMatrix>(metric).matrixL();
-    target = factor.transpose() * moments * factor;
+    target = times(host, times(host, factor.transpose(), moments), factor);
     target = (0.5 * (target + target.transpose())).eval();
   }
   const ladon_eigen::SelfAdjointEigenSolver<RealMatrix> solver(target);
@@ -37,7 +46,7 @@ LowRank low_rank(const RealMatrix& moments, const RealMatrix& metric, std::int64
   LowRank result;
   result.energies = solver.eigenvalues().reverse().cwiseMax(0.0);
   if (weighted) {
-    result.down = vectors.transpose() * factor.transpose();
+    result.down = times_transposed(host, vectors.transpose(), factor);
     result.up =
         factor.transpose().template triangularView<ladon_eigen::Upper>().solve(vectors).eval();
   } else {

@@ -5,6 +5,8 @@
 #include <cstdint>
 
 #include "convert/eigen.h"
+#include "ladon/context.h"
+#include "ladon/convert.h"
 
 namespace ladon::convert {
 
@@ -15,14 +17,20 @@ struct LowRank {
   RealVector energies;  // of all components in the metric, falling, not negative
   /// Energy of the components past the rank.
   double discarded() const;
+  /// Sets `discarded` and `spectrum`, as shares of the whole.
+  void describe(ConversionSummary& summary) const;
 };
 
 /// moments = M C M^T. `metric` is a positive definite G, errors e count as e^T G e; empty: the
 /// identity.
-LowRank low_rank(const RealMatrix& moments, const RealMatrix& metric, std::int64_t rank);
+LowRank low_rank(const Context& host, const RealMatrix& moments, const RealMatrix& metric,
+                 std::int64_t rank);
 
 /// The sum of all but the `rank` largest eigenvalues of a symmetric matrix.
 double discarded_energy(const RealMatrix& moments, std::int64_t rank);
+
+/// Keeps metrics definite where queries or outputs ignore some direction.
+constexpr double kMetricRidge = 1e-6;
 
 /// Adds a share of the mean of the diagonal to it, so that the matrix can be inverted; the identity
 /// where that mean is 0.

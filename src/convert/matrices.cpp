@@ -1,5 +1,6 @@
 #include "convert/matrices.h"
 
+#include "core/fail.h"
 #include "layers/projection.h"
 
 namespace ladon::convert {
@@ -22,6 +23,13 @@ RealMatrix read_parameter(const Context& host, const AttentionLayer& layer, std:
   const Parameter& parameter = layer.parameter(name);
   if (parameter.value.device().is_cpu()) return to_matrix(host, parameter.value);
   return to_matrix(host, parameter.value.to_host());
+}
+
+void require_finite(std::string_view operation, const Context& host, const AttentionLayer& layer) {
+  for (const Parameter& parameter : layer.named_parameters()) {
+    if (read_parameter(host, layer, parameter.name).allFinite()) continue;
+    fail(operation, "layer", "got numbers in " + parameter.name + " that are not finite");
+  }
 }
 
 RealMatrix read_affine(const Context& host, const AttentionLayer& layer, const std::string& name) {
@@ -50,6 +58,13 @@ void write_affine(const Context& host, AttentionLayer& layer, const std::string&
 void copy_parameter(const Context& host, const AttentionLayer& from, AttentionLayer& to,
                     std::string_view name) {
   to.set_parameter(host, name, from.parameter(name).value.to_host());
+}
+
+RealMatrix times(const Context& host, const RealMatrix& a, const RealMatrix& b) {
+  RealMatrix product = RealMatrix::Zero(a.rows(), b.cols());
+  if (product.size() == 0 || a.cols() == 0) return product;
+  add_input_gradient(host, view_of(a), view_of(b), view_of(product));
+  return product;
 }
 
 RealMatrix times_transposed(const Context& host, const RealMatrix& a, const RealMatrix& b) {

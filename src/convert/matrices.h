@@ -19,6 +19,8 @@ RealMatrix to_matrix(const Context& host, const ConstTensorView& view);
 
 /// A parameter, from wherever the layer is.
 RealMatrix read_parameter(const Context& host, const AttentionLayer& layer, std::string_view name);
+/// Throws Error where a weight of the layer is not finite: nothing can be said of what it becomes.
+void require_finite(std::string_view operation, const Context& host, const AttentionLayer& layer);
 /// [W | b] of a projection, so that W x + b is one product with [x; 1]. Zeros where it has no bias.
 RealMatrix read_affine(const Context& host, const AttentionLayer& layer, const std::string& name);
 
@@ -32,7 +34,9 @@ void write_affine(const Context& host, AttentionLayer& layer, const std::string&
 void copy_parameter(const Context& host, const AttentionLayer& from, AttentionLayer& to,
                     std::string_view name);
 
-/// a b^T, by the library's own kernels, which are faster than Eigen compiled for any x86-64.
+/// a b and a b^T, by the library's own kernels, which are faster than Eigen compiled for any
+/// x86-64.
+RealMatrix times(const Context& host, const RealMatrix& a, const RealMatrix& b);
 RealMatrix times_transposed(const Context& host, const RealMatrix& a, const RealMatrix& b);
 
 /// a C a^T, symmetric; an empty C stands for the identity.

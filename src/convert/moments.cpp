@@ -1,5 +1,6 @@
 #include "convert/moments.h"
 
+#include <numeric>
 #include <string>
 
 #include "convert/calibration_impl.h"
@@ -39,6 +40,12 @@ void require_self_attention(std::string_view operation, const MultiHeadAttention
   if (options.value_input_dim != options.embed_dim) {
     refuse("value_input_dim", options.value_input_dim);
   }
+}
+
+std::vector<std::int64_t> heads_in_order(std::int64_t count) {
+  std::vector<std::int64_t> heads(static_cast<std::size_t>(count));
+  std::iota(heads.begin(), heads.end(), std::int64_t{0});
+  return heads;
 }
 
 LayerMoments::LayerMoments(const Context& host, const MultiHeadAttention& layer,

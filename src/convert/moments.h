@@ -28,6 +28,9 @@ struct LayerMoments {
   std::vector<RealMatrix> query_moments{};
 };
 
+/// Heads 0, 1, ..., count - 1.
+std::vector<std::int64_t> heads_in_order(std::int64_t count);
+
 /// What counts as rounding in the weights of a layer of this dtype.
 inline double exact_tolerance(DType dtype) { return dtype == DType::kF64 ? 1e-12 : 1e-6; }
 

@@ -11,6 +11,7 @@
 #include "convert/host_context.h"
 #include "convert/low_rank.h"
 #include "convert/matrices.h"
+#include "convert/solve.h"
 #include "core/checks.h"
 #include "core/fail.h"
 #include "ladon/convert.h"
@@ -47,10 +48,6 @@ Tensor attended_rows(const Context& context, const AttentionLayer& layer,
   return Tensor::copy_of(context, rows, DType::kF64).to_host();
 }
 
-}  // namespace
-
-namespace {
-
 /// Sums over tokens of what the layer attends to, A, and of its output without the bias, Y.
 struct FitSums {
   FitSums(std::int64_t embed_dim, std::int64_t width)
@@ -66,10 +63,10 @@ struct FitProblem {
   RealMatrix products, missing;  // missing: Y^T A - W_0 A^T A
 
   /// The change of W_0 that this ridge gives.
-  RealMatrix change(double ridge) const {
+  RealMatrix change(const Context& host, double ridge) const {
     RealMatrix regular = products;
     convert::add_ridge(regular, ridge);
-    return ladon_eigen::LLT<RealMatrix>(regular).solve(missing.transpose()).transpose();
+    return convert::solve_symmetric(host, std::move(regular), missing);
   }
   /// How the squared error over these tokens changes with W_0.
   double effect(const Context& host, const RealMatrix& change) const {
@@ -85,7 +82,7 @@ std::optional<double> choose_ridge(const Context& host, const FitProblem& fitted
   std::optional<double> best;
   double least = 0;
   for (const double ridge : {1.0, 1e-2, 1e-4, 1e-6}) {
-    const double effect = set_aside.effect(host, fitted.change(ridge));
+    const double effect = set_aside.effect(host, fitted.change(host, ridge));
     if (!(effect < least)) break;  // from here on it only gets worse
     least = effect;
     best = ridge;
@@ -183,7 +180,7 @@ void OutputFit::apply(const Context& context, AttentionLayer& after,
     all.products += set_aside.products;
     all.missing += set_aside.missing;
   }
-  weight += all.change(ridge.value_or(kFewSequencesRidge));
+  weight += all.change(host, ridge.value_or(kFewSequencesRidge));
   after.set_parameter(context, name, convert::view_of(std::as_const(weight)));
 }
 

@@ -24,7 +24,8 @@ class HeadMerger {
  public:
   HeadMerger(const Context& host, const MultiHeadAttention& layer, const LayerMoments& moments,
              const HeadLayout& layout, const GroupCost& cost, std::int64_t num_groups)
-      : layer_(layer),
+      : host_(host),
+        layer_(layer),
         moments_(moments),
         layout_(layout),
         cost_(cost),
@@ -93,9 +94,7 @@ class HeadMerger {
     const HeadLayout::Pair rows = layout_.pairs[static_cast<std::size_t>(pair)];
     const auto count = static_cast<std::int64_t>(group.size());
     const std::int64_t width = moments_.key.cols();
-    double scale = 0;  // keeps keys about as large as they were
-    for (const std::int64_t head : group) scale += cost_.pair_weight(head, pair);
-    scale /= static_cast<double>(count);
+    const double scale = cost_.mean_weight(group, pair);  // keeps keys about as large as they were
 
     RealMatrix all(2 * count, width);  // the pair of every head, and what will stand for it
     RealMatrix approximation(2 * count, width);
@@ -139,7 +138,7 @@ class HeadMerger {
     const std::int64_t offset = layout_.first_unrotated;
     const std::int64_t count = layout_.unrotated();
     const LowRank low =
-        low_rank(cost_.unrotated_moments(group), cost_.unrotated_metric(group), count);
+        low_rank(host_, cost_.unrotated_moments(group), cost_.unrotated_metric(group), count);
     const RealMatrix all = stack(moments_.key, group, offset, count);
     const RealMatrix merged = low.down * all;
     key.middleRows(target * dim_ + offset, count) = merged;
@@ -154,7 +153,7 @@ class HeadMerger {
   }
 
   void merge_values(const Group& group, std::int64_t target) {
-    const LowRank low = low_rank(cost_.value_moments(group), {}, dim_);
+    const LowRank low = low_rank(host_, cost_.value_moments(group), {}, dim_);
     const RealMatrix all = stack(moments_.value, group, 0, dim_);
     const RealMatrix merged = low.down * all;
     value.middleRows(target * dim_, dim_) = merged;
@@ -168,6 +167,7 @@ class HeadMerger {
     note_residual(relative_residual(all, low.up * merged));
   }
 
+  const Context& host_;
   const MultiHeadAttention& layer_;
   const LayerMoments& moments_;
   const HeadLayout& layout_;
@@ -245,13 +245,14 @@ ConvertedMultiHead to_gqa(const Context& context, const MultiHeadAttention& laye
   ConversionSummary summary{
       .exact = true, .cache_before = cache_elements(layer), .cache_after = 2 * wanted * dim};
   if (wanted >= had) {
-    for (std::int64_t h = 0; h < options.num_heads; ++h) summary.head_order.push_back(h);
+    summary.head_order = heads_in_order(options.num_heads);
     return {repeat_kv_heads(context, layer, wanted), std::move(summary)};
   }
+  require_finite(kOperation, host, layer);
   const RealMatrix inputs = input_moments(kOperation, host, calibration, options.embed_dim);
   const LayerMoments moments(host, layer, inputs);
   const HeadLayout layout(options.rope, dim);
-  const GroupCost cost(moments, layout);
+  const GroupCost cost(host, moments, layout);
   const std::vector<Group> groups = conversion.grouping == HeadGrouping::kBest
                                         ? best_groups(cost, had, wanted, dim)
                                         : consecutive_groups(had, wanted);

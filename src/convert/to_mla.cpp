@@ -20,7 +20,6 @@ namespace convert {
 namespace {
 
 constexpr std::string_view kOperation = "to_mla";
-constexpr double kMetricRidge = 1e-6;
 
 void check_source(const MultiHeadAttentionOptions& options) {
   const auto refuse = [](std::string_view field, const std::string& got,
@@ -103,15 +102,12 @@ class LatentBuilder {
       low_.up = qr.householderQ() * RealMatrix::Identity(joint_.rows(), found);
       low_.down = low_.up.transpose();
     } else {
-      low_ = low_rank(second_moment(host_, joint_, inputs_), metric(), *rank);
-      const double total = low_.energies.sum();
-      summary.discarded = total > 0 ? low_.discarded() / total : 0;
-      for (const double energy : low_.energies) {
-        summary.spectrum.push_back(total > 0 ? energy / total : 0);
-      }
+      const RealMatrix moments = second_moment(host_, joint_, inputs_);
+      low_ = low_rank(host_, moments, metric(moments), *rank);
+      low_.describe(summary);
     }
-    latent_ = low_.down * joint_;
-    const RealMatrix rebuilt = low_.up * latent_;
+    latent_ = times(host_, low_.down, joint_);
+    const RealMatrix rebuilt = times(host_, low_.up, latent_);
     const double residual =
         std::max(relative_residual(joint_.topRows(key_rows_), rebuilt.topRows(key_rows_)),
                  relative_residual(joint_.bottomRows(kv_heads_ * dim_),
@@ -215,7 +211,7 @@ class LatentBuilder {
 
   /// Errors count where they act: of keys in the scores of the queries that meet them, of values in
   /// the output; both in all alike.
-  RealMatrix metric() const {
+  RealMatrix metric(const RealMatrix& moments) const {
     RealMatrix metric = RealMatrix::Zero(joint_.rows(), joint_.rows());
     auto keys = metric.topLeftCorner(key_rows_, key_rows_);
     for (std::int64_t k = 0; k < kv_heads_ && key_rows_ > 0; ++k) {
@@ -235,7 +231,6 @@ class LatentBuilder {
       const RealMatrix columns = out_.middleCols(h * dim_, dim_).transpose();
       metric.block(row, row, dim_, dim_) += times_transposed(host_, columns, columns);
     }
-    const RealMatrix moments = second_moment(host_, joint_, inputs_);
     equalise(keys, moments.topLeftCorner(key_rows_, key_rows_));
     equalise(metric.bottomRightCorner(values, values), moments.bottomRightCorner(values, values));
     return metric;
@@ -278,7 +273,7 @@ class LatentBuilder {
       const std::int64_t k = h / heads_per_kv_;
       if (h % heads_per_kv_ == 0) {
         result.middleRows(h * rows, nope_dim()) =
-            query_map(k).transpose() * low_.up.topRows(key_rows_);
+            times(host_, query_map(k).transpose(), low_.up.topRows(key_rows_));
         result.middleRows(h * rows + nope_dim(), dim_) =
             low_.up.middleRows(key_rows_ + k * dim_, dim_);
       } else {  // as the first query head of the KV head
@@ -317,9 +312,10 @@ ConvertedLatent to_mla(const Context& context, const MultiHeadAttention& layer,
   const HeadLayout layout(options.rope, options.head_dim);
   const std::int64_t most = layout.num_pairs() * options.num_kv_heads;
   const std::int64_t count = roped_count(conversion, most);
+  require_finite(kOperation, host, layer);
   const RealMatrix inputs = input_moments(kOperation, host, calibration, options.embed_dim);
   const LayerMoments moments(host, layer, inputs);
-  const GroupCost cost(moments, layout);
+  const GroupCost cost(host, moments, layout);
   const std::int64_t positions = conversion.context != 0  ? conversion.context
                                  : calibration != nullptr ? calibration->longest()
                                                           : 0;
@@ -336,7 +332,7 @@ ConvertedLatent to_mla(const Context& context, const MultiHeadAttention& layer,
   builder.approximate(conversion.kv_rank, summary);
   LatentAttention result = builder.build();
   summary.cache_after = cache_elements(result);
-  for (std::int64_t h = 0; h < options.num_heads; ++h) summary.head_order.push_back(h);
+  summary.head_order = heads_in_order(options.num_heads);
   result.to(context);
   return {std::move(result), std::move(summary)};
 }

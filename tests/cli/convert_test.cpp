@@ -122,7 +122,7 @@ TEST_F(CliConvert, LossesAreMeasuredOnTheWrittenWeights) {
 }
 
 TEST_F(CliConvert, SameBytesForAnyThreads) {
-  for (const char* const threads : {"1", "3", "1"}) {
+  for (const char* const threads : {"1", "2", "3", "5", "1"}) {
     std::filesystem::remove_all(temp_ / "out");
     ASSERT_EQ(run_ladon(calibrated({"--to", "mla", "--kv-rank", "10", "--rope-dim", "8",
                                     "--threads", threads, "--output", path("out")}))
@@ -187,7 +187,7 @@ TEST_F(CliConvert, FailuresLeaveNothingBehind) {
   expect(arguments({"--to", "gqa", "--kv-heads", "5", "--output", out}),
          "to_gqa: num_kv_heads: got 5");
   expect(arguments({"--to", "mla", "--kv-rank", "999", "--output", out}),
-         "to_mla: kv_rank: got 999");
+         "convert: layer 0: to_mla: kv_rank: got 999");
   expect(arguments({"--to", "mla", "--rope-dim", "3", "--output", out}), "to_mla: rope_dim: got 3");
   expect(arguments({"--to", "mha", "--output", path("model")}), "is there already");
   expect(arguments({"--to", "mha", "--output", path("no/out")}), "cannot write in");
@@ -201,10 +201,14 @@ TEST_F(CliConvert, FailuresLeaveNothingBehind) {
   expect(calibrated({"--to", "mqa", "--output", out}), "expected at least two tokens");
   spoil(Tensor(DType::kF32, {0, 20}));
   expect(calibrated({"--to", "mqa", "--output", out}), "expected at least two tokens");
-  Tensor nan(DType::kF32, {3, 8, 20});
-  nan.data_as<float>()[7] = std::numeric_limits<float>::quiet_NaN();
-  spoil(nan);
-  expect(calibrated({"--to", "mqa", "--output", out}), "got nan, expected finite numbers");
+  // The last sequence is held out, and must be finite all the same.
+  for (const std::int64_t token : {0, 23}) {
+    Tensor nan(DType::kF32, {3, 8, 20});
+    nan.data_as<float>()[20 * token + 7] = std::numeric_limits<float>::quiet_NaN();
+    spoil(nan);
+    expect(calibrated({"--to", "mqa", "--output", out}),
+           "layer_1.npy: got nan at token " + std::to_string(token) + ", expected finite numbers");
+  }
 
   // A full disk, and what a family cannot hold.
   EXPECT_NE(complaint_of(LadonRun{.arguments = arguments({"--to", "mha", "--output", out}),
@@ -244,6 +248,10 @@ TEST_F(CliConvert, OptionsThatDoNotGoTogether) {
   expect({"--to", "mla", "--sweep", "2", "--calibrate", path("acts"), "--output", out},
          "--sweep: writes nothing");
   expect({"--to", "mla", "--max-error", "2", "--output", out}, "--max-error requires --calibrate");
+  for (const char* const bad : {"-1", "nan", "inf"}) {
+    expect({"--to", "mla", "--max-error", bad, "--calibrate", path("acts"), "--output", out},
+           "--max-error: got ");
+  }
 }
 
 }  // namespace

@@ -85,6 +85,31 @@ TEST(ConvertErrors, Calibrations) {
   EXPECT_TRUE(std::isfinite(difference(small, made.layer, random_tensor({3, 4}, 3))));
 }
 
+TEST(ConvertErrors, WeightsThatAreNotFinite) {
+  MultiHeadAttention layer(
+      {.embed_dim = 8, .num_heads = 4, .num_kv_heads = 2, .dtype = DType::kF64});
+  layer.parameter("k_proj.weight").value.data_as<double>()[3] =
+      std::numeric_limits<double>::quiet_NaN();
+  const std::string what = ": layer: got numbers in k_proj.weight that are not finite";
+  EXPECT_EQ(error_of([&] { to_mla(host_context(), layer); }), "to_mla" + what);
+  EXPECT_EQ(error_of([&] { to_gqa(host_context(), layer, {.num_kv_heads = 1}); }), "to_gqa" + what);
+  LatentAttention latent({.embed_dim = 8,
+                          .num_heads = 2,
+                          .kv_rank = 4,
+                          .nope_dim = 3,
+                          .rope_dim = 2,
+                          .value_dim = 3,
+                          .query_norm = false,
+                          .kv_norm = false,
+                          .dtype = DType::kF64});
+  latent.parameter("o_proj.weight").value.data_as<double>()[3] =
+      std::numeric_limits<double>::infinity();
+  EXPECT_EQ(error_of([&] { to_mha(host_context(), latent); }),
+            "to_mha: layer: got numbers in o_proj.weight that are not finite");
+  EXPECT_EQ(error_of([&] { reduce_rank(host_context(), latent); }),
+            "reduce_rank: layer: got numbers in o_proj.weight that are not finite");
+}
+
 TEST(ConvertErrors, CalibrationFiles) {
   const test::TempFolder folder;
   const auto path = folder.path() / "file.safetensors";

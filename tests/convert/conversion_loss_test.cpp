@@ -155,6 +155,37 @@ TEST(ToGqa, CalibratedPcaBeatsTheOthersOnAverage) {
   EXPECT_LT(errors[0], 0.8 * errors[3]);
 }
 
+TEST(ToGqa, LosesTheDiscardedEnergyOfValues) {
+  // Without keys, with outputs that are the values and with sequences of one token nothing but
+  // values can be lost, so that the error is known, and the smallest there is on these inputs.
+  MultiHeadAttention layer = random_layer(MultiHeadAttention(mha_options()), 50);
+  test::change_rows(layer, "k_proj", [](test::Rows& rows) {
+    for (std::int64_t r = 0; r < 24; ++r) {
+      for (std::int64_t c = 0; c < rows.columns; ++c) rows(r, c) = 0;
+    }
+  });
+  Tensor identity(DType::kF64, {24, 24});
+  for (std::int64_t n = 0; n < 24; ++n) identity.data_as<double>()[25 * n] = 1;
+  layer.set_parameter(host_context(), "out_proj.weight", identity);
+  Tensor x = random_tensor({60, 1, 24}, 51);
+  for (std::int64_t i = 0; i < x.num_elements(); ++i) {
+    x.data_as<double>()[i] *= std::exp(-0.2 * static_cast<double>(i % 24));
+  }
+  const Calibration calibration = calibrate(x);
+  const GqaConversion plain{.num_kv_heads = 2, .grouping = HeadGrouping::kConsecutive};
+  const auto best = to_gqa(host_context(), layer, plain, &calibration);
+  const double error = difference(layer, best.layer, x);
+  EXPECT_NEAR(error, std::sqrt(2 * best.summary.discarded), 1e-9);  // half of it is that of keys
+  EXPECT_GT(error, 0.01);
+  EXPECT_LT(error, difference(layer, to_gqa(host_context(), layer, plain).layer, x));
+  for (const HeadMerge merge : {HeadMerge::kMean, HeadMerge::kFirst}) {
+    GqaConversion other = plain;
+    other.merge = merge;
+    EXPECT_LT(error,
+              difference(layer, to_gqa(host_context(), layer, other, &calibration).layer, x));
+  }
+}
+
 TEST(OutputFit, NeverRaisesTheErrorOnItsInputs) {
   MultiHeadAttentionOptions options = mha_options();
   options.out_bias = true;
