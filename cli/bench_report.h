@@ -8,7 +8,7 @@
 
 namespace ladon::cli {
 
-/// "Ladon 0.1.0, built by gcc 12.2.0; AMD EPYC, 2 threads".
+/// "Ladon 0.2.0, built by gcc 12.2.0; AMD EPYC, 2 threads".
 std::string machine_line(DeviceId device, int threads);
 
 void print_bench_head(const std::string& machine);
