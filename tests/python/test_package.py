@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import pathlib
 import re
 import subprocess
@@ -91,10 +92,13 @@ def test_absent_packages_are_named(name):
 
 
 def python_blocks(path):
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text())["cells"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("path", ["README.md", "docs/python.md", "docs/porting.md", "examples/tour.ipynb"])
 def test_examples_run(path, tmp_path, monkeypatch):
     """The examples of a page, one after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
