@@ -17,13 +17,13 @@ version = release = ladon.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"
-exclude_patterns = ["site/README.md"]
+exclude_patterns = ["site"]
 nitpicky = False
 
 # Headings as targets of links, as on code hosts.
 myst_heading_anchors = 4
 
-autodoc_mock_imports = ["onnx", "torch"]
+autodoc_mock_imports = ["torch"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures have them where they are known
 add_module_names = False

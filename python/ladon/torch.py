@@ -1,4 +1,4 @@
-"""Ladon for PyTorch: functions that autograd knows, and modules.
+"""Ladon for PyTorch: functions that autograd knows, and modules::
 
     import torch
     import ladon.torch

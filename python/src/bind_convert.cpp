@@ -248,8 +248,8 @@ void bind_convert(nb::module_& module) {
              "The absorbed form of a latent layer without norms as weights; exact.");
   module.def(
       "to_gqa", &py_to_gqa, nb::arg("layer"), nb::arg("num_kv_heads").none(), nb::arg("kwargs"),
-      nb::sig("def to_gqa(layer: MultiHeadAttention, num_kv_heads: int, *, merge: str = "
-              "'pca', grouping: str = 'best', calibration: Calibration | None = None) -> "
+      nb::sig("def to_gqa(layer: MultiHeadAttention, num_kv_heads: int, *, merge: HeadMerge = "
+              "'pca', grouping: HeadGrouping = 'best', calibration: Calibration | None = None) -> "
               "tuple[MultiHeadAttention, dict[str, Any]]"),
       R"(Fewer KV heads by merging groups of them, or more by repetition. Returns the layer and a summary.
 
@@ -257,7 +257,7 @@ merge: "pca", "mean" or "first"; grouping: "best" or "consecutive".)");
   module.def(
       "to_mla", &py_to_mla, nb::arg("layer"), nb::arg("kwargs"),
       nb::sig("def to_mla(layer: MultiHeadAttention, *, kv_rank: int | None = None, "
-              "rope_dim: int | None = None, choice: str = 'score_error', positions: int = "
+              "rope_dim: int | None = None, choice: RopeChoice = 'score_error', positions: int = "
               "0, calibration: Calibration | None = None) -> tuple[LatentAttention, "
               "dict[str, Any]]"),
       R"(As latent attention; exact where both sizes are left out. Returns the layer and a summary.

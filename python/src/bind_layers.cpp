@@ -285,7 +285,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: ta
             return shared_arrays(self, framework, false);
           },
           nb::arg("framework") = "numpy",
-          nb::sig("def parameters(self, framework: str = 'numpy') -> dict[str, Any]"),
+          nb::sig("def parameters(self, framework: Framework = 'numpy') -> dict[str, Any]"),
           "The weights by name. The arrays share the layer's memory: writing to one changes the "
           "layer.")
       .def(
@@ -294,7 +294,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: ta
             return shared_arrays(self, framework, true);
           },
           nb::arg("framework") = "numpy",
-          nb::sig("def gradients(self, framework: str = 'numpy') -> dict[str, Any]"),
+          nb::sig("def gradients(self, framework: Framework = 'numpy') -> dict[str, Any]"),
           "The parameters' gradients by name; they share the layer's memory too.")
       .def("set_parameter", &set_parameter, nb::arg("name").none(), nb::arg("value").none(),
            nb::sig("def set_parameter(self, name: str, value: Array) -> None"),
@@ -317,9 +317,10 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: ta
            nb::arg("dtype").none() = nb::none(),
            nb::sig("def cache_options(self, batch: int = 1, dtype: DTypeLike | None = None) -> "
                    "dict[str, Any]"),
-           "What a cache for this layer holds: KvCache.contiguous(**layer.cache_options()).")
-      .def_prop_ro("options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
-                   "With every default filled in: type(layer)(**layer.options) is such a layer.")
+           "What a cache for this layer holds: ``KvCache.contiguous(**layer.cache_options())``.")
+      .def_prop_ro(
+          "options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
+          "With every default filled in: ``type(layer)(**layer.options)`` is such a layer.")
       .def("to", &layer_on, nb::arg("device"), nb::sig("def to(self, device: DeviceLike) -> Self"),
            "A copy on another device: 'cpu', 'cuda' or 'cuda:1'. The layer itself stays.")
       .def_prop_ro("device", [](const Layer& self) { return self.layer->device().to_string(); })
@@ -334,7 +335,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: ta
             return in_python("state_dict")(self, framework);
           },
           nb::arg("framework") = "numpy",
-          nb::sig("def state_dict(self, framework: str = 'numpy') -> dict[str, Any]"),
+          nb::sig("def state_dict(self, framework: Framework = 'numpy') -> dict[str, Any]"),
           "The weights by name, sharing the layer's memory, as torch.nn.Module.state_dict() does.")
       .def(
           "load_state_dict",

@@ -87,7 +87,7 @@ nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const n
 
 void bind_rope(nb::module_& module) {
   const std::string options =
-      "layout: str = 'half_split', rotary_dim: int = 0, base: float = 10000.0, scaling: "
+      "layout: RopeLayout = 'half_split', rotary_dim: int = 0, base: float = 10000.0, scaling: "
       "RopeScaling | None = None, frequencies: Array | Sequence[float] | None = None, magnitude: "
       "float "
       "= 1.0, positions: int | IntegersLike | None = None, cos: Array | None = "
