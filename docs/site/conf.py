@@ -34,3 +34,15 @@ html_title = f"Ladon {version}"
 html_static_path = []  # the build puts figures.js and calculator.js there
 html_show_sourcelink = False
 html_copy_source = False
+
+
+def tidy_docstring(app, what, name, obj, options, lines):
+    """Leaves out what the compiled module and named tuples say of themselves."""
+    if lines and lines[0].startswith("(self) ->"):
+        lines[0] = f"``{lines[0].partition('-> ')[2]}``"
+    elif lines and lines[0].startswith("Alias for field number"):
+        lines[:] = []
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", tidy_docstring)

@@ -38,6 +38,13 @@ def test_names():
     assert ladon.__version__ == version.group(1)
 
 
+def test_versions_agree():
+    assert f"version: {ladon.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert json.loads((ROOT / "packaging/vcpkg/ladon/vcpkg.json").read_text())["version-semver"] == ladon.__version__
+    released = re.search(r"^## \[([0-9.]+)\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released.group(1) == ladon.__version__
+
+
 def test_everything_is_documented():
     for name in ladon.__all__:
         assert getattr(ladon, name).__doc__, name
