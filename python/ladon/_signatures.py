@@ -5,13 +5,13 @@ The compiled module's functions have their signatures as text alone, and take no
 
 import functools
 import inspect
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 
 def described(native: Any) -> Callable[..., Any]:
     """The same function, with its signature and without the copy of it in its docstring."""
     text, doc, *_ = native.__nb_signature__[0]
-    namespace: dict = {}
+    namespace: Dict[str, Any] = {}
     exec(f"from __future__ import annotations\n{text}: ...", namespace)
 
     def call(*args: Any, **kwargs: Any) -> Any:

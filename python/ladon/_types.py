@@ -27,11 +27,11 @@ ScoreStage = Literal["scaled", "softcapped", "masked", "probability", "dropped"]
 class AttentionGradients(NamedTuple):
     """What attention_backward() returns; None for what was not wanted or has no input."""
 
-    dq: Optional[Any] = None
-    dk: Optional[Any] = None
-    dv: Optional[Any] = None
-    dbias: Optional[Any] = None
-    dsinks: Optional[Any] = None
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    dbias: Any = None
+    dsinks: Any = None
 
 
 class RopeScaling(TypedDict, total=False):
