@@ -145,9 +145,8 @@ void bind_layer_classes(nb::module_& module) {
                    "DeviceLike = 'cpu') -> None"),
            R"(Xavier-uniform weights from the seed, zero biases and sinks, unit norms.
 
-num_kv_heads: 0 is num_heads (MHA), 1 is MQA, between is GQA. rope: a dict as rope() takes it; {} for
-its defaults. Parameters: q_proj.weight, k_proj.weight, v_proj.weight, out_proj.weight, *.bias,
-q_norm.weight, k_norm.weight, sinks.)");
+Parameters: q_proj.weight, k_proj.weight, v_proj.weight, out_proj.weight, their biases (q_proj.bias, ...), q_norm.weight, k_norm.weight, sinks.
+num_kv_heads: 0 is num_heads (MHA), 1 is MQA, between is GQA. rope: a RopeOptions dict; {} for its defaults.)");
   nb::class_<LatentLayer, Layer>(module, "LatentAttention",
                                  "Multi-head latent attention (MLA), as in DeepSeek-V2 and V3. The "
                                  "cache holds one short latent "

@@ -247,12 +247,40 @@ void bind_layers(nb::module_& module) {
                            "False, out: Array | None = None, context: Context | None = None) -> "
                            "Any";
   const char* const forward_doc =
-      R"(The layer's output for x [batch, seq, embed_dim] or [seq, embed_dim].
+      R"(The layer's output for x.
 
-key and value: inputs for cross-attention. cache: appends the new tokens to it and attends over all of
-it; new_lengths says how many of them each sequence has, where they differ; query attends in their
-place, at query_positions (one for each token of x). return_weights: also the
-probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: takes the result.)";
+Parameters
+----------
+x : array [batch, seq, embed_dim] or [seq, embed_dim]
+key, value : array, optional
+    Inputs for cross-attention. Without value, both keys and values come from key.
+cache : KvCache, optional
+    Appends the new tokens and attends over all that it holds.
+causal : bool, optional
+    In place of the layer's own.
+mask, bias : array, optional
+    As attention() takes them.
+kv_lengths : sequence of int, optional
+    The keys that exist in each sequence; without a cache.
+new_lengths : sequence of int, optional
+    With a cache: how many of the tokens in x each sequence has, where they differ.
+query : array, optional
+    With a cache: attends in place of x, at query_positions (one for each token of x).
+query_positions, key_positions : int or array, optional
+    For rope. 0, 1, 2, ... unless given; with a cache, those of the new tokens.
+dropout_seed : int
+    Draws dropout, where the layer trains and has one.
+return_weights : bool
+    Return the probabilities too, [batch, num_heads, query_len, kv_len]; not with a cache.
+out : array, optional
+    Takes the result.
+context : Context, optional
+    Device, threads and kernels.
+
+Returns
+-------
+array
+    Of the shape of x, or (array, weights) with return_weights.)";
   nb::class_<Layer>(module, "AttentionLayer", "What every attention layer offers.")
       .def("forward", &forward, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
            nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
