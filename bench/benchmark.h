@@ -16,7 +16,7 @@
 namespace ladon::bench {
 
 struct BenchmarkOptions {
-  bool quick = false;
+  bool quick = false;  // fewer repetitions, and the fastest kernels alone unless isa says which
   DeviceId device{};
   std::optional<Isa> isa{};  // of the CPU; empty: all that can run. Not the reference.
   std::string filter{};      // only cases whose "ISA case" holds this
@@ -34,6 +34,8 @@ struct BenchmarkListener {
 
 /// How many cases the options select, all comparisons included.
 int count_cases(const BenchmarkOptions& options);
+/// About how long they take on two CPUs without peers; more where the machine is busy.
+double expected_seconds(const BenchmarkOptions& options);
 
 BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener);
 

@@ -54,8 +54,8 @@ int run_bench(const BenchOptions& options) {
   bench::BenchmarkResults results;
   {
     Progress progress;
-    int begun = 0;
-    bool is_table = false;
+    BenchTable table;
+    RemainingTime remaining(count, bench::expected_seconds(wanted));
     const auto clear_and = [&](auto print) {
       return [&, print](const auto& one) {
         if (options.json) return;
@@ -63,22 +63,13 @@ int run_bench(const BenchOptions& options) {
         print(one);
       };
     };
-    const auto in_table = [&](auto print) {
-      return clear_and([&, print](const auto& one) {
-        if (!is_table) print_bench_columns();
-        is_table = true;
-        print(one);
-      });
-    };
+    const auto in_table = clear_and([&](const auto& one) { table.print(one); });
     const bench::BenchmarkListener listener{
-        .begin =
-            [&](const std::string& name) {
-              progress.show(std::to_string(++begun) + " of " + std::to_string(count) + ": " + name);
-            },
-        .row = in_table(print_bench_row),
-        .fault = in_table(print_bench_fault),
+        .begin = [&](const std::string& name) { progress.show(remaining.begin(name)); },
+        .row = in_table,
+        .fault = in_table,
         .peer = clear_and(print_bench_peer)};
-    if (!options.json) print_bench_head(machine);
+    if (!options.json) print_bench_head(machine, count, bench::expected_seconds(wanted));
     if (!options.peers.empty()) progress.show("starting the peers");
     results = bench::run_benchmark(wanted, listener);
   }

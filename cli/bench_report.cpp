@@ -4,11 +4,14 @@
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ladon/version.h"
 #include "machine.h"
+#include "terminal.h"
 #include "text_table.h"
+#include "units.h"
 
 namespace ladon::cli {
 namespace {
@@ -23,6 +26,9 @@ using bench::PeerTiming;
 using bench::Row;
 using bench::Scaling;
 
+// Narrower terminals get the case, its time and its share alone.
+constexpr int kWideTable = 130;
+
 const char* unit_of(Limit limit) { return limit == Limit::kMemory ? "GB/s" : "GFLOP/s"; }
 
 /// Where others had the CPUs, numbers say nothing about a target.
@@ -31,26 +37,10 @@ const char* verdict(bool met, bool disturbed) {
   return met ? ": met" : ": missed";
 }
 
-void print_scaling(const Scaling& scaling) {
-  std::printf(
-      "%-9s %-52s %d threads are %.2f times as fast as 1 (the ceiling: %.2f)  target %.1f%s%s\n",
-      scaling.isa.c_str(), scaling.name.c_str(), scaling.threads, scaling.speedup,
-      scaling.ceiling_speedup, scaling.target,
-      verdict(scaling.speedup >= scaling.target, scaling.disturbed),
-      scaling.disturbed ? "  disturbed" : "");
-}
-
-void print_exponent(const Exponent& exponent) {
-  std::printf("%-62s length^%.2f (expected %.0f)%s\n", exponent.name.c_str(), exponent.exponent,
-              exponent.expected, exponent.disturbed ? "  disturbed" : "");
-}
-
-void print_neighbour(const Neighbour& neighbour) {
-  std::printf("%-9s %-52s %5.1f%% of the share of %s  target %.0f%%%s%s\n", neighbour.isa.c_str(),
-              neighbour.name.c_str(), 100 * neighbour.ratio, neighbour.of.c_str(),
-              100 * neighbour.target,
-              verdict(neighbour.ratio >= neighbour.target, neighbour.disturbed),
-              neighbour.disturbed ? "  disturbed" : "");
+/// "met", "missed", or that others had the CPUs.
+std::string outcome(bool met, bool disturbed) {
+  if (disturbed) return "disturbed";
+  return met ? "met" : "missed";
 }
 
 /// "pytorch 1.42x (target 1.3x: met)".
@@ -64,12 +54,6 @@ void print_ratio(const Row& row, const PeerTiming& peer) {
     std::printf(" (target %.1fx%s)", *row.pytorch_target,
                 verdict(row.ratio(peer) >= *row.pytorch_target, row.disturbed));
   }
-}
-
-void print_gradient(const GradientErrors& errors) {
-  std::printf("%-52s %s  Ladon %.2e  PyTorch %.2e  %s\n", errors.name.c_str(),
-              errors.gradient.c_str(), errors.ladon, errors.pytorch,
-              errors.ladon <= errors.pytorch ? "no larger: met" : "larger: missed");
 }
 
 /// The ratio to PyTorch, where it was measured.
@@ -103,14 +87,14 @@ std::string judgement(const Row& row, std::optional<double> ratio) {
 
 /// The rows that have targets, once more: what was aimed at, and what was measured.
 void print_targets(const std::vector<Row>& rows) {
-  TextTable table({{"kernels", Align::kLeft},
+  TextTable table({{"kernels", Align::kLeft, false},
                    {"case", Align::kLeft},
                    {"share"},
-                   {"target"},
-                   {"of"},
-                   {"over PyTorch"},
-                   {"target"},
-                   {"", Align::kLeft}});
+                   {"target", Align::kRight, false},
+                   {"of", Align::kRight, false},
+                   {"over PyTorch", Align::kRight, false},
+                   {"target", Align::kRight, false},
+                   {"", Align::kLeft, false}});
   int targets = 0;
   for (const Row& row : rows) {
     const bool shared = row.target || !row.target_does_not_apply.empty();
@@ -126,11 +110,48 @@ void print_targets(const std::vector<Row>& rows) {
   if (targets > 0) std::printf("\nTargets\n%s", table.text().c_str());
 }
 
-template <class One>
-void print_group(const char* title, const std::vector<One>& list, void (*print)(const One&)) {
+/// A table under its title, unless it is empty.
+template <class One, class Cells>
+void print_group(const char* title, std::vector<Column> columns, const std::vector<One>& list,
+                 const Cells& cells_of) {
   if (list.empty()) return;
-  std::printf("\n%s\n", title);
-  for (const One& one : list) print(one);
+  TextTable table(std::move(columns));
+  for (const One& one : list) table.add(cells_of(one));
+  std::printf("\n%s\n%s", title, table.text().c_str());
+}
+
+std::vector<std::string> cells_of_scaling(const Scaling& one) {
+  return {one.isa,
+          one.name,
+          std::to_string(one.threads),
+          fixed(one.speedup, 2, "x"),
+          fixed(one.ceiling_speedup, 2, "x"),
+          fixed(one.target, 1, "x"),
+          outcome(one.speedup >= one.target, one.disturbed)};
+}
+
+std::vector<std::string> cells_of_exponent(const Exponent& one) {
+  return {one.name, "length^" + fixed(one.exponent, 2, ""), fixed(one.expected, 0, ""),
+          one.disturbed ? "disturbed" : ""};
+}
+
+std::vector<std::string> cells_of_neighbour(const Neighbour& one) {
+  return {one.isa,
+          one.name,
+          fixed(100 * one.ratio, 1, "%"),
+          one.of,
+          fixed(100 * one.target, 0, "%"),
+          outcome(one.ratio >= one.target, one.disturbed)};
+}
+
+std::vector<std::string> cells_of_gradient(const GradientErrors& one) {
+  const auto scientific = [](double value) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.2e", value);
+    return std::string(text.data());
+  };
+  return {one.name, one.gradient, scientific(one.ladon), scientific(one.pytorch),
+          one.ladon <= one.pytorch ? "no larger: met" : "larger: missed"};
 }
 
 }  // namespace
@@ -141,20 +162,46 @@ std::string machine_line(DeviceId device, int threads) {
          (threads == 1 ? " thread" : " threads");
 }
 
-void print_bench_head(const std::string& machine) {
+void print_bench_head(const std::string& machine, int count, double seconds) {
   std::printf("%s\n", machine.c_str());
   std::printf(
-      "Ceilings: arithmetic, or memory read, measured in turns with the case. K and V count "
-      "once.\n");
+      "Ceilings: arithmetic, or memory read, in turns with the case. K and V count once.\n");
+  std::printf("%d measurement%s: about %s\n", count, count == 1 ? "" : "s",
+              format_duration(seconds).c_str());
+  std::fflush(stdout);
 }
 
-void print_bench_columns() {
-  std::printf("\n%-9s %-52s %10s %10s %9s %-8s %8s %-6s %7s\n", "kernels", "case", "median ms",
-              "p10 ms", "rate", "", "ceiling", "", "share");
+void BenchTable::begin() {
+  if (begun_) return;
+  begun_ = true;
+  const auto width = terminal_width();
+  narrow_ = width && *width < kWideTable;
+  if (narrow_) {
+    std::printf("\n%-51s %9s %7s\n", "case", "median ms", "share");
+  } else {
+    std::printf("\n%-11s %-52s %10s %10s %9s %-8s %8s %-6s %7s\n", "kernels", "case", "median ms",
+                "p10 ms", "rate", "", "ceiling", "", "share");
+  }
 }
 
-void print_bench_row(const Row& row) {
-  std::printf("%-9s %-52s %10.2f %10.2f %9.1f %-8s %8.1f %-6s %6.1f%%", row.isa.c_str(),
+/// Kernels have a line of their own where a column has no space.
+void BenchTable::begin_kernels(const std::string& kernels) {
+  begin();
+  if (narrow_ && kernels != kernels_) std::printf("%s kernels\n", kernels.c_str());
+  kernels_ = kernels;
+}
+
+void BenchTable::print(const Row& row) {
+  begin_kernels(row.isa);
+  if (narrow_) {
+    std::printf("%-51s %9.2f %6.1f%%", row.name.c_str(), row.timing.median_ms, 100 * row.share());
+    const auto ratio = pytorch_ratio(row);
+    if (ratio) std::printf(" %6.2fx", *ratio);
+    std::printf("%s\n", row.disturbed ? " *" : "");
+    std::fflush(stdout);
+    return;
+  }
+  std::printf("%-11s %-52s %10.2f %10.2f %9.1f %-8s %8.1f %-6s %6.1f%%", row.isa.c_str(),
               row.name.c_str(), row.timing.median_ms, row.timing.p10_ms, row.timing.rate / 1e9,
               unit_of(row.limit), row.ceiling.rate / 1e9, name_of(row.limit), 100 * row.share());
   if (row.target) {
@@ -170,8 +217,14 @@ void print_bench_row(const Row& row) {
   std::fflush(stdout);
 }
 
-void print_bench_fault(const Fault& fault) {
-  std::printf("%-9s %-52s WRONG: %s\n", fault.isa.c_str(), fault.name.c_str(), fault.what.c_str());
+void BenchTable::print(const Fault& fault) {
+  begin_kernels(fault.isa);
+  if (narrow_) {
+    std::printf("%s\n  WRONG: %s\n", fault.name.c_str(), fault.what.c_str());
+  } else {
+    std::printf("%-11s %-52s WRONG: %s\n", fault.isa.c_str(), fault.name.c_str(),
+                fault.what.c_str());
+  }
   std::fflush(stdout);
 }
 
@@ -187,11 +240,32 @@ void print_bench_peer(const PeerState& peer) {
 
 void print_bench_rest(const bench::BenchmarkResults& results) {
   print_targets(results.rows);
-  print_group("Threads", results.scaling, print_scaling);
-  print_group("Time over length", results.exponents, print_exponent);
-  print_group("Neighbouring shapes", results.neighbours, print_neighbour);
+  print_group("Threads",
+              {{"kernels", Align::kLeft, false},
+               {"case", Align::kLeft},
+               {"threads"},
+               {"speedup"},
+               {"ceiling", Align::kRight, false},
+               {"target", Align::kRight, false},
+               {"", Align::kLeft}},
+              results.scaling, cells_of_scaling);
+  print_group("Time over length",
+              {{"case", Align::kLeft},
+               {"time grows as"},
+               {"expected", Align::kRight, false},
+               {"", Align::kLeft}},
+              results.exponents, cells_of_exponent);
+  print_group("Neighbouring shapes",
+              {{"kernels", Align::kLeft, false},
+               {"case", Align::kLeft},
+               {"of its share"},
+               {"the share of", Align::kLeft, false},
+               {"target", Align::kRight, false},
+               {"", Align::kLeft}},
+              results.neighbours, cells_of_neighbour);
   print_group("Largest errors of bf16 gradients against the f64 reference, same inputs",
-              results.gradients, print_gradient);
+              {{"case", Align::kLeft}, {""}, {"Ladon"}, {"PyTorch"}, {"", Align::kLeft}},
+              results.gradients, cells_of_gradient);
 }
 
 }  // namespace ladon::cli

@@ -8,13 +8,27 @@
 
 namespace ladon::cli {
 
-/// "Ladon 0.1.0, built by gcc 12.2.0; AMD EPYC, 2 threads".
+/// "Ladon 0.2.0, built by gcc 12.2.0; AMD EPYC, 2 threads".
 std::string machine_line(DeviceId device, int threads);
 
-void print_bench_head(const std::string& machine);
-void print_bench_columns();
-void print_bench_row(const bench::Row& row);
-void print_bench_fault(const bench::Fault& fault);
+/// With how many measurements come, and how long they take.
+void print_bench_head(const std::string& machine, int count, double seconds);
+
+/// The table of cases, a line as soon as each is measured.
+class BenchTable {
+ public:
+  void print(const bench::Row& row);
+  void print(const bench::Fault& fault);
+
+ private:
+  void begin();
+  void begin_kernels(const std::string& kernels);
+
+  bool begun_ = false;
+  bool narrow_ = false;
+  std::string kernels_{};  // of the last line
+};
+
 void print_bench_peer(const bench::PeerState& peer);
 /// Everything that is not a row.
 void print_bench_rest(const bench::BenchmarkResults& results);

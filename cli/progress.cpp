@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdio>
 
+#include "units.h"
+
 namespace ladon::cli {
 namespace {
 
@@ -27,6 +29,17 @@ void Progress::show(const std::string& text, bool now) {
   last_ = seconds();
   std::fprintf(stderr, "\r\033[K%s ...", text.c_str());
   std::fflush(stderr);
+}
+
+RemainingTime::RemainingTime(int steps, double expected_seconds)
+    : steps_(steps), expected_(expected_seconds), start_(seconds()) {}
+
+std::string RemainingTime::begin(const std::string& name) {
+  const int done = begun_++;
+  // The first steps say little: what was expected counts as five of them.
+  const double each = (seconds() - start_ + 5 * expected_ / steps_) / (done + 5);
+  return std::to_string(begun_) + " of " + std::to_string(steps_) + ", about " +
+         format_duration(each * (steps_ - done)) + " left: " + name;
 }
 
 }  // namespace ladon::cli

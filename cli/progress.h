@@ -23,4 +23,18 @@ class Progress {
   double last_ = 0;  // seconds
 };
 
+/// How far a run of so many steps is: by what it was expected to take, and then by what it takes.
+class RemainingTime {
+ public:
+  RemainingTime(int steps, double expected_seconds);
+  /// "3 of 40, about 2 min left: NAME".
+  std::string begin(const std::string& name);
+
+ private:
+  int steps_;
+  int begun_ = 0;
+  double expected_;  // seconds of the whole
+  double start_;
+};
+
 }  // namespace ladon::cli

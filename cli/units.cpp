@@ -116,6 +116,14 @@ std::string format_rate(double value) {
   return fixed(value, 2);
 }
 
+std::string format_duration(double seconds) {
+  const auto whole = [](double value, const char* unit) {
+    return std::to_string(static_cast<std::int64_t>(std::ceil(value))) + unit;
+  };
+  if (seconds <= 90) return whole(seconds, " s");
+  return seconds <= 90 * 60 ? whole(seconds / 60, " min") : whole(seconds / 3600, " h");
+}
+
 std::string format_error(double value) {
   if (value == 0) return "0";
   std::array<char, 64> text{};

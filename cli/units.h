@@ -23,6 +23,8 @@ std::string format_count(std::int64_t count);
 std::string format_percent(double fraction);
 /// A positive number with about four digits and no exponent: "1234", "56.78", "0.5".
 std::string format_rate(double value);
+/// "40 s", "3 min", "2 h".
+std::string format_duration(double seconds);
 /// "3.9e-03"; "0" for 0.
 std::string format_error(double value);
 

@@ -3,12 +3,14 @@
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME ladon)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
-set(CPACK_PACKAGE_CONTACT "The Ladon authors")
+set(CPACK_DEBIAN_PACKAGE_MAINTAINER
+  "Ladon maintainers <maintainers@users.noreply.a-seed-25367b1a.example>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
 set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
 # What the programs are linked to, read from them; without that tool, as they are always linked.
 find_program(LADON_DPKG_SHLIBDEPS dpkg-shlibdeps)
 mark_as_advanced(LADON_DPKG_SHLIBDEPS)

@@ -1,4 +1,4 @@
-"""Ladon: attention for MHA, GQA, MQA and MLA, with gradients, caches and layers.
+"""Ladon: attention for MHA, GQA, MQA and MLA, with gradients, caches and layers::
 
     import numpy as np
     import ladon
@@ -14,6 +14,8 @@ protocol. Results are torch tensors for torch inputs and NumPy arrays otherwise.
 ladon.torch has what autograd needs, and modules; ladon.onnx is a backend for ONNX's operators;
 ladon.convert turns trained layers into other kinds of attention.
 """
+
+from typing import TYPE_CHECKING
 
 from ._errors import (
     CommunicationError,
@@ -60,7 +62,14 @@ from ._ladon import (
     version,
 )
 from ._plan import plan
+from ._signatures import described
 from ._types import AttentionGradients, RopeOptions, RopeScaling
+
+if not TYPE_CHECKING:
+    for _name, _value in list(globals().items()):
+        if type(_value).__name__ == "nb_func":
+            globals()[_name] = described(_value)
+    del _name, _value
 
 __version__ = version()
 

@@ -19,10 +19,23 @@ def plan(
 ) -> List[Dict[str, Any]]:
     """Cache memory of MHA, GQA, MQA and MLA for one model, side by side.
 
-    model: a folder with a config.json; or give num_heads, head_dim, num_layers, num_kv_heads (GQA),
-    kv_rank and rope_dim (MLA) yourself. length: tokens of each sequence. dtype: of the cache; the
-    model's own where it says one, else bf16. Each row has kind, elements, bytes and reduction (the
-    share that it saves against MHA).
+    Parameters
+    ----------
+    model : path, optional
+        A folder with a config.json.
+    length : int
+        Tokens of each sequence.
+    batch : int
+        Sequences.
+    dtype : optional
+        Of the cache; the model's own where it says one, else bf16.
+    **sizes
+        Without a model: num_heads, head_dim, num_layers, num_kv_heads (GQA), kv_rank and rope_dim (MLA).
+
+    Returns
+    -------
+    list of dict
+        For each kind its kind, elements, bytes and reduction: the share that it saves against MHA.
     """
     if model is not None:
         description = describe_model(model)

@@ -1,6 +1,6 @@
 """Types that the signatures name."""
 
-from typing import Any, NamedTuple, Optional, Sequence, TypedDict, Union
+from typing import Any, Literal, NamedTuple, Optional, Sequence, TypedDict, Union
 
 # A NumPy array, a torch tensor, or any other object with __dlpack__ or the buffer protocol.
 Array = Any
@@ -10,24 +10,34 @@ DTypeLike = Any
 DeviceLike = Any
 IntegersLike = Union[Sequence[int], Array]
 
+Alignment = Literal["bottom_right", "top_left"]
+Framework = Literal["numpy", "torch"]
+GradientName = Literal["dq", "dk", "dv", "dbias", "dsinks"]
+HeadGrouping = Literal["best", "consecutive"]
+HeadMerge = Literal["pca", "mean", "first"]
+IsaName = Literal["reference", "baseline", "avx2", "avx512", "avx512_bf16", "amx"]
+LatentForm = Literal["auto", "expanded", "absorbed"]
+QkNormSpan = Literal["head", "all_heads"]
+RopeChoice = Literal["score_error", "energy", "each_frequency"]
+RopeLayout = Literal["half_split", "interleaved"]
+RopeScalingKind = Literal["none", "linear", "llama3", "yarn", "dynamic", "longrope"]
+ScoreStage = Literal["scaled", "softcapped", "masked", "probability", "dropped"]
+
 
 class AttentionGradients(NamedTuple):
     """What attention_backward() returns; None for what was not wanted or has no input."""
 
-    dq: Optional[Any] = None
-    dk: Optional[Any] = None
-    dv: Optional[Any] = None
-    dbias: Optional[Any] = None
-    dsinks: Optional[Any] = None
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    dbias: Any = None
+    dsinks: Any = None
 
 
 class RopeScaling(TypedDict, total=False):
-    """How rope's frequencies are stretched.
+    """How rope's frequencies are stretched."""
 
-    kind is "none", "linear", "llama3", "yarn", "dynamic" or "longrope".
-    """
-
-    kind: str
+    kind: RopeScalingKind
     factor: float
     original_context: float
     low_frequency_factor: float
@@ -44,12 +54,12 @@ class RopeScaling(TypedDict, total=False):
 
 
 class RopeOptions(TypedDict, total=False):
-    """Rope of a layer; layout is "half_split" or "interleaved".
+    """Rope of a layer.
 
     frequencies, one for each pair, and magnitude stand instead of base and scaling.
     """
 
-    layout: str
+    layout: RopeLayout
     rotary_dim: int
     base: float
     scaling: Optional[RopeScaling]

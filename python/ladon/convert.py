@@ -1,4 +1,4 @@
-"""Conversion of trained attention between MHA, GQA, MQA and MLA.
+"""Conversion of trained attention between MHA, GQA, MQA and MLA::
 
     calibration = ladon.convert.Calibration(layer.embed_dim)
     for x in inputs:

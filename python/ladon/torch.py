@@ -1,4 +1,4 @@
-"""Ladon for PyTorch: functions that autograd knows, and modules.
+"""Ladon for PyTorch: functions that autograd knows, and modules::
 
     import torch
     import ladon.torch
@@ -27,6 +27,7 @@ except ImportError as missing:
         f"ladon.torch needs PyTorch, which cannot be imported here ({missing}): pip install torch"
     ) from missing
 
+from ._torch_layers import describe, layer_forward  # noqa: E402
 from ._torch_operators import _attention, _dense, _packed  # noqa: E402
 
 __all__ = [
@@ -175,6 +176,8 @@ class Module(nn.Module):
                     owner.add_module(part, nn.Module())
                 owner = getattr(owner, part)
             owner.register_parameter(last, nn.Parameter(value))
+        self._description = describe(self)
+        self._drops = layer.options["dropout"] > 0
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Module":
         """Where torch moves or converts the parameters, so does the layer, and its memory stays theirs."""
@@ -218,6 +221,8 @@ class Module(nn.Module):
         self, x: Tensor, key: Optional[Tensor] = None, value: Optional[Tensor] = None, **options: Any
     ) -> Any:
         """As AttentionLayer.forward(). With a cache, or without gradients, nothing is kept for backward."""
+        if torch.compiler.is_compiling():
+            return self._forward_as_operator(x, key, value, options)
         self.layer.train(self.training)
         named = dict(self.named_parameters())
         wanted = _autocast(x)
@@ -238,6 +243,24 @@ class Module(nn.Module):
         if plain or not needs:
             return layer.forward(_dense(x), _dense(key), _dense(value), **options)
         return _LayerCall.apply(layer, self._gradient_lock, list(named), options, x, key, value, *parameters)
+
+    def _forward_as_operator(
+        self, x: Tensor, key: Optional[Tensor], value: Optional[Tensor], options: Dict[str, Any]
+    ) -> Tensor:
+        """The same as one node of a graph, for torch.compile and torch.export."""
+        for name in ("cache", "return_weights", "out", "context"):
+            if options.get(name) is not None and options[name] is not False:
+                raise ValueError(f"ladon.torch: {name}: not available under torch.compile and torch.export")
+        parameters = list(self.parameters())
+        wanted = _autocast(x)
+        if wanted is not None:
+            parameters = [parameter.to(wanted) for parameter in parameters]
+            x, key, value = (None if t is None else t.to(wanted) for t in (x, key, value))
+        seed = None
+        if self.training and self._drops and "dropout_seed" not in options:
+            seed = torch.randint(0, 2**62, ())
+        spec, arrays = _packed(options)
+        return layer_forward(x, key, value, parameters, arrays, seed, self._description, spec, self.training)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "Module":
         copy = Module(self._layer_now().copy())

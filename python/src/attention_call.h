@@ -15,7 +15,7 @@ namespace ladon::python {
 
 /// The keywords of AttentionArguments, as they stand in a signature.
 inline constexpr const char* kAttentionOptions =
-    "causal: bool = False, scale: float | None = None, alignment: str = 'bottom_right', "
+    "causal: bool = False, scale: float | None = None, alignment: Alignment = 'bottom_right', "
     "position_offset: int | None = None, window_left: int | None = None, window_right: int | None "
     "= None, mask: Array | None = None, bias: Array | None = None, kv_lengths: IntegersLike | None "
     "= None, query_offsets: IntegersLike | None = None, kv_offsets: IntegersLike | None = None, "

@@ -222,42 +222,113 @@ void bind_attention(nb::module_& module) {
              "None) -> Any",
          R"(Attention: softmax(scale * q.k + ...) times v.
 
-q [batch, query_len, num_heads, head_dim], k [batch, kv_len, num_kv_heads, head_dim],
-v [batch, kv_len, num_kv_heads, value_dim]. num_heads is a multiple of num_kv_heads: MHA, GQA and MQA
-differ in nothing else. Any strides but for the last, which must be 1; nothing is copied.
+MHA, GQA and MQA differ in num_kv_heads alone. Nothing is copied and no score matrix is made.
 
-causal: no key past the query's own position; alignment says where query 0 stands: "bottom_right" (the
-last query stands at the last key, as with a cache) or "top_left", or position_offset gives its position
-among the keys. window_left, window_right: how far a query sees around its position. mask: bool, true where it may look; bias: added to the scores; both
-[batch, num_heads, query_len, kv_len], any of them 1, leading ones left out if you like. kv_lengths: the
-keys that exist in each sequence of a padded batch. query_offsets, kv_offsets: packed sequences.
-softcap: c * tanh(score / c). alibi_slopes, sinks: one for each query head.
+Parameters
+----------
+q : array [batch, query_len, num_heads, head_dim]
+k : array [batch, kv_len, num_kv_heads, head_dim]
+    num_heads is a multiple of num_kv_heads. Any strides but for the last, which must be 1.
+v : array [batch, kv_len, num_kv_heads, value_dim]
+causal : bool
+    No key past the query's own position.
+scale : float, optional
+    Factor of the scores; 1 / sqrt(head_dim) unless given.
+alignment : {"bottom_right", "top_left"}
+    Where query 0 stands: the last query at the last key, as with a cache, or the first at the first.
+position_offset : int, optional
+    The position of query 0 among the keys, in place of an alignment.
+window_left, window_right : int, optional
+    How far a query sees around its position.
+mask : bool array, optional
+    True where a query may look. [batch, num_heads, query_len, kv_len], any of them 1; leading ones
+    may be left out.
+bias : array, optional
+    Added to the scores; shaped like mask.
+kv_lengths : sequence of int, optional
+    The keys that exist in each sequence of a padded batch.
+query_offsets, kv_offsets : sequence of int, optional
+    Where packed sequences begin and end; the batch dimension is then 1.
+softcap : float
+    Scores become c * tanh(score / c); 0 is off.
+alibi_slopes, sinks : array or sequence of float, optional
+    One for each query head.
+dropout : float
+    Probability with which a weight is dropped, by dropout_seed; the numbers of the first sequence, head,
+    query and key say which part of a larger call this is.
+out : array, optional
+    Takes the result, and is returned.
+return_lse : bool
+    Return the log-sum-exp too.
+context : Context, optional
+    Device, threads and kernels; where the arrays are unless given.
 
-Returns [batch, query_len, num_heads, value_dim], as torch tensors for torch inputs and as NumPy arrays
-otherwise; with return_lse also the natural log of the softmax's denominator, [batch, num_heads,
-query_len]. With `out`, writes there and returns it.)",
+Returns
+-------
+out : array [batch, query_len, num_heads, value_dim]
+    A torch tensor for torch inputs, a NumPy array otherwise.
+lse : array [batch, num_heads, query_len]
+    With return_lse: the natural log of the softmax's denominator.
+
+Examples
+--------
+>>> q = np.ones((1, 4, 8, 16), np.float32)
+>>> k = v = np.ones((1, 4, 2, 16), np.float32)  # two KV heads for eight query heads
+>>> ladon.attention(q, k, v, causal=True).shape
+(1, 4, 8, 16))",
          nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none());
   define(&py_attention_backward, "attention_backward",
          "def attention_backward(q: Array, k: Array, v: Array, out: Array, lse: Array, dout: "
          "Array, *, dlse: Array | None = None, " +
              options +
-             ", wanted: Sequence[str] = ('dq', 'dk', 'dv', 'dbias', 'dsinks'), dq: Array | None = "
+             ", wanted: Sequence[GradientName] = ('dq', 'dk', 'dv', 'dbias', 'dsinks'), dq: Array "
+             "| None = "
              "None, dk: Array | None = None, dv: Array | None = None, dbias: Array | None = None, "
              "dsinks: Array | None = None, context: Context | None = None) -> AttentionGradients",
          R"(The gradients of attention(), given what it returned and the gradient of that.
 
-The options must be those of the forward call. Returns dq, dk, dv, dbias and dsinks; None for those
-that are not `wanted` and those whose input is absent. dq and the others: arrays that take a
-gradient, which is then wanted.)",
+The options must be those of the forward call.
+
+Parameters
+----------
+q, k, v : array
+    The inputs of the forward call.
+out, lse : array
+    What it returned, with return_lse.
+dout : array
+    The gradient of out.
+dlse : array, optional
+    The gradient of lse, where it was used.
+wanted : sequence of {"dq", "dk", "dv", "dbias", "dsinks"}
+    The gradients to compute.
+dq, dk, dv, dbias, dsinks : array, optional
+    Arrays that take a gradient, which is then wanted.
+
+Returns
+-------
+AttentionGradients
+    dq, dk, dv, dbias and dsinks; None for those that are not wanted and those whose input is absent.)",
          nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
          nb::arg("lse").none(), nb::arg("dout").none());
   define(&py_attention_weights, "attention_weights",
-         "def attention_weights(q: Array, k: Array, *, stage: str = 'probability', dtype: "
+         "def attention_weights(q: Array, k: Array, *, stage: ScoreStage = 'probability', dtype: "
          "DTypeLike | None = None, " +
              options + ", context: Context | None = None) -> Any",
-         R"(The score matrix [batch, num_heads, query_len, kv_len], for people who want to look.
+         R"(The score matrix, for people who want to look.
 
-stage: "scaled", "softcapped", "masked", "probability" or "dropped". Packed batches are refused.)",
+Parameters
+----------
+q, k : array
+    As attention() takes them, with its options. Packed batches are refused.
+stage : {"scaled", "softcapped", "masked", "probability", "dropped"}
+    How far to compute.
+dtype : optional
+    Of the result; that of q unless given.
+
+Returns
+-------
+array [batch, num_heads, query_len, kv_len]
+    The one result of Ladon whose memory grows with query_len * kv_len.)",
          nb::arg("q").none(), nb::arg("k").none());
   define(&py_merge_attention, "merge_attention",
          "def merge_attention(outs: Sequence[Array], lses: Sequence[Array], *, sinks: Array | "
@@ -265,8 +336,22 @@ stage: "scaled", "softcapped", "masked", "probability" or "dropped". Packed batc
          "context: Context | None = None) -> Any",
          R"(Merges attention over parts of the keys into attention over all of them.
 
-outs and lses are what attention(..., return_lse=True) gave for each part. Give sinks here and not to
-the parts.)",
+Parameters
+----------
+outs, lses : sequence of array
+    What ``attention(..., return_lse=True)`` gave for each part.
+sinks : array or sequence of float, optional
+    One for each query head. Give them here and not to the parts.
+out : array, optional
+    Takes the result.
+return_lse : bool
+    Return the merged log-sum-exp too.
+
+Returns
+-------
+out : array
+lse : array
+    With return_lse.)",
          nb::arg("outs").none(), nb::arg("lses").none());
 }
 

@@ -321,7 +321,7 @@ void bind_caches(nb::module_& module) {
           nb::arg("sequence") = 0, nb::arg("dtype").none() = nb::none(),
           nb::arg("framework") = "numpy",
           nb::sig("def keys(self, sequence: int = 0, dtype: DTypeLike | None = None, framework: "
-                  "str = 'numpy') -> Any"),
+                  "Framework = 'numpy') -> Any"),
           "The keys that a sequence holds, oldest first: [held, num_kv_heads, head_dim].")
       .def(
           "values",
@@ -331,7 +331,7 @@ void bind_caches(nb::module_& module) {
           nb::arg("sequence") = 0, nb::arg("dtype").none() = nb::none(),
           nb::arg("framework") = "numpy",
           nb::sig("def values(self, sequence: int = 0, dtype: DTypeLike | None = None, "
-                  "framework: str = 'numpy') -> Any"),
+                  "framework: Framework = 'numpy') -> Any"),
           "The values that a sequence holds: [held, num_kv_heads, value_dim].")
       .def_prop_ro("kind", [](const Cache& self) { return std::string(self.cache.kind()); })
       .def_prop_ro("device", [](const Cache& self) { return self.cache.device().to_string(); })

@@ -209,7 +209,7 @@ void bind_context(nb::module_& module) {
       "depend on the number of threads.")
       .def(
           "__init__", &make_context,
-          nb::sig("def __init__(self, *, num_threads: int = 0, isa: str | None = None, device: "
+          nb::sig("def __init__(self, *, num_threads: int = 0, isa: IsaName | None = None, device: "
                   "DeviceLike = 'cpu', stream: Any = None) -> None"),
           "num_threads: 0 is one for each CPU. isa: a name of list_isas(); None is LADON_ISA, or "
           "else the fastest. device: 'cpu', 'cuda' or 'cuda:1'. stream: of a GPU, as an integer, a "

@@ -248,22 +248,50 @@ void bind_convert(nb::module_& module) {
              "The absorbed form of a latent layer without norms as weights; exact.");
   module.def(
       "to_gqa", &py_to_gqa, nb::arg("layer"), nb::arg("num_kv_heads").none(), nb::arg("kwargs"),
-      nb::sig("def to_gqa(layer: MultiHeadAttention, num_kv_heads: int, *, merge: str = "
-              "'pca', grouping: str = 'best', calibration: Calibration | None = None) -> "
+      nb::sig("def to_gqa(layer: MultiHeadAttention, num_kv_heads: int, *, merge: HeadMerge = "
+              "'pca', grouping: HeadGrouping = 'best', calibration: Calibration | None = None) -> "
               "tuple[MultiHeadAttention, dict[str, Any]]"),
-      R"(Fewer KV heads by merging groups of them, or more by repetition. Returns the layer and a summary.
+      R"(Fewer KV heads by merging groups of them, or more by repetition.
 
-merge: "pca", "mean" or "first"; grouping: "best" or "consecutive".)");
+Parameters
+----------
+layer : MultiHeadAttention
+num_kv_heads : int
+merge : {"pca", "mean", "first"}
+    How a group becomes one head.
+grouping : {"best", "consecutive"}
+    Which heads are a group.
+calibration : Calibration, optional
+    What inputs look like; the weights alone decide without it.
+
+Returns
+-------
+layer : MultiHeadAttention
+summary : dict)");
   module.def(
       "to_mla", &py_to_mla, nb::arg("layer"), nb::arg("kwargs"),
       nb::sig("def to_mla(layer: MultiHeadAttention, *, kv_rank: int | None = None, "
-              "rope_dim: int | None = None, choice: str = 'score_error', positions: int = "
+              "rope_dim: int | None = None, choice: RopeChoice = 'score_error', positions: int = "
               "0, calibration: Calibration | None = None) -> tuple[LatentAttention, "
               "dict[str, Any]]"),
-      R"(As latent attention; exact where both sizes are left out. Returns the layer and a summary.
+      R"(As latent attention; exact where both sizes are left out.
 
-choice of the pairs that stay roped: "score_error" over `positions` tokens, "energy" or
-"each_frequency".)");
+Parameters
+----------
+layer : MultiHeadAttention
+kv_rank, rope_dim : int, optional
+    Sizes of the latent and of the rope key.
+choice : {"score_error", "energy", "each_frequency"}
+    Of the pairs that stay roped: by the error of scores over `positions` tokens, by their energy, or one for each frequency.
+positions : int
+    For "score_error".
+calibration : Calibration, optional
+    What inputs look like; the weights alone decide without it.
+
+Returns
+-------
+layer : LatentAttention
+summary : dict)");
   module.def("reduce_rank", &py_reduce_rank, nb::arg("layer"), nb::arg("kv_rank").none() = 0,
              nb::arg("kwargs"),
              nb::sig("def reduce_rank(layer: LatentAttention, kv_rank: int = 0, *, calibration: "

@@ -137,7 +137,7 @@ void bind_layer_classes(nb::module_& module) {
                    "head_dim: int = 0, key_dim: int = 0, value_input_dim: int = 0, query_bias: "
                    "bool = False, key_bias: bool = False, value_bias: bool = False, out_bias: bool "
                    "= False, causal: bool = False, rope: RopeOptions | None = None, qk_norm: bool "
-                   "= False, qk_norm_epsilon: float = 1e-06, qk_norm_span: str = 'head', "
+                   "= False, qk_norm_epsilon: float = 1e-06, qk_norm_span: QkNormSpan = 'head', "
                    "qk_norm_offset: float = 0.0, scale: float | None = None, softcap: "
                    "float = 0.0, window_left: int | None = None, window_right: int | None = None, "
                    "alibi_slopes: Array | Sequence[float] | None = None, sinks: bool = False, "
@@ -145,28 +145,27 @@ void bind_layer_classes(nb::module_& module) {
                    "DeviceLike = 'cpu') -> None"),
            R"(Xavier-uniform weights from the seed, zero biases and sinks, unit norms.
 
-num_kv_heads: 0 is num_heads (MHA), 1 is MQA, between is GQA. rope: a dict as rope() takes it; {} for
-its defaults. Parameters: q_proj.weight, k_proj.weight, v_proj.weight, out_proj.weight, *.bias,
-q_norm.weight, k_norm.weight, sinks.)");
+Parameters: q_proj.weight, k_proj.weight, v_proj.weight, out_proj.weight, their biases (q_proj.bias, ...), q_norm.weight, k_norm.weight, sinks.
+num_kv_heads: 0 is num_heads (MHA), 1 is MQA, between is GQA. rope: a RopeOptions dict; {} for its defaults.)");
   nb::class_<LatentLayer, Layer>(module, "LatentAttention",
                                  "Multi-head latent attention (MLA), as in DeepSeek-V2 and V3. The "
                                  "cache holds one short latent "
                                  "for each token.")
       .def("__init__", &make_latent, nb::arg("kwargs"),
-           nb::sig(
-               "def __init__(self, *, embed_dim: int, num_heads: int, kv_rank: int, nope_dim: "
-               "int, query_rank: int = 0, rope_dim: int = 0, value_dim: int = 0, query_bias: "
-               "bool = False, kv_bias: bool = False, out_bias: bool = False, query_norm: bool "
-               "= True, kv_norm: bool = True, norm_epsilon: float = 1e-06, causal: bool = "
-               "False, rope: RopeOptions | None = None, scale: float | None = None, dropout: "
-               "float = 0.0, form: str = 'auto', dtype: DTypeLike = 'f32', seed: int = 0, device: "
-               "DeviceLike = 'cpu') -> None"),
+           nb::sig("def __init__(self, *, embed_dim: int, num_heads: int, kv_rank: int, nope_dim: "
+                   "int, query_rank: int = 0, rope_dim: int = 0, value_dim: int = 0, query_bias: "
+                   "bool = False, kv_bias: bool = False, out_bias: bool = False, query_norm: bool "
+                   "= True, kv_norm: bool = True, norm_epsilon: float = 1e-06, causal: bool = "
+                   "False, rope: RopeOptions | None = None, scale: float | None = None, dropout: "
+                   "float = 0.0, form: LatentForm = 'auto', dtype: DTypeLike = 'f32', seed: int = "
+                   "0, device: "
+                   "DeviceLike = 'cpu') -> None"),
            R"(Xavier-uniform weights from the seed, zero biases, unit norms.
 
 form: "expanded" makes keys and values of every token, "absorbed" attends to the latents as they are,
 "auto" takes what costs less for a sequence's lengths. Parameters have DeepSeek's names.)")
       .def_prop_rw("form", &form_of, &set_form, nb::for_getter(nb::sig("def form(self) -> str")),
-                   nb::for_setter(nb::sig("def form(self, form: str, /) -> None")),
+                   nb::for_setter(nb::sig("def form(self, form: LatentForm, /) -> None")),
                    "\"auto\", \"expanded\" or \"absorbed\".")
       .def("form_for", &form_for, nb::arg("query_len"), nb::arg("kv_len"),
            nb::sig("def form_for(self, query_len: int, kv_len: int) -> str"),

@@ -247,12 +247,40 @@ void bind_layers(nb::module_& module) {
                            "False, out: Array | None = None, context: Context | None = None) -> "
                            "Any";
   const char* const forward_doc =
-      R"(The layer's output for x [batch, seq, embed_dim] or [seq, embed_dim].
+      R"(The layer's output for x.
 
-key and value: inputs for cross-attention. cache: appends the new tokens to it and attends over all of
-it; new_lengths says how many of them each sequence has, where they differ; query attends in their
-place, at query_positions (one for each token of x). return_weights: also the
-probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: takes the result.)";
+Parameters
+----------
+x : array [batch, seq, embed_dim] or [seq, embed_dim]
+key, value : array, optional
+    Inputs for cross-attention. Without value, both keys and values come from key.
+cache : KvCache, optional
+    Appends the new tokens and attends over all that it holds.
+causal : bool, optional
+    In place of the layer's own.
+mask, bias : array, optional
+    As attention() takes them.
+kv_lengths : sequence of int, optional
+    The keys that exist in each sequence; without a cache.
+new_lengths : sequence of int, optional
+    With a cache: how many of the tokens in x each sequence has, where they differ.
+query : array, optional
+    With a cache: attends in place of x, at query_positions (one for each token of x).
+query_positions, key_positions : int or array, optional
+    For rope. 0, 1, 2, ... unless given; with a cache, those of the new tokens.
+dropout_seed : int
+    Draws dropout, where the layer trains and has one.
+return_weights : bool
+    Return the probabilities too, [batch, num_heads, query_len, kv_len]; not with a cache.
+out : array, optional
+    Takes the result.
+context : Context, optional
+    Device, threads and kernels.
+
+Returns
+-------
+array
+    Of the shape of x, or (array, weights) with return_weights.)";
   nb::class_<Layer>(module, "AttentionLayer", "What every attention layer offers.")
       .def("forward", &forward, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
            nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
@@ -285,7 +313,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: ta
             return shared_arrays(self, framework, false);
           },
           nb::arg("framework") = "numpy",
-          nb::sig("def parameters(self, framework: str = 'numpy') -> dict[str, Any]"),
+          nb::sig("def parameters(self, framework: Framework = 'numpy') -> dict[str, Any]"),
           "The weights by name. The arrays share the layer's memory: writing to one changes the "
           "layer.")
       .def(
@@ -294,7 +322,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: ta
             return shared_arrays(self, framework, true);
           },
           nb::arg("framework") = "numpy",
-          nb::sig("def gradients(self, framework: str = 'numpy') -> dict[str, Any]"),
+          nb::sig("def gradients(self, framework: Framework = 'numpy') -> dict[str, Any]"),
           "The parameters' gradients by name; they share the layer's memory too.")
       .def("set_parameter", &set_parameter, nb::arg("name").none(), nb::arg("value").none(),
            nb::sig("def set_parameter(self, name: str, value: Array) -> None"),
@@ -317,9 +345,10 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: ta
            nb::arg("dtype").none() = nb::none(),
            nb::sig("def cache_options(self, batch: int = 1, dtype: DTypeLike | None = None) -> "
                    "dict[str, Any]"),
-           "What a cache for this layer holds: KvCache.contiguous(**layer.cache_options()).")
-      .def_prop_ro("options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
-                   "With every default filled in: type(layer)(**layer.options) is such a layer.")
+           "What a cache for this layer holds: ``KvCache.contiguous(**layer.cache_options())``.")
+      .def_prop_ro(
+          "options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
+          "With every default filled in: ``type(layer)(**layer.options)`` is such a layer.")
       .def("to", &layer_on, nb::arg("device"), nb::sig("def to(self, device: DeviceLike) -> Self"),
            "A copy on another device: 'cpu', 'cuda' or 'cuda:1'. The layer itself stays.")
       .def_prop_ro("device", [](const Layer& self) { return self.layer->device().to_string(); })
@@ -334,7 +363,7 @@ probabilities, [batch, num_heads, query_len, kv_len] (not with a cache). out: ta
             return in_python("state_dict")(self, framework);
           },
           nb::arg("framework") = "numpy",
-          nb::sig("def state_dict(self, framework: str = 'numpy') -> dict[str, Any]"),
+          nb::sig("def state_dict(self, framework: Framework = 'numpy') -> dict[str, Any]"),
           "The weights by name, sharing the layer's memory, as torch.nn.Module.state_dict() does.")
       .def(
           "load_state_dict",

@@ -182,10 +182,24 @@ void bind_pages(nb::module_& module) {
                          .c_str()),
              R"(attention() over pages that an engine of your own manages: nothing is copied.
 
-k [num_pages, page_size, num_kv_heads, head_dim] and v [..., value_dim] are all pages; page_tables[b]
-lists those of sequence b in order, and lengths[b] is how many tokens they hold. The queries of a
-sequence are its newest tokens. int8 pages come with k_scales and v_scales, [num_pages, page_size,
-num_kv_heads] in f32.)");
+Parameters
+----------
+q : array [batch, query_len, num_heads, head_dim]
+    The newest tokens of each sequence.
+k : array [num_pages, page_size, num_kv_heads, head_dim]
+    All pages.
+v : array [num_pages, page_size, num_kv_heads, value_dim]
+page_tables : sequence of sequence of int
+    The pages of each sequence, in order.
+lengths : sequence of int
+    How many tokens they hold.
+k_scales, v_scales : array [num_pages, page_size, num_kv_heads], optional
+    Of int8 pages, in f32.
+
+Returns
+-------
+array
+    As attention(), whose other options are taken too.)");
 }
 
 }  // namespace ladon::python

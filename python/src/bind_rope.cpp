@@ -87,20 +87,41 @@ nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const n
 
 void bind_rope(nb::module_& module) {
   const std::string options =
-      "layout: str = 'half_split', rotary_dim: int = 0, base: float = 10000.0, scaling: "
+      "layout: RopeLayout = 'half_split', rotary_dim: int = 0, base: float = 10000.0, scaling: "
       "RopeScaling | None = None, frequencies: Array | Sequence[float] | None = None, magnitude: "
       "float "
       "= 1.0, positions: int | IntegersLike | None = None, cos: Array | None = "
       "None, sin: Array | None = None, out: Array | None = None, context: Context | None = None";
   module.def("rope", &py_rope, nb::arg("x").none(), nb::arg("kwargs"),
              nb::sig(("def rope(x: Array, *, " + options + ") -> Any").c_str()),
-             R"(Rotary position embedding of x [batch, seq, heads, head_dim].
+             R"(Rotary position embedding.
 
-layout: "half_split" pairs (n, n + rotary_dim / 2), "interleaved" pairs (2n, 2n + 1). rotary_dim: how
-many leading elements of a head are rotated; 0 is all. positions: None for 0, 1, 2, ..., a number to start at,
-or an array of [seq] or [batch, seq]. scaling: a dict with kind "linear", "llama3" or "yarn" and its
-numbers. frequencies: one for each pair, instead of base and scaling, and magnitude their factor of cosines and
-sines. cos and sin: precomputed tables, instead of all of these. out may be x itself.)");
+Parameters
+----------
+x : array [batch, seq, heads, head_dim]
+layout : {"half_split", "interleaved"}
+    Pairs (n, n + rotary_dim / 2), or (2n, 2n + 1).
+rotary_dim : int
+    How many leading elements of a head are rotated; 0 is all.
+base : float
+    Of the frequencies.
+scaling : dict, optional
+    A RopeScaling: its kind ("linear", "llama3", "yarn", "dynamic", "longrope") and its numbers.
+frequencies : array or sequence of float, optional
+    One for each pair, instead of base and scaling.
+magnitude : float
+    With frequencies: a factor of the cosines and sines.
+positions : int or array, optional
+    None for 0, 1, 2, ..., a number to start at, or an array of [seq] or [batch, seq].
+cos, sin : array, optional
+    Precomputed tables, instead of all of these.
+out : array, optional
+    Takes the result; may be x itself.
+
+Returns
+-------
+array
+    Of the shape of x.)");
   module.def("rope_backward", &py_rope_backward, nb::arg("dout").none(), nb::arg("kwargs"),
              nb::sig(("def rope_backward(dout: Array, *, " + options + ") -> Any").c_str()),
              "The gradient of rope()'s input, given that of its output and the same options.");

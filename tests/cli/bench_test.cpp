@@ -6,7 +6,9 @@
 #include <cmath>
 #include <memory>
 #include <set>
+#include <sstream>
 
+#include "benchmark.h"
 #include "cached_layer.h"
 #include "cases.h"
 #include "cli/best_isa.h"
@@ -80,10 +82,30 @@ TEST(CliBench, OneCase) {
   EXPECT_TRUE(row.contains("gbps"));
   EXPECT_TRUE(row["ratio"].empty());
   EXPECT_TRUE(document["faults"].empty());
-  const Outcome outcome = run_ladon({"bench", "--quick", "--filter", name});
+}
+
+TEST(CliBench, ATerminalOfEightyColumns) {
+  const std::string name = "f32 decode B1 H32/8 S8192 D128, paged i8";
+  const Outcome outcome = run_ladon(
+      LadonRun{.arguments = {"bench", "--quick", "--filter", name}, .environment = {"COLUMNS=80"}});
   EXPECT_EQ(outcome.status, 0);
   EXPECT_EQ(outcome.err, "");
-  EXPECT_TRUE(holds(outcome.out, name)) << outcome.out;
+  EXPECT_TRUE(holds(outcome.out, "\n1 measurement: about 4 s\n")) << outcome.out;
+  EXPECT_TRUE(holds(outcome.out, "\n" + best_isa() + " kernels\n" + name + " ")) << outcome.out;
+  const std::size_t table = outcome.out.find("\ncase ");
+  ASSERT_NE(table, std::string::npos) << outcome.out;
+  std::istringstream lines(outcome.out.substr(table + 1));
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
+}
+
+TEST(CliBenchCases, QuickMeasuresTheFastestKernels) {
+  bench::BenchmarkOptions quick{.quick = true};
+  const int fastest = bench::count_cases(quick);
+  EXPECT_LE(bench::expected_seconds(quick), 300);
+  quick.isa = isa_from_name(best_isa());
+  EXPECT_EQ(bench::count_cases(quick), fastest);
+  const int all = bench::count_cases({});
+  EXPECT_EQ(all > fastest, best_isa() != "baseline");
 }
 
 TEST(CliBench, ATargetAndOneThatNeedsAmx) {

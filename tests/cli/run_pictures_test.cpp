@@ -97,7 +97,11 @@ TEST_F(CliRun, APageToExploreInABrowser) {
     if (head[i * kLength + 1] > head[looked_at_by * kLength + 1]) looked_at_by = i;
   }
   if (std::system("command -v chromium >/dev/null 2>&1") != 0) GTEST_SKIP() << "no chromium";
-  const std::string dom = dom_of(file("w.html"), "head=4&row=9&column=1");
+  // A busy machine may use up the virtual time before the small maps come into sight.
+  std::string dom;
+  for (int i = 0; i < 3 && dom.find("data-drawn") == std::string::npos; ++i) {
+    dom = dom_of(file("w.html"), "head=4&row=9&column=1");
+  }
   const auto expect = [&](const std::string& part) {
     EXPECT_NE(dom.find(part), std::string::npos) << part << "\n" << dom.substr(0, 3000);
   };

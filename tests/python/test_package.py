@@ -2,17 +2,23 @@
 
 import ast
 import importlib.util
+import inspect
+import json
+import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
+import typing
 
+import numpy as np
 import pytest
 
 import ladon
 import ladon.convert
 from conftest import ROOT
-from ladon import _ladon
+from ladon import _ladon, _types
 
 PACKAGE = pathlib.Path(ladon.__file__).parent
 
@@ -30,6 +36,13 @@ def test_names():
     assert ladon.__version__ == ladon.version()
     version = re.search(r"project\(ladon VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
     assert ladon.__version__ == version.group(1)
+
+
+def test_versions_agree():
+    assert f"version: {ladon.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert json.loads((ROOT / "packaging/vcpkg/ladon/vcpkg.json").read_text())["version-semver"] == ladon.__version__
+    released = re.search(r"^## \[([0-9.]+)\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released.group(1) == ladon.__version__
 
 
 def test_everything_is_documented():
@@ -91,20 +104,91 @@ def test_absent_packages_are_named(name):
 
 
 def python_blocks(path):
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text())["cells"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/python.md"])
+EXAMPLES = ["README.md", "docs/python.md", "docs/porting.md", "examples/tour.ipynb"]
+
+
+def examples_in(path):
+    """The examples of a page that can run here, and the packages that others lack."""
+    blocks = python_blocks(ROOT / path)
+    assert blocks
+    absent = [name for name in ("torch", "ml_dtypes") if importlib.util.find_spec(name) is None]
+    kept = [block for block in blocks if not any(name in block for name in absent)]
+    return kept, absent if len(kept) < len(blocks) else []
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
 def test_examples_run(path, tmp_path, monkeypatch):
     """The examples of a page, one after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
-    blocks = python_blocks(ROOT / path)
-    assert blocks
+    blocks, absent = examples_in(path)
     names = {"__name__": "example"}
-    absent = [name for name in ("torch", "ml_dtypes") if importlib.util.find_spec(name) is None]
-    left_out = [block for block in blocks if any(name in block for name in absent)]
     for block in blocks:
-        if block not in left_out:
-            exec(compile(block, path, "exec"), names)
-    if left_out:
-        pytest.skip(f"{len(left_out)} of {len(blocks)} examples in {path} need {' and '.join(absent)}")
+        exec(compile(block, path, "exec"), names)
+    if absent:
+        pytest.skip(f"some examples in {path} need {' and '.join(absent)}")
+
+
+def test_examples_pass_mypy(tmp_path):
+    """The stubs say what the examples do: all of them by mypy --strict."""
+    pytest.importorskip("mypy")
+    files = []
+    for path in EXAMPLES:
+        files.append(tmp_path / (pathlib.Path(path).stem.lower() + "_examples.py"))
+        files[-1].write_text("\n".join(examples_in(path)[0]))
+    wrong = tmp_path / "wrong_examples.py"
+    wrong.write_text("import ladon\nladon.Context(isa='sse9')\nladon.attention(1, 2, 3, alignment='left')\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")]
+    environment = {**os.environ, "MYPYPATH": str(PACKAGE.parent)}
+    run = subprocess.run([*command, *files], capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    run = subprocess.run([*command, wrong], capture_output=True, text=True, env=environment, check=False)
+    assert run.stdout.count("error: ") == 2 and "Literal" in run.stdout, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    "literal, call",
+    [
+        ("Alignment", lambda x, name: ladon.attention(x, x, x, alignment=name)),
+        ("ScoreStage", lambda x, name: ladon.attention_weights(x, x, stage=name)),
+        ("RopeLayout", lambda x, name: ladon.rope(x, layout=name)),
+        ("RopeScalingKind", lambda x, name: ladon.rope(x, scaling={"kind": name})),
+        ("QkNormSpan", lambda x, name: ladon.MultiHeadAttention(embed_dim=8, num_heads=2, qk_norm_span=name)),
+        ("LatentForm", lambda x, name: ladon.LatentAttention(
+            embed_dim=8, num_heads=2, kv_rank=4, nope_dim=4, rope_dim=2, form=name)),
+        ("HeadMerge", lambda x, name: ladon.convert.to_gqa(
+            ladon.MultiHeadAttention(embed_dim=8, num_heads=2), 1, merge=name)),
+        ("HeadGrouping", lambda x, name: ladon.convert.to_gqa(
+            ladon.MultiHeadAttention(embed_dim=8, num_heads=2), 1, grouping=name)),
+        ("RopeChoice", lambda x, name: ladon.convert.to_mla(
+            ladon.MultiHeadAttention(embed_dim=8, num_heads=2), choice=name)),
+    ],
+)
+def test_literals_are_what_is_taken(literal, call):
+    """The choices in a signature are those that the error of a wrong one lists."""
+    x = np.zeros((1, 2, 2, 4), np.float32)
+    with pytest.raises(ValueError, match="expected one of") as caught:
+        call(x, "nonsense")
+    listed = str(caught.value).rsplit("expected one of ", 1)[1]
+    assert set(re.findall(r"[a-z0-9_]+", listed)) == set(typing.get_args(getattr(_types, literal)))
+
+
+def test_isa_literal():
+    assert {row["name"] for row in ladon.list_isas()} == set(typing.get_args(_types.IsaName))
+
+
+def test_signatures_can_be_inspected():
+    for name in ladon.__all__:
+        value = getattr(ladon, name)
+        if callable(value) and not isinstance(value, type):
+            assert inspect.signature(value).parameters or name in ("version", "list_isas", "list_devices", "model_families"), name
+    parameters = inspect.signature(ladon.attention).parameters
+    assert list(parameters)[:3] == ["q", "k", "v"]
+    assert parameters["causal"].default is False and parameters["causal"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert ladon.attention.__doc__.startswith("Attention: ")
+    assert pickle.loads(pickle.dumps(ladon.attention)) is ladon.attention

@@ -290,6 +290,82 @@ def test_compile_without_graph_breaks_gives_eagers_numbers(make):
         torch.testing.assert_close(other, eager, atol=1e-12, rtol=1e-12)
 
 
+class LayerBlock(torch.nn.Module):
+    """Owns a Ladon layer."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(16, dtype=torch.float64)
+        self.attention = attention
+
+    def forward(self, x):
+        return x + self.attention(self.norm(x))
+
+
+LAYERS = [
+    lambda: lt.MultiHeadAttention(
+        embed_dim=16, num_heads=4, num_kv_heads=2, causal=True, rope={}, qk_norm=True, query_bias=True, key_bias=True,
+        out_bias=True, dtype="f64", seed=1),
+    lambda: lt.LatentAttention(
+        embed_dim=16, num_heads=2, kv_rank=8, nope_dim=6, rope_dim=4, causal=True, dtype="f64", seed=1)]
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_compile_of_modules_that_own_layers(make):
+    module = LayerBlock(make())
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    optimiser = torch.optim.SGD(module.parameters(), lr=1e-3)
+    for step in range(2):  # the second with weights that an optimiser has changed
+        results = []
+        for run in (module, compiled):
+            (x,) = tensors((2, 6, 16))
+            optimiser.zero_grad()
+            out = run(x)
+            out.square().sum().backward()
+            results.append([out, x.grad, *(p.grad.clone() for p in module.parameters())])
+        for eager, other in zip(*results):
+            torch.testing.assert_close(other, eager, atol=1e-12, rtol=1e-12)
+        optimiser.step()
+    module.attention.half()
+    half = x[:1].detach().half()
+    compiled = torch.compile(module.attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(half), module.attention(half))
+    cached = torch.compile(lambda x: module.attention(x, cache=1), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="cache: not available under torch.compile"):
+        cached(x)
+
+
+def test_compile_draws_dropout_by_torchs_generator():
+    module = lt.MultiHeadAttention(embed_dim=16, num_heads=4, dropout=0.5, seed=1)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(2))
+
+    def draw(run):
+        torch.manual_seed(5)
+        return run(x)
+
+    torch.testing.assert_close(draw(compiled), draw(module), atol=0, rtol=0)
+    assert not torch.equal(compiled(x), compiled(x))
+    module.eval()
+    torch.testing.assert_close(compiled(x), module(x), atol=0, rtol=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = compiled(x)
+        assert out.dtype == torch.bfloat16
+        torch.testing.assert_close(out, module(x), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_export_of_modules_that_own_layers(make):
+    module = LayerBlock(make()).eval()
+    (x,) = tensors((2, 6, 16), grad=False)
+    exported = torch.export.export(module, (x,))
+    assert "ladon.layer" in str(exported.graph)
+    expected = module(x)
+    torch.testing.assert_close(exported.module()(x), expected)
+    del module  # the graph has what the layer is made of
+    torch.testing.assert_close(exported.module()(x), expected)
+
+
 def test_export():
     module = Block().eval()
     (x,) = tensors((2, 6, 16), grad=False)
