@@ -20,27 +20,46 @@ inline std::optional<CUtensorMap> map_of(const Product& product,
                           {kBoxColumns, along_k ? tile_rows : kProductDepth, 1}});
 }
 
+template <class Half, int kColumns, class Layout, class Epilogue>
+void launch_product(Queue& queue, unsigned blocks, const HopperProductParams& params) {
+  constexpr std::size_t kAlignment = 1024;
+  queue.launch(multiply_wgmma<Half, kColumns, Layout, Epilogue>,
+               {dim3(blocks), dim3(kProductThreads), sizeof(ProductMemory<kColumns>) + kAlignment},
+               params);
+}
+
+/// How long tiles take, by the cycles of one's step: each multiprocessor has one at a time.
+inline std::int64_t product_cycles(std::int64_t tiles, int processors, int cycles) {
+  return ceil_div(tiles, processors) * cycles;
+}
+
 /// Enqueues the product and returns true where it is large enough, and the copy engine can take its
 /// operands; else does nothing.
 template <class Layout, class Epilogue>
 bool multiply(Queue& queue, const Product& product) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  const std::int64_t tiles = num_tiles(product, ProductTile::kM, ProductTile::kN) * product.heads;
+  const std::int64_t narrow = num_tiles(product, kProductRows, 128) * product.heads;
+  const std::int64_t wide = num_tiles(product, kProductRows, 192) * product.heads;
   const int processors = queue.num_multiprocessors();
   if (queue.kernels() != KernelSet::kHopper || product.splits != 1 || product.k == 0 ||
-      product.k > kMost || product.m <= ProductTile::kM / 2 || 2 * tiles < processors ||
-      tiles > kMost) {
+      product.k > kMost || product.m <= kProductRows / 2 || 2 * narrow < processors ||
+      narrow > kMost) {
     return false;
   }
-  const std::optional<CUtensorMap> a = map_of(product, product.a, product.m, ProductTile::kM);
-  const std::optional<CUtensorMap> b = map_of(product, product.b, product.n, ProductTile::kN);
+  const bool is_wide =
+      product_cycles(wide, processors, 208) <= product_cycles(narrow, processors, 160);
+  const std::optional<CUtensorMap> a = map_of(product, product.a, product.m, kProductRows);
+  const std::optional<CUtensorMap> b = map_of(product, product.b, product.n, is_wide ? 192 : 128);
   if (!a || !b) return false;
-  constexpr std::size_t kAlignment = 1024;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(processors, tiles));
-  queue.launch(product.a.dtype == DType::kF16 ? multiply_wgmma<__half, Layout, Epilogue>
-                                              : multiply_wgmma<__nv_bfloat16, Layout, Epilogue>,
-               {dim3(blocks), dim3(kProductThreads), sizeof(ProductMemory) + kAlignment},
-               HopperProductParams{*a, *b, product});
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(processors, is_wide ? wide : narrow));
+  const HopperProductParams params{*a, *b, product};
+  const auto launch = [&](auto element) {
+    using Half = decltype(element);
+    is_wide ? launch_product<Half, 192, Layout, Epilogue>(queue, blocks, params)
+            : launch_product<Half, 128, Layout, Epilogue>(queue, blocks, params);
+  };
+  product.a.dtype == DType::kF16 ? launch(__half{}) : launch(__nv_bfloat16{});
   return true;
 }
 

@@ -1,12 +1,13 @@
 // Products of 16-bit matrices on Hopper: projections and their gradients (projection_product.cuh).
 //
-// A block takes tile after tile of 128 x 192. A thread copies a and b through a ring of stages, 64
-// values of k each; two warpgroups of 64 rows multiply. Chunks of 256 are summed by wgmma in steps
-// of 16 and added to the totals in registers, as projection_mma.cuh does, so the bits are the same:
-// 96 sums and 96 totals a thread. While a tile is stored, the next one is copied.
+// A block takes tile after tile of 128 x 192, or 128 x 128 where those keep more multiprocessors
+// busy. A thread copies a and b through a ring of stages, 64 values of k each; two warpgroups of 64
+// rows multiply. Chunks of 256 are summed by wgmma in steps of 16 and added to the totals in
+// registers, as projection_mma.cuh does, so the bits are the same: 96 sums and 96 totals a thread.
+// While a tile is stored, the next one is copied.
 //
 // A step of 16 takes 192 cycles of tensor cores, and 208 of the shared memory's port: 16 KiB read,
-// 10 KiB written by the copies. A tile of 128 x 128 would take 128 and 160. H200, two bf16 matrices
+// 10 KiB written by the copies. A tile of 128 x 128 takes 128 and 160. H200, two bf16 matrices
 // of 8192 x 8192: 673 to 682 TFLOP/s, where cuBLAS has 771 and projection_mma.cuh 312.
 #pragma once
 
@@ -24,9 +25,11 @@ namespace ladon::cuda::hopper {
 using projection::BlockTile;
 using projection::Product;
 
+inline constexpr int kProductRows = 128;  // of a tile
 /// A tile of c; each of 8 warps has 16 rows.
-using ProductTile = projection::TileShape<128, 192, 8, 1, 1>;
-inline constexpr int kProductGroups = ProductTile::kM / kGroupRows;
+template <int kColumns>
+using ProductTile = projection::TileShape<kProductRows, kColumns, 8, 1, 1>;
+inline constexpr int kProductGroups = kProductRows / kGroupRows;
 inline constexpr int kProductThreads = (kProductGroups + 1) * kGroupThreads;
 inline constexpr int kProductDepth = 64;  // of a stage
 inline constexpr int kProductStages = 5;
@@ -37,47 +40,47 @@ struct HopperProductParams {
   Product product;
 };
 
+template <int kColumns>
 struct ProductMemory {
   struct Stage {
-    alignas(1024) unsigned char a[ProductTile::kM * kBoxRowBytes];
-    alignas(1024) unsigned char b[ProductTile::kN * kBoxRowBytes];
+    alignas(1024) unsigned char a[kProductRows * kBoxRowBytes];
+    alignas(1024) unsigned char b[kColumns * kBoxRowBytes];
   };
   Stage stages[kProductStages];
   BufferBarriers barriers[kProductStages];
 };
 
 /// Calls run(tile) for the tiles of a block: every gridDim.x-th.
-template <class Run>
+template <int kColumns, class Run>
 __device__ __forceinline__ void for_each_tile(const Product& product, const Run& run) {
-  const auto tiles = static_cast<unsigned>(ceil_div(product.m, ProductTile::kM) *
-                                           ceil_div(product.n, ProductTile::kN) * product.heads);
+  const auto tiles = static_cast<unsigned>(ceil_div(product.m, kProductRows) *
+                                           ceil_div(product.n, kColumns) * product.heads);
   for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    run(projection::tile_at(product, tile, ProductTile::kM, ProductTile::kN));
+    run(projection::tile_at(product, tile, kProductRows, kColumns));
   }
 }
 
 /// The thread that copies.
-template <class Layout>
+template <int kColumns, class Layout>
 class ProductProducer {
  public:
-  __device__ __forceinline__ ProductProducer(const HopperProductParams& params,
-                                             ProductMemory& memory)
+  using Memory = ProductMemory<kColumns>;
+
+  __device__ __forceinline__ ProductProducer(const HopperProductParams& params, Memory& memory)
       : params_(params), memory_(memory) {}
 
   __device__ __forceinline__ void run() {
     prefetch_map(params_.a);
     prefetch_map(params_.b);
     const auto depth = static_cast<int>(params_.product.k);
-    for_each_tile(params_.product, [&](const BlockTile& tile) {
+    for_each_tile<kColumns>(params_.product, [&](const BlockTile& tile) {
       for (int k = 0; k < depth; k += kProductDepth) {
         BufferBarriers& barriers = memory_.barriers[ring_.stage()];
-        ProductMemory::Stage& stage = memory_.stages[ring_.stage()];
+        typename Memory::Stage& stage = memory_.stages[ring_.stage()];
         barriers.empty.wait(ring_.emptied());
         barriers.full.arrive_expecting(sizeof stage.a + sizeof stage.b);
-        copy<Layout::kOfA, ProductTile::kM>(stage.a, params_.a, tile.m, k, tile.head,
-                                            barriers.full);
-        copy<Layout::kOfB, ProductTile::kN>(stage.b, params_.b, tile.n, k, tile.head,
-                                            barriers.full);
+        copy<Layout::kOfA, kProductRows>(stage.a, params_.a, tile.m, k, tile.head, barriers.full);
+        copy<Layout::kOfB, kColumns>(stage.b, params_.b, tile.n, k, tile.head, barriers.full);
         ring_.advance();
       }
     });
@@ -101,24 +104,25 @@ class ProductProducer {
   }
 
   const HopperProductParams& params_;
-  ProductMemory& memory_;
+  Memory& memory_;
   RingPosition<kProductStages> ring_;
 };
 
 /// A warpgroup that computes 64 rows of each tile.
-template <class Half, class Layout, class Epilogue>
+template <class Half, int kColumns, class Layout, class Epilogue>
 class ProductConsumer {
  public:
-  using Sums = projection::Sums<ProductTile>;
+  using Memory = ProductMemory<kColumns>;
+  using Tile = ProductTile<kColumns>;
+  using Sums = projection::Sums<Tile>;
 
-  __device__ __forceinline__ ProductConsumer(const HopperProductParams& params,
-                                             ProductMemory& memory)
+  __device__ __forceinline__ ProductConsumer(const HopperProductParams& params, Memory& memory)
       : product_(params.product),
         memory_(memory),
         group_(uniform(static_cast<int>(threadIdx.x) / kGroupThreads)) {}
 
   __device__ __forceinline__ void run() {
-    for_each_tile(product_, [&](const BlockTile& tile) {
+    for_each_tile<kColumns>(product_, [&](const BlockTile& tile) {
       bool adds = product_.c.adds;
       int stages = uniform(static_cast<int>(ceil_div(product_.k, kProductDepth)));
       const auto longest = static_cast<int>(ceil_div(product_.longest_sum, kProductDepth));
@@ -159,8 +163,8 @@ class ProductConsumer {
   }
 
   template <bool kAdds>
-  __device__ __forceinline__ void start_stage(float (&sums)[ProductTile::kTilesN][4]) {
-    const ProductMemory::Stage& stage = memory_.stages[ring_.stage()];
+  __device__ __forceinline__ void start_stage(float (&sums)[Tile::kTilesN][4]) {
+    const typename Memory::Stage& stage = memory_.stages[ring_.stage()];
     memory_.barriers[ring_.stage()].full.wait(ring_.filled());
     // Boxes of 64 rows are 64 values of k long where k is not contiguous.
     const TileOperand a(
@@ -192,18 +196,19 @@ class ProductConsumer {
   }
 
   const Product& product_;
-  ProductMemory& memory_;
+  Memory& memory_;
   const int group_;
   RingPosition<kProductStages> ring_;
 };
 
-template <class Half, class Layout, class Epilogue>
+template <class Half, int kColumns, class Layout, class Epilogue>
 __global__ void __launch_bounds__(kProductThreads, 1)
     multiply_wgmma(const __grid_constant__ HopperProductParams params) {
   extern __shared__ unsigned char shared[];
   // Dynamic shared memory need not start at a multiple of 1024, which the swizzle counts from.
-  auto& memory = *reinterpret_cast<ProductMemory*>(
-      (reinterpret_cast<std::uintptr_t>(shared) + 1023) & ~std::uintptr_t{1023});
+  using Memory = ProductMemory<kColumns>;
+  auto& memory = *reinterpret_cast<Memory*>((reinterpret_cast<std::uintptr_t>(shared) + 1023) &
+                                            ~std::uintptr_t{1023});
   if (threadIdx.x == 0) {
     for (BufferBarriers& barriers : memory.barriers) {
       barriers.full.init(1);
@@ -216,11 +221,11 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   if (threadIdx.x >= kProductGroups * kGroupThreads) {
     give_registers<24>();
     if (threadIdx.x == kProductGroups * kGroupThreads) {
-      ProductProducer<Layout>(params, memory).run();
+      ProductProducer<kColumns, Layout>(params, memory).run();
     }
   } else {
     take_registers<240>();
-    ProductConsumer<Half, Layout, Epilogue>(params, memory).run();
+    ProductConsumer<Half, kColumns, Layout, Epilogue>(params, memory).run();
   }
 }
 
