@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for file in "$@"; do
-  "$nvcc" -std=c++20 --expt-relaxed-constexpr --extended-lambda --fmad=false -cubin -o /dev/null \
+  "$nvcc" -std=c++20 -DNDEBUG --expt-relaxed-constexpr --extended-lambda --fmad=false -cubin -o /dev/null \
     -gencode arch=compute_90a,code=sm_90a -Xptxas=-v -Isrc -Iinclude "$file" >>"$log" 2>&1 ||
     { cat "$log" && exit 1; }
 done

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 
 #include "cuda/kernels/tensor_core.cuh"
 
@@ -28,8 +29,19 @@ class Barrier {
                  : "memory");
   }
   __device__ __forceinline__ void wait(unsigned parity) {
+#ifdef NDEBUG
     while (!try_wait(parity)) {
     }
+#else
+    // An arrival that never comes would hang the GPU: debug builds end the kernel instead.
+    for (unsigned tries = 0; !try_wait(parity); ++tries) {
+      constexpr unsigned kMostTries = 1U << 24;
+      if (tries < kMostTries) continue;
+      printf("block %u, thread %u: waits in vain for parity %u of the barrier at %u\n", blockIdx.x,
+             threadIdx.x, parity, address());
+      __trap();
+    }
+#endif
   }
   __device__ __forceinline__ std::uint32_t address() const { return shared_address(&word_); }
 
