@@ -223,5 +223,38 @@ TEST_F(CudaRepeat, P6_DecodingAmongSequencesOfOtherLengths) {
   }
 }
 
+/// One sequence and many run different kernels.
+TEST_F(CudaRepeat, P6_DecodingAloneAndAmongMany) {
+  constexpr std::int64_t kBatch = 80;
+  constexpr std::int64_t kLength = 1100;
+  constexpr std::int64_t kKvHeads = 4;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const std::int64_t dim : {128, 80}) {
+      const Tensor q = normal(dtype, {kBatch, 1, 2 * kKvHeads, dim}, 1);
+      const Tensor k = normal(dtype, {kBatch, kLength, kKvHeads, dim}, 2);
+      const Tensor v = normal(dtype, {kBatch, kLength, kKvHeads, dim}, 3);
+      for (const DType storage : {dtype, DType::kI8}) {
+        const auto decode = [&](const CacheKind& kind, std::int64_t begin, std::int64_t end) {
+          const auto own = [&](const Tensor& tensor) { return tensor.view().slice(0, begin, end); };
+          const KvCacheOptions options{
+              .batch = end - begin, .num_kv_heads = kKvHeads, .head_dim = dim, .format = storage};
+          KvCache cache = make_cache(context(), kind, options, options.batch * kLength);
+          cache.append(context(), own(k), own(v));
+          Tensor out(context(), dtype, {options.batch, 1, 2 * kKvHeads, dim});
+          attention(context(), own(q), cache.view(), {.causal = true}, out);
+          return out;
+        };
+        const Tensor all = decode({"paged", 16}, 0, kBatch);
+        for (const std::int64_t b : {0, 41, 79}) {
+          EXPECT_TRUE(same_bits(decode({"contiguous"}, b, b + 1),
+                                Tensor::copy_of(context(), all.view().slice(0, b, b + 1))))
+              << name_of(dtype) << " in " << name_of(storage) << ", dim " << dim << ", sequence "
+              << b;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ladon::test

@@ -28,20 +28,29 @@ void launch_forward_mma(Queue& queue, const ForwardKind& kind, std::int64_t task
                 : launch_forward_mma<Half, kWarps, false, kWindow>(queue, tasks, params);
 }
 
+/// At most 16 rows a KV head, heads up to 128.
+template <class Half, ForwardRules kRules>
+void launch_decode_mma(Queue& queue, std::int64_t tasks, const ForwardParams<float>& params) {
+  constexpr bool kIntegers = kRules == ForwardRules::kIntegers;
+  // Up to so many blocks a multiprocessor, two warps for each are faster than one.
+  const std::int64_t few = (kIntegers ? 4 : 2) * queue.num_multiprocessors();
+  tasks <= few ? launch_forward_mma<Half, 2, true, kRules, true>(queue, tasks, params)
+               : launch_forward_mma<Half, 1, kIntegers, kRules>(queue, tasks, params);
+}
+
 template <class Half>
 void launch_forward_mma(Queue& queue, const ForwardKind& kind, std::int64_t tasks,
                         const ForwardParams<float>& params) {
   using enum ForwardRules;
-  if (!kind.few_rows) return launch_forward_mma<Half, 4>(queue, kind, tasks, params);
-  if (kind.rules == kIntegers) {
-    return launch_forward_mma<Half, 2, true, kIntegers, true>(queue, tasks, params);
+  if (!kind.few_rows) {
+    launch_forward_mma<Half, 4>(queue, kind, tasks, params);
+  } else if (kind.rules == kIntegers) {
+    launch_decode_mma<Half, kIntegers>(queue, tasks, params);
+  } else if (kind.rules == kWindow && !kind.streamed) {
+    launch_decode_mma<Half, kWindow>(queue, tasks, params);
+  } else {
+    launch_forward_mma<Half, 1>(queue, kind, tasks, params);
   }
-  // Blocks of one warp are enough to wait for nothing but memory where there are four of them for
-  // every multiprocessor.
-  if (kind.rules == kWindow && !kind.streamed && tasks <= 4 * queue.num_multiprocessors()) {
-    return launch_forward_mma<Half, 4, true, kWindow, true>(queue, tasks, params);
-  }
-  launch_forward_mma<Half, 1>(queue, kind, tasks, params);
 }
 
 }  // namespace ladon::cuda

@@ -266,21 +266,16 @@ class ForwardSums {
         unsigned value[4];
         load_matrices_transposed(value,
                                  values + step * 16 * kIntegerRowBytes + (offset ^ (n << 3)));
-        unsigned pairs[4][2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          pairs[0][i] = integers.pair<0, 2>(value[i]);
-          pairs[1][i] = integers.pair<1, 3>(value[i]);
-          pairs[2][i] = integers.pair<0, 2>(value[2 + i]);
-          pairs[3][i] = integers.pair<1, 3>(value[2 + i]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          multiply_add<Element>(sums_[n + i], rounded, pairs[i][0], pairs[i][1]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          multiply_add<Element>(sums_[n + i], rests, pairs[i][0], pairs[i][1]);
+        for (int i = 0; i < 4; i += 2) {
+          const unsigned even[2] = {integers.pair<0, 2>(value[i]),
+                                    integers.pair<0, 2>(value[i + 1])};
+          const unsigned odd[2] = {integers.pair<1, 3>(value[i]),
+                                   integers.pair<1, 3>(value[i + 1])};
+          multiply_add<Element>(sums_[n + i], rounded, even[0], even[1]);
+          multiply_add<Element>(sums_[n + i + 1], rounded, odd[0], odd[1]);
+          multiply_add<Element>(sums_[n + i], rests, even[0], even[1]);
+          multiply_add<Element>(sums_[n + i + 1], rests, odd[0], odd[1]);
         }
       }
     }
