@@ -16,10 +16,6 @@
 namespace ladon::bench {
 namespace {
 
-// Of one measurement, its check included: means of whole runs on two CPUs of Zen 4.
-constexpr double kQuickSeconds = 4;
-constexpr double kSeconds = 14;
-
 /// Everything that the options select.
 struct Plan {
   std::vector<Case> cases{};
@@ -130,8 +126,7 @@ void run_case(Session& session, const Case& one) {
 int count_cases(const BenchmarkOptions& options) { return plan_of(options).count(); }
 
 double expected_seconds(const BenchmarkOptions& options) {
-  const double each = options.quick ? kQuickSeconds : kSeconds;
-  return each * count_cases(options);
+  return timing_limits(options).max_seconds * count_cases(options);
 }
 
 BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener) {

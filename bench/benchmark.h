@@ -34,7 +34,8 @@ struct BenchmarkListener {
 
 /// How many cases the options select, all comparisons included.
 int count_cases(const BenchmarkOptions& options);
-/// About how long they take on two CPUs without peers; more where the machine is busy.
+/// About how long that takes: the most that the rounds of all measurements may take. Checks and
+/// peers come on top, but undisturbed rounds end earlier.
 double expected_seconds(const BenchmarkOptions& options);
 
 BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener);

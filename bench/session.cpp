@@ -5,10 +5,13 @@
 
 namespace ladon::bench {
 
-Session::Session(const BenchmarkOptions& options, const BenchmarkListener& listener)
-    : options_(options), listener_(listener) {
-  if (options.quick) limits_ = {.min_seconds = 0.2, .min_rounds = 3, .max_seconds = 5};
+TimingLimits timing_limits(const BenchmarkOptions& options) {
+  if (options.quick) return {.min_seconds = 0.2, .min_rounds = 3, .max_seconds = 5};
+  return {};
 }
+
+Session::Session(const BenchmarkOptions& options, const BenchmarkListener& listener)
+    : options_(options), listener_(listener), limits_(timing_limits(options)) {}
 
 std::unique_ptr<Context> Session::make_context(Isa isa, int threads) const {
   ContextOptions options;

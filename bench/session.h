@@ -14,6 +14,9 @@
 
 namespace ladon::bench {
 
+/// How long one measurement goes on.
+TimingLimits timing_limits(const BenchmarkOptions& options);
+
 class Session {
  public:
   Session(const BenchmarkOptions& options, const BenchmarkListener& listener);
@@ -52,7 +55,7 @@ class Session {
  private:
   BenchmarkOptions options_;
   const BenchmarkListener& listener_;
-  TimingLimits limits_{};
+  TimingLimits limits_;
   std::unique_ptr<ReadBuffer> buffer_;  // made when first wanted
   std::vector<std::unique_ptr<Peer>> peers_;
   BenchmarkResults results_;

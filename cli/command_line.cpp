@@ -209,8 +209,7 @@ Work bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* sub = app.add_subcommand(
       "bench", "The benchmark: attention compared with this machine's own limits (minutes)");
-  sub->add_flag("--quick", options->quick,
-                "Fewer repetitions, of the fastest kernels (or --isa): within 5 minutes");
+  sub->add_flag("--quick", options->quick, "Fewer repetitions, of the fastest kernels (or --isa)");
   sub->add_option("--filter", options->filter,
                   "Only cases whose \"KERNELS CASE\" holds this, such as \"avx2 f32 forward\"")
       ->type_name("TEXT");
