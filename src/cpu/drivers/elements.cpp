@@ -16,6 +16,11 @@ constexpr std::int64_t kElementsPerTask = std::int64_t{1} << 14;
 // Bytes above which an operation's result is taken not to fit the caches.
 constexpr double kStreamedBytes = 32 << 20;
 
+// Most tasks of such an operation that a thread takes together. Rows are contiguous over them, and
+// threads that take turns every few KiB keep hardware prefetchers from following: tasks one by one
+// took 11 ms for the int8 append of the benchmark, 16 together 9.
+constexpr std::int64_t kStreamedTasks = 16;
+
 /// Runs a kernel over ranges of [0, count).
 template <class Params>
 void run_ranges(const Workers& workers, const Params& params, std::int64_t count,
@@ -58,8 +63,13 @@ void run_kv_rows(Host& host, const KvRowsParams& params, KvRowsKernel kernel,
   }
   const int threads =
       useful_threads(host.workers, 4 * static_cast<double>(tokens * token_elements));
-  parallel_for(host.workers, threads, count, [&](std::int64_t task, int worker) {
-    kernel(params, list->tasks[task], scratch.of(worker));
+  const std::int64_t together =
+      streams ? std::clamp<std::int64_t>(count / (8 * threads), 1, kStreamedTasks) : 1;
+  parallel_for(host.workers, threads, ceil_div(count, together), [&](std::int64_t i, int worker) {
+    const std::int64_t end = std::min(count, (i + 1) * together);
+    for (std::int64_t task = i * together; task < end; ++task) {
+      kernel(params, list->tasks[task], scratch.of(worker));
+    }
   });
 }
 
