@@ -22,6 +22,7 @@
 #include "ladon/npy.h"
 #include "ladon/optim.h"
 #include "ladon/paged_kv_cache.h"
+#include "ladon/parallel_checkpoint.h"
 #include "ladon/parameter.h"
 #include "ladon/random.h"
 #include "ladon/rope.h"
