@@ -27,6 +27,7 @@
 #include "ladon/random.h"
 #include "ladon/rope.h"
 #include "ladon/safetensors.h"
+#include "ladon/spread_cache.h"
 #include "ladon/tensor.h"
 #include "ladon/tensor_parallel.h"
 #include "ladon/tensor_view.h"
