@@ -3,7 +3,8 @@
 // Files are those of one process: any number of ranks reads and writes them. A rank maps a file and
 // reads its own slice of each weight, no more; writing gathers one tensor at a time on rank 0,
 // which alone writes. Calls with a TensorParallelLayer are collective: where a file cannot be read
-// or written on one rank, all ranks throw, and no layer, optimiser or file has changed.
+// or written on one rank, all ranks throw, and no layer, optimiser or file has changed. Ranks wait
+// for the slowest reader or writer, so the communicator's deadline must allow for it.
 #pragma once
 
 #include <cstdint>
