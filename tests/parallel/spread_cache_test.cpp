@@ -249,6 +249,29 @@ TEST_P(SpreadCache, ChunksAreTheSameForAnyNumberOfRanks) {
   }
 }
 
+TEST(SpreadCacheCapacity, ASequenceThatOneRankCannotHold) {
+  constexpr std::int64_t kCapacity = 1024;  // of each rank
+  const KvCacheOptions options{.num_kv_heads = 1, .head_dim = 4};
+  const Tensor k = normal(DType::kF32, {1, 4 * kCapacity, 1, 4}, 1);
+  const Tensor v = normal(DType::kF32, k.shape(), 2);
+  const Tensor q = normal(DType::kF32, {1, 1, 2, 4}, 3);
+  expect_all_return(run_ranks(4, [&](Communicator& communicator) {
+    const Context own(ContextOptions{.num_threads = 1});
+    KvCache limited = KvCache::contiguous(own, options, kCapacity);
+    error_of([&] { limited.append(own, k, v); });
+    SpreadKvCache cache(communicator, std::move(limited));
+    cache.append(own, k, v);
+    EXPECT_EQ(cache.local().length(), kCapacity);
+    Tensor out(DType::kF32, q.shape());
+    spread_attention(own, cache, q, {}, out, {}, {.reproducible = true});
+    KvCache whole = KvCache::contiguous(own, options);
+    whole.append(own, k, v);
+    Tensor expected(DType::kF32, q.shape());
+    attention(own, q, whole.view(), {}, expected);
+    EXPECT_TRUE(same_bits(out, expected));
+  }));
+}
+
 TEST(SpreadCacheErrors, ACacheGrowsOnAllRanksOrOnNone) {
   const KvCacheOptions options{.num_kv_heads = 1, .head_dim = 4};
   expect_all_return(run_ranks(2, [&](Communicator& communicator) {
