@@ -160,7 +160,7 @@ TEST(TensorParallelTraining, TrainingDivergesNoFasterThanByOneRounding) {
         by_rounding[i] = std::max(by_rounding[i], moved[i]);
       }
     }
-    EXPECT_GT(by_rounding.back(), 1e-3);  // it does diverge
+    EXPECT_GT(by_rounding.back(), 1e-5);  // it does diverge
     expect_all_return(run_ranks(ranks, [&](Communicator& communicator) {
       const Context own = one_thread();
       TensorParallelAttention layer(communicator, whole.options());
