@@ -101,6 +101,15 @@ Work plan(CLI::App& app) {
          },
          "Of the model in memory, such as 5GiB; 0: the cache alone [as published]")
       ->type_name("SIZE");
+  constexpr std::int64_t kMostRanks = 1 << 20;
+  CLI::Option* ranks = add_count(sub, "--ranks", options->ranks, 1, kMostRanks,
+                                 "Say what each of so many ranks would hold and send");
+  sub->add_option("--link", options->link,
+                  "Between ranks: memory, nvlink, infiniband, 10gbe, 1gbe, internet, or "
+                  "LATENCY,BANDWIDTH such as 30us,1.2GB/s")
+      ->type_name("LINK")
+      ->capture_default_str()
+      ->needs(ranks);
   add_json(sub, options->json);
   return [options] { return run_plan(*options); };
 }

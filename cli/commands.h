@@ -50,6 +50,8 @@ struct PlanOptions {
   DType dtype = DType::kBF16;
   std::optional<std::int64_t> memory{};
   std::optional<std::int64_t> weights{};  // bytes of the weights; empty: the model's
+  std::int64_t ranks = 1;                 // above 1: what they would hold and send
+  std::string link = "10gbe";             // between them: a name, or LATENCY,BANDWIDTH
   bool json = false;
 };
 int run_plan(const PlanOptions& options);

@@ -1,5 +1,6 @@
 // ladon plan: what a model's KV cache needs, as the model keeps it and as it would in other ways.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <string>
 
@@ -8,6 +9,7 @@
 #include "failure.h"
 #include "json_output.h"
 #include "model_shape.h"
+#include "rank_plan.h"
 #include "text_table.h"
 #include "units.h"
 
@@ -149,6 +151,49 @@ void print_model(const ModelShape& model, const PlanOptions& options) {
   for (const std::string& note : notes_of(model, options)) std::printf("\n%s\n", note.c_str());
 }
 
+std::string seconds_text(double seconds) {
+  if (seconds < 1e-3) return format_rate(seconds * 1e6) + " us";
+  if (seconds < 1) return format_rate(seconds * 1e3) + " ms";
+  return format_rate(seconds) + " s";
+}
+
+std::vector<RankScheme> schemes_of(const ModelShape& model, const PlanOptions& options,
+                                   const Link& link) {
+  return rank_schemes(model, {options.context, options.batch, options.dtype}, options.ranks, link);
+}
+
+std::int64_t whole_bytes(double bytes) {
+  constexpr double kMost = 9e18;
+  if (bytes > kMost) throw Failure("plan: the bytes that ranks send are too many to count");
+  return static_cast<std::int64_t>(std::llround(bytes));
+}
+
+/// What --ranks would hold and send.
+void print_ranks(const ModelShape& model, const PlanOptions& options, const Link& link) {
+  TextTable table({{"phase", Align::kLeft},
+                   {"split by", Align::kLeft},
+                   {"cache of a rank"},
+                   {"sent by a rank"},
+                   {"time of it"},
+                   {"", Align::kLeft}});
+  for (const RankScheme& scheme : schemes_of(model, options, link)) {
+    if (!scheme.refused.empty()) {
+      table.add({std::string(scheme.phase), std::string(scheme.name), "", "", "", scheme.refused});
+      continue;
+    }
+    table.add({std::string(scheme.phase), std::string(scheme.name),
+               format_bytes(scheme.cache_bytes), format_bytes(whole_bytes(scheme.sent)),
+               seconds_text(scheme.seconds), scheme.least ? "<- least" : ""},
+              scheme.least ? LineStyle::kBold : LineStyle::kPlain);
+  }
+  std::printf("\n%s ranks over %s (%s, %s/s)\n\n%s\n", format_count(options.ranks).c_str(),
+              link.name.c_str(), seconds_text(link.latency).c_str(),
+              format_bytes(whole_bytes(link.bandwidth)).c_str(), table.text().c_str());
+  std::printf(
+      "decode: one token of each sequence; prefill: the whole context; both through all layers.\n"
+      "Times are those of messages alone, of which computation can hide some.\n");
+}
+
 /// Every preset as it is.
 void print_overview(const PlanOptions& options) {
   std::vector<Column> columns{{"model", Align::kLeft},
@@ -216,10 +261,42 @@ Json model_json(const ModelShape& model, const PlanOptions& options) {
   return json;
 }
 
+Json ranks_json(const ModelShape& model, const PlanOptions& options, const Link& link) {
+  Json json{{"count", options.ranks},
+            {"link", link.name},
+            {"latency", link.latency},
+            {"bandwidth", link.bandwidth},
+            {"schemes", Json::array()}};
+  for (const RankScheme& scheme : schemes_of(model, options, link)) {
+    Json one{{"phase", scheme.phase}, {"name", scheme.name}};
+    if (scheme.refused.empty()) {
+      one["cache_bytes"] = scheme.cache_bytes;
+      one["sent_bytes"] = whole_bytes(scheme.sent);
+      one["seconds"] = scheme.seconds;
+      one["least"] = scheme.least;
+    } else {
+      one["refused"] = scheme.refused;
+    }
+    json["schemes"].push_back(one);
+  }
+  return json;
+}
+
+Link parsed_link(const std::string& text) {
+  try {
+    return parse_link(text);
+  } catch (const UsageError& error) {
+    throw UsageError("--link: " + std::string(error.what()));
+  }
+}
+
 }  // namespace
 
 int run_plan(const PlanOptions& options) {
   const bool all = options.model.empty() && options.config.empty();
+  const bool has_ranks = options.ranks > 1;
+  if (has_ranks && all) throw UsageError("--ranks: needs one model, by --model or --config");
+  const Link link = parsed_link(options.link);
   std::vector<ModelShape> models;
   if (!options.config.empty()) {
     models.push_back(model_from_config(options.config, options.ignored_fields));
@@ -238,11 +315,15 @@ int run_plan(const PlanOptions& options) {
     for (const ModelShape& model : models) {
       document["models"].push_back(model_json(model, options));
     }
+    if (has_ranks) document["ranks"] = ranks_json(models.front(), options, link);
     print_json(document);
   } else if (all) {
     print_overview(options);
   } else {
+    const std::vector<RankScheme> schemes = schemes_of(models.front(), options, link);
+    for (const RankScheme& scheme : schemes) whole_bytes(scheme.sent);  // may throw
     print_model(models.front(), options);
+    if (has_ranks) print_ranks(models.front(), options, link);
   }
   return kExitGood;
 }

@@ -17,7 +17,7 @@ allowed=(
   "layers: core attention cache"
   "models: core io layers"
   "convert: core layers"
-  "parallel: core attention cache layers"
+  "parallel: core attention cache io layers models"
 )
 # The command, the bindings and the examples stand on the installed headers; bench may look inside.
 outside=(cli python examples)

@@ -69,15 +69,24 @@ class LADON_API AdamW {
   const AdamWOptions& options() const noexcept { return options_; }
   std::int64_t steps_taken() const noexcept { return steps_; }
 
- private:
-  struct State {
+  /// What it keeps of one parameter: with the weights, all that the next steps depend on.
+  struct Moments {
+    Tensor first{};   // running mean of the gradient
+    Tensor second{};  // running mean of its square
+    Tensor master{};  // the f32 weight where the parameter's is 16-bit, else empty
+  };
+  struct State : Moments {
     Parameter* parameter = nullptr;
     DType dtype{};  // of the weight, when the optimiser was made
     Dims shape{};
-    Tensor first{};   // running mean of the gradient
-    Tensor second{};  // running mean of its square
-    Tensor master{};  // empty unless the weight is 16-bit
   };
+  /// One for each parameter, in their order.
+  std::span<const State> states() const noexcept { return states_; }
+  /// Goes on as after that many steps: one entry for each parameter, of the same dtypes and shapes
+  /// and on the same device as those that are there.
+  void restore(std::int64_t steps, std::vector<Moments> moments);
+
+ private:
   AdamWOptions options_;
   std::int64_t steps_ = 0;
   std::vector<State> states_;

@@ -13,7 +13,8 @@ void attend(const Context& context, const ConstTensorView& q, const ConstTensorV
 
 /// The cache's page tables are those of a KvCache.
 void attend(const Context& context, const ConstTensorView& q, const KvCacheView& cache,
-            const AttentionOptions& options, const TensorView& out, const WholeProblem& whole = {});
+            const AttentionOptions& options, const TensorView& out, const TensorView& lse = {},
+            const WholeProblem& whole = {});
 
 void attend_backward(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
                      const ConstTensorView& v, const AttentionOptions& options,

@@ -49,10 +49,11 @@ void attend(const Context& context, const ConstTensorView& q, const ConstTensorV
 }
 
 void attend(const Context& context, const ConstTensorView& q, const KvCacheView& cache,
-            const AttentionOptions& options, const TensorView& out, const WholeProblem& whole) {
+            const AttentionOptions& options, const TensorView& out, const TensorView& lse,
+            const WholeProblem& whole) {
   AttentionCall call(context, sizes_of_cache_inputs(q, cache, options), q, cache, options);
   call.set_whole(whole);
-  run(context, call, out, {});
+  run(context, call, out, lse);
 }
 
 void attention(const Context& context, const ConstTensorView& q, const ConstTensorView& k,

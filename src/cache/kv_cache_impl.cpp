@@ -76,55 +76,64 @@ void KvCache::Impl::check_sequence(std::string_view operation, std::int64_t sequ
   }
 }
 
-void KvCache::Impl::set_counts(const Operation& operation, const ConstTensorView& k,
-                               const ConstTensorView& v,
-                               std::span<const std::int64_t> new_lengths) {
-  check_rows(operation, {"k", k}, options_.num_kv_heads, options_.head_dim);
-  if (options_.values_in_keys) {
+void check_append(const Operation& operation, const KvCacheOptions& options,
+                  const ConstTensorView& k, const ConstTensorView& v,
+                  std::span<const std::int64_t> new_lengths) {
+  check_rows(operation, {"k", k}, options.num_kv_heads, options.head_dim);
+  if (options.values_in_keys) {
     if (!v.absent()) {
       fail(operation, "v", got_shape(v) + ", expected none because the values are in the keys");
     }
   } else {
-    check_rows(operation, {"v", v}, options_.num_kv_heads, options_.value_dim);
+    check_rows(operation, {"v", v}, options.num_kv_heads, options.value_dim);
   }
   if (!v.absent() && (v.size(0) != k.size(0) || v.size(1) != k.size(1))) {
     fail(operation, "v",
          got_shape(v) + ", expected as many sequences and tokens as in k's " +
              k.shape().to_string());
   }
-  const auto batch = static_cast<std::size_t>(options_.batch);
+  const auto batch = static_cast<std::size_t>(options.batch);
   if (new_lengths.empty()) {
-    if (k.size(0) != options_.batch) {
+    if (k.size(0) != options.batch) {
       fail(operation, "k",
-           got_shape(k) + ", expected a batch of " + std::to_string(options_.batch) +
+           got_shape(k) + ", expected a batch of " + std::to_string(options.batch) +
                " as the cache has");
     }
+    return;
+  }
+  if (new_lengths.size() != batch) {
+    fail(operation, "new_lengths",
+         "got " + std::to_string(new_lengths.size()) + " lengths, expected " +
+             std::to_string(batch) + ": one for each sequence of the cache");
+  }
+  const bool packed = k.size(0) == 1 && options.batch != 1;
+  std::int64_t total = 0;
+  for (std::size_t b = 0; b < batch; ++b) {
+    if (new_lengths[b] < 0 || new_lengths[b] > k.size(1)) {
+      fail(operation, "new_lengths",
+           "got " + std::to_string(new_lengths[b]) + " at index " + std::to_string(b) +
+               ", expected 0 to " + std::to_string(k.size(1)) + ", k's tokens");
+    }
+    total += new_lengths[b];
+    if (packed && total > k.size(1)) break;
+  }
+  if (packed ? total != k.size(1) : k.size(0) != options.batch) {
+    fail(operation, "k",
+         got_shape(k) + ", expected a batch of " + std::to_string(options.batch) +
+             ", or 1 with as many tokens as new_lengths sum up to");
+  }
+}
+
+void KvCache::Impl::set_counts(const Operation& operation, const ConstTensorView& k,
+                               const ConstTensorView& v,
+                               std::span<const std::int64_t> new_lengths) {
+  check_append(operation, options_, k, v, new_lengths);
+  if (new_lengths.empty()) {
     std::fill(counts_.begin(), counts_.end(), k.size(1));
   } else {
-    if (new_lengths.size() != batch) {
-      fail(operation, "new_lengths",
-           "got " + std::to_string(new_lengths.size()) + " lengths, expected " +
-               std::to_string(batch) + ": one for each sequence of the cache");
-    }
-    const bool packed = k.size(0) == 1 && options_.batch != 1;
-    std::int64_t total = 0;
-    for (std::size_t b = 0; b < batch; ++b) {
-      if (new_lengths[b] < 0 || new_lengths[b] > k.size(1)) {
-        fail(operation, "new_lengths",
-             "got " + std::to_string(new_lengths[b]) + " at index " + std::to_string(b) +
-                 ", expected 0 to " + std::to_string(k.size(1)) + ", k's tokens");
-      }
-      total += new_lengths[b];
-      if (packed && total > k.size(1)) break;
-    }
-    if (packed ? total != k.size(1) : k.size(0) != options_.batch) {
-      fail(operation, "k",
-           got_shape(k) + ", expected a batch of " + std::to_string(options_.batch) +
-               ", or 1 with as many tokens as new_lengths sum up to");
-    }
     std::copy(new_lengths.begin(), new_lengths.end(), counts_.begin());
   }
-  for (std::size_t b = 0; b < batch; ++b) {
+  for (std::size_t b = 0; b < counts_.size(); ++b) {
     if (counts_[b] > kMostTokens - lengths_[b]) {
       fail(operation, "k",
            got_shape(k) + ", expected sequences of at most " + std::to_string(kMostTokens) +

@@ -14,6 +14,11 @@
 
 namespace ladon {
 
+/// What is to be appended against what a cache holds.
+void check_append(const Operation& operation, const KvCacheOptions& options,
+                  const ConstTensorView& k, const ConstTensorView& v,
+                  std::span<const std::int64_t> new_lengths);
+
 class KvCache::Impl {
  public:
   virtual ~Impl() = default;

@@ -182,14 +182,19 @@ LatentAttention& LatentAttention::operator=(const LatentAttention& other) {
 }
 
 LatentForm LatentAttention::form_for(std::int64_t query_len, std::int64_t kv_len) const noexcept {
-  if (options_.form != LatentForm::kAuto) return options_.form;
+  return latent::LatentHeads(*this).form_for(query_len, kv_len);
+}
+
+LatentForm latent::LatentHeads::form_for(std::int64_t query_len,
+                                         std::int64_t kv_len) const noexcept {
+  if (options.form != LatentForm::kAuto) return options.form;
   // Multiplications of one head. Both forms project queries, latents and the output alike.
   const auto queries = static_cast<double>(query_len);
   const auto keys = static_cast<double>(kv_len);
-  const double pairs = queries * keys - (options_.causal ? queries * (queries - 1) / 2 : 0);
-  const auto rank = static_cast<double>(options_.kv_rank);
-  const auto rope_dim = static_cast<double>(options_.rope_dim);
-  const auto expanded_dims = static_cast<double>(options_.nope_dim + options_.value_dim);
+  const double pairs = queries * keys - (options.causal ? queries * (queries - 1) / 2 : 0);
+  const auto rank = static_cast<double>(options.kv_rank);
+  const auto rope_dim = static_cast<double>(options.rope_dim);
+  const auto expanded_dims = static_cast<double>(options.nope_dim + options.value_dim);
   const double expanded = keys * expanded_dims * rank + pairs * (expanded_dims + rope_dim);
   const double absorbed = queries * expanded_dims * rank + pairs * (2 * rank + rope_dim);
   return absorbed < expanded ? LatentForm::kAbsorbed : LatentForm::kExpanded;
@@ -197,14 +202,19 @@ LatentForm LatentAttention::form_for(std::int64_t query_len, std::int64_t kv_len
 
 KvCacheOptions LatentAttention::cache_options(std::int64_t batch,
                                               std::optional<KvFormat> format) const {
+  return latent::cache_options(options_, batch, format);
+}
+
+KvCacheOptions latent::cache_options(const LatentAttentionOptions& options, std::int64_t batch,
+                                     std::optional<KvFormat> format) {
   return {.batch = batch,
           .num_kv_heads = 1,
-          .head_dim = latent_dim(),
-          .value_dim = options_.kv_rank,
+          .head_dim = options.kv_rank + options.rope_dim,
+          .value_dim = options.kv_rank,
           .values_in_keys = true,
-          .num_heads = options_.num_heads,
-          .mha_dim = options_.nope_dim + options_.value_dim,
-          .format = format.value_or(options_.dtype)};
+          .num_heads = options.num_heads,
+          .mha_dim = options.nope_dim + options.value_dim,
+          .format = format.value_or(options.dtype)};
 }
 
 }  // namespace ladon

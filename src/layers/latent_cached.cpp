@@ -3,23 +3,18 @@
 // place; expanded for a long chunk, which makes keys and values of the sequence's latents, one
 // sequence at a time. Neighbours with the same form go together.
 
+#include "layers/latent_cached.h"
+
 #include <algorithm>
 #include <string>
 
 #include "attention/attend.h"
 #include "cache/gather.h"
-#include "core/context_impl.h"
 #include "core/fail.h"
-#include "layers/cached_tokens.h"
-#include "layers/latent_steps.h"
 
 namespace ladon {
-
-using namespace latent;
-
+namespace latent {
 namespace {
-
-constexpr std::string_view kOperation = "LatentAttention::forward";
 
 /// The part of a mask or bias for some of the sequences, which may be shorter than others.
 ConstTensorView part_of(const ConstTensorView& mask, std::int64_t first, std::int64_t end,
@@ -32,35 +27,6 @@ ConstTensorView part_of(const ConstTensorView& mask, std::int64_t first, std::in
   return part;
 }
 
-/// The temporaries of a call: rows of all new tokens, and of those that take the absorbed form.
-struct Temporaries {
-  Temporaries(Arena& arena, const CachedTokens& tokens, std::int64_t absorbed_rows,
-              const Steps& steps, const LatentAttention& layer, DType stored,
-              const ConstTensorView& x, const CachedCall& call, const TensorView& out)
-      : rows(arena, tokens, x, call, out) {
-    const std::int64_t heads = layer.num_heads();
-    const auto take = [&](std::int64_t width) {
-      return arena.take_rows(tokens.total, width, layer.dtype());
-    };
-    queries = take(heads * layer.head_dim());
-    if (steps.low_rank()) low = take(layer.query_rank());
-    latents = take(layer.latent_dim());
-    attended = take(heads * layer.value_dim());
-    const DType compute = steps.compute_dtype();
-    const DType dtype = steps.absorbed_dtype(stored);
-    summed = arena.take_rows(absorbed_rows, heads * layer.latent_dim(), compute);
-    absorbed = dtype == compute ? summed
-                                : arena.take_rows(absorbed_rows, heads * layer.latent_dim(), dtype);
-    sums = arena.take_rows(absorbed_rows, heads * layer.kv_rank(), dtype);
-  }
-
-  TokenRows rows;
-  TensorView queries, low, latents, attended;
-  TensorView summed;    // absorbed queries, as they are summed
-  TensorView absorbed;  // the same as attention takes them
-  TensorView sums;      // weighted sums of latents
-};
-
 /// The first row of each sequence of a part of the batch. Host memory.
 struct PartOffsets {
   PartOffsets(Arena& arena, std::int64_t batch) : offsets(arena.take<std::int64_t>(batch + 1)) {}
@@ -69,166 +35,186 @@ struct PartOffsets {
 
 /// All of a sequence's latents, and the keys and values that they expand to.
 struct ExpandedSequence {
-  ExpandedSequence(Arena& arena, const LatentAttention& layer, std::int64_t length)
-      : latents(arena.take_rows(length, layer.latent_dim(), layer.dtype())),
-        keys(arena.take_rows(length, layer.num_heads() * layer.head_dim(), layer.dtype())),
-        values(arena.take_rows(length, layer.num_heads() * layer.value_dim(), layer.dtype())) {}
+  ExpandedSequence(Arena& arena, const LatentHeads& heads, std::int64_t length)
+      : latents(arena.take_rows(length, heads.latent_dim(), heads.dtype())),
+        keys(arena.take_rows(length, heads.num_heads() * heads.head_dim(), heads.dtype())),
+        values(arena.take_rows(length, heads.num_heads() * heads.value_dim(), heads.dtype())) {}
 
   TensorView latents, keys, values;
 };
 
-class LatentCached {
- public:
-  LatentCached(const Context& context, const LatentAttention& layer, const CachedCall& call,
-               const CachedTokens& tokens)
-      : context_(context), layer_(layer), steps_(context, layer), call_(call), tokens_(tokens) {}
-
-  void run(const ConstTensorView& x, KvCache& cache, const TensorView& out) {
-    InWorkspace<RowLists> lists(context_.impl().host_scratch(), tokens_);
-    lists->fill(tokens_, cache);
-    offsets_ = lists->offsets;
-    const InWorkspace<Temporaries> t(backend_of(context_).scratch(), tokens_, count_absorbed(cache),
-                                     steps_, layer_, cache.options().format.dtype, x, call_, out);
-    const TokenRows::Inputs inputs = t->rows.inputs(context_, tokens_, *lists);
-    if (steps_.low_rank()) {
-      steps_.project_low(inputs.queries, t->low);
-      steps_.norm_low(t->low, t->low);
-      steps_.project_queries(t->low, t->queries);
-    } else {
-      steps_.project_queries(inputs.queries, t->queries);
-    }
-    steps_.rotate_queries(t->queries, 0, {.explicit_positions = lists->query_positions});
-    steps_.project_latents(inputs.tokens, t->latents);
-    steps_.norm_latents(t->latents, t->latents);
-    steps_.rotate_latents(t->latents, 0, {.explicit_positions = lists->positions});
-
-    KvAppend appended(context_, cache, head_columns(t->latents, 0, 1, 0, layer_.latent_dim()), {},
-                      lists->counts);
-    attend_all(appended.view(), *t);
-    steps_.project_out(t->attended, t->rows.output());
-    t->rows.finish(context_, tokens_, *lists, out);
-    appended.commit();
-  }
-
- private:
-  bool is_absorbed(std::int64_t sequence, std::int64_t kv_len) const {
-    return layer_.form_for(tokens_.count(sequence), kv_len) == LatentForm::kAbsorbed;
-  }
-
-  std::int64_t count_absorbed(const KvCache& cache) const {
-    std::int64_t rows = 0;
-    for (std::int64_t b = 0; b < tokens_.batch; ++b) {
-      if (is_absorbed(b, cache.length(b) + tokens_.count(b))) rows += tokens_.count(b);
-    }
-    return rows;
-  }
-
-  std::int64_t row_of(std::int64_t sequence) const {
-    return offsets_[static_cast<std::size_t>(sequence)];
-  }
-
-  void attend_all(const KvCacheView& cache, const Temporaries& t) const {
-    const auto kv_len = [&](std::int64_t b) {
-      return cache.sequences[static_cast<std::size_t>(b)].length;
-    };
-    std::int64_t absorbed_rows = 0;
-    for (std::int64_t first = 0; first < tokens_.batch;) {
-      std::int64_t end = first + 1;
-      if (!is_absorbed(first, kv_len(first))) {
-        attend_expanded(cache, first, t);
-      } else {
-        while (end < tokens_.batch && is_absorbed(end, kv_len(end))) ++end;
-        attend_absorbed(cache, first, end, t, absorbed_rows);
-        absorbed_rows += row_of(end) - row_of(first);
-      }
-      first = end;
-    }
-  }
-
-  AttentionOptions options_for(const KvCacheView& cache, std::int64_t first,
-                               std::int64_t end) const {
-    std::int64_t query_len = 0;
-    std::int64_t kv_len = 0;
-    for (std::int64_t b = first; b < end; ++b) {
-      query_len = std::max(query_len, tokens_.count(b));
-      kv_len = std::max(kv_len, cache.sequences[static_cast<std::size_t>(b)].length);
-    }
-    AttentionOptions options = steps_.attention_options(call_.causal);
-    options.mask = part_of(call_.mask, first, end, query_len, kv_len);
-    options.bias = part_of(call_.bias, first, end, query_len, kv_len);
-    return options;
-  }
-
-  /// Sequences [first, end); their rows among those that are absorbed begin at `row`.
-  void attend_absorbed(const KvCacheView& cache, std::int64_t first, std::int64_t end,
-                       const Temporaries& t, std::int64_t row) const {
-    const std::int64_t count = row_of(end) - row_of(first);
-    const TensorView summed = t.summed.slice(0, row, row + count);
-    const TensorView absorbed = t.absorbed.slice(0, row, row + count);
-    const TensorView sums = t.sums.slice(0, row, row + count);
-    const InWorkspace<PartOffsets> part_offsets(context_.impl().host_scratch(), end - first);
-    for (std::int64_t b = first; b <= end; ++b) {
-      part_offsets->offsets[b - first] = row_of(b) - row_of(first);
-    }
-    steps_.absorb_queries(t.queries.slice(0, row_of(first), row_of(end)), summed);
-    if (absorbed.dtype() != summed.dtype()) copy(context_, summed, absorbed);
-    KvCacheView part = cache;
-    part.sequences = cache.sequences.subspan(static_cast<std::size_t>(first),
-                                             static_cast<std::size_t>(end - first));
-    AttentionOptions options = options_for(cache, first, end);
-    options.query_offsets = {part_offsets->offsets, static_cast<std::size_t>(end - first + 1)};
-    const std::int64_t heads = layer_.num_heads();
-    attend(context_, head_columns(absorbed, 0, heads, 0, layer_.latent_dim()), part, options,
-           head_columns(sums, 0, heads, 0, layer_.kv_rank()));
-    steps_.apply_values(sums, t.attended.slice(0, row_of(first), row_of(end)));
-  }
-
-  void attend_expanded(const KvCacheView& cache, std::int64_t sequence,
-                       const Temporaries& t) const {
-    const std::int64_t begin = row_of(sequence);
-    const std::int64_t end = row_of(sequence + 1);
-    if (begin == end) return;
-    const auto index = static_cast<std::size_t>(sequence);
-    const InWorkspace<ExpandedSequence> expanded(backend_of(context_).scratch(), layer_,
-                                                 cache.sequences[index].length);
-    gather_sequence(context_, cache, index, expanded->latents, {});
-    steps_.expand_keys(expanded->latents, expanded->keys);
-    steps_.expand_values(expanded->latents, expanded->values);
-    const std::int64_t heads = layer_.num_heads();
-    const auto heads_of = [&](const TensorView& rows, std::int64_t dim) {
-      return head_columns(rows, 0, heads, 0, dim);
-    };
-    attend(context_, heads_of(t.queries.slice(0, begin, end), layer_.head_dim()),
-           heads_of(expanded->keys, layer_.head_dim()),
-           heads_of(expanded->values, layer_.value_dim()),
-           options_for(cache, sequence, sequence + 1),
-           heads_of(t.attended.slice(0, begin, end), layer_.value_dim()));
-  }
-
-  const Context& context_;
-  const LatentAttention& layer_;
-  const Steps steps_;
-  const CachedCall& call_;
-  const CachedTokens& tokens_;
-  std::span<const std::int64_t> offsets_;  // first row of each sequence
-};
-
 }  // namespace
 
-void LatentAttention::forward(const Context& context, const ConstTensorView& x, KvCache& cache,
-                              const CachedCall& call, const TensorView& out) const {
-  const CachedTokens tokens =
-      check_cached_call(Operation(kOperation, context), *this, x, cache, call, out);
+CachedHeads::Temporaries::Temporaries(Arena& arena, const CachedTokens& tokens,
+                                      std::int64_t absorbed_rows, const Steps& steps,
+                                      const LatentHeads& heads, DType stored,
+                                      const ConstTensorView& x, const CachedCall& call,
+                                      const TensorView& out)
+    : rows(arena, tokens, x, call, out) {
+  const std::int64_t count = heads.num_heads();
+  const auto take = [&](std::int64_t width) {
+    return arena.take_rows(tokens.total, width, heads.dtype());
+  };
+  queries = take(count * heads.head_dim());
+  if (steps.low_rank()) low = take(heads.query_rank());
+  latents = take(heads.latent_dim());
+  attended = take(count * heads.value_dim());
+  const DType compute = steps.compute_dtype();
+  const DType dtype = steps.absorbed_dtype(stored);
+  summed = arena.take_rows(absorbed_rows, count * heads.latent_dim(), compute);
+  absorbed =
+      dtype == compute ? summed : arena.take_rows(absorbed_rows, count * heads.latent_dim(), dtype);
+  sums = arena.take_rows(absorbed_rows, count * heads.kv_rank(), dtype);
+}
+
+CachedHeads::CachedHeads(const Context& context, const LatentHeads& heads, const CachedCall& call,
+                         const CachedTokens& tokens, const ConstTensorView& x, KvCache& cache,
+                         const TensorView& out)
+    : context_(context),
+      heads_(heads),
+      steps_(context, heads),
+      call_(call),
+      tokens_(tokens),
+      lists_(context.impl().host_scratch(), tokens),
+      temporaries_(backend_of(context).scratch(), tokens, count_absorbed(cache), steps_, heads_,
+                   cache.options().format.dtype, x, call, out) {
+  lists_->fill(tokens, cache);
+}
+
+void CachedHeads::run(KvCache& cache) {
+  const Temporaries& t = *temporaries_;
+  const TokenRows::Inputs inputs = t.rows.inputs(context_, tokens_, *lists_);
+  if (steps_.low_rank()) {
+    steps_.project_low(inputs.queries, t.low);
+    steps_.norm_low(t.low, t.low);
+    steps_.project_queries(t.low, t.queries);
+  } else {
+    steps_.project_queries(inputs.queries, t.queries);
+  }
+  steps_.rotate_queries(t.queries, 0, {.explicit_positions = lists_->query_positions});
+  steps_.project_latents(inputs.tokens, t.latents);
+  steps_.norm_latents(t.latents, t.latents);
+  steps_.rotate_latents(t.latents, 0, {.explicit_positions = lists_->positions});
+  appended_.emplace(context_, cache, head_columns(t.latents, 0, 1, 0, heads_.latent_dim()),
+                    ConstTensorView(), lists_->counts);
+  attend_all(appended_->view());
+}
+
+void CachedHeads::commit(const TensorView& out) {
+  temporaries_->rows.finish(context_, tokens_, *lists_, out);
+  appended_->commit();
+}
+
+std::int64_t CachedHeads::count_absorbed(const KvCache& cache) const {
+  std::int64_t rows = 0;
+  for (std::int64_t b = 0; b < tokens_.batch; ++b) {
+    if (is_absorbed(b, cache.length(b) + tokens_.count(b))) rows += tokens_.count(b);
+  }
+  return rows;
+}
+
+void CachedHeads::attend_all(const KvCacheView& cache) const {
+  const auto kv_len = [&](std::int64_t b) {
+    return cache.sequences[static_cast<std::size_t>(b)].length;
+  };
+  std::int64_t absorbed_rows = 0;
+  for (std::int64_t first = 0; first < tokens_.batch;) {
+    std::int64_t end = first + 1;
+    if (!is_absorbed(first, kv_len(first))) {
+      attend_expanded(cache, first);
+    } else {
+      while (end < tokens_.batch && is_absorbed(end, kv_len(end))) ++end;
+      attend_absorbed(cache, first, end, absorbed_rows);
+      absorbed_rows += row_of(end) - row_of(first);
+    }
+    first = end;
+  }
+}
+
+AttentionOptions CachedHeads::options_for(const KvCacheView& cache, std::int64_t first,
+                                          std::int64_t end) const {
+  std::int64_t query_len = 0;
+  std::int64_t kv_len = 0;
+  for (std::int64_t b = first; b < end; ++b) {
+    query_len = std::max(query_len, tokens_.count(b));
+    kv_len = std::max(kv_len, cache.sequences[static_cast<std::size_t>(b)].length);
+  }
+  AttentionOptions options = steps_.attention_options(call_.causal);
+  options.mask = part_of(call_.mask, first, end, query_len, kv_len);
+  options.bias = part_of(call_.bias, first, end, query_len, kv_len);
+  return options;
+}
+
+/// Sequences [first, end); their rows among those that are absorbed begin at `row`.
+void CachedHeads::attend_absorbed(const KvCacheView& cache, std::int64_t first, std::int64_t end,
+                                  std::int64_t row) const {
+  const Temporaries& t = *temporaries_;
+  const std::int64_t count = row_of(end) - row_of(first);
+  const TensorView summed = t.summed.slice(0, row, row + count);
+  const TensorView absorbed = t.absorbed.slice(0, row, row + count);
+  const TensorView sums = t.sums.slice(0, row, row + count);
+  const InWorkspace<PartOffsets> part_offsets(context_.impl().host_scratch(), end - first);
+  for (std::int64_t b = first; b <= end; ++b) {
+    part_offsets->offsets[b - first] = row_of(b) - row_of(first);
+  }
+  steps_.absorb_queries(t.queries.slice(0, row_of(first), row_of(end)), summed);
+  if (absorbed.dtype() != summed.dtype()) copy(context_, summed, absorbed);
+  KvCacheView part = cache;
+  part.sequences = cache.sequences.subspan(static_cast<std::size_t>(first),
+                                           static_cast<std::size_t>(end - first));
+  AttentionOptions options = options_for(cache, first, end);
+  options.query_offsets = {part_offsets->offsets, static_cast<std::size_t>(end - first + 1)};
+  const std::int64_t heads = heads_.num_heads();
+  attend(context_, head_columns(absorbed, 0, heads, 0, heads_.latent_dim()), part, options,
+         head_columns(sums, 0, heads, 0, heads_.kv_rank()), {}, {.group = heads_.whole_heads});
+  steps_.apply_values(sums, t.attended.slice(0, row_of(first), row_of(end)));
+}
+
+void CachedHeads::attend_expanded(const KvCacheView& cache, std::int64_t sequence) const {
+  const std::int64_t begin = row_of(sequence);
+  const std::int64_t end = row_of(sequence + 1);
+  if (begin == end) return;
+  const Temporaries& t = *temporaries_;
+  const auto index = static_cast<std::size_t>(sequence);
+  const InWorkspace<ExpandedSequence> expanded(backend_of(context_).scratch(), heads_,
+                                               cache.sequences[index].length);
+  gather_sequence(context_, cache, index, expanded->latents, {});
+  steps_.expand_keys(expanded->latents, expanded->keys);
+  steps_.expand_values(expanded->latents, expanded->values);
+  const std::int64_t heads = heads_.num_heads();
+  const auto heads_of = [&](const TensorView& rows, std::int64_t dim) {
+    return head_columns(rows, 0, heads, 0, dim);
+  };
+  attend(context_, heads_of(t.queries.slice(0, begin, end), heads_.head_dim()),
+         heads_of(expanded->keys, heads_.head_dim()),
+         heads_of(expanded->values, heads_.value_dim()), options_for(cache, sequence, sequence + 1),
+         heads_of(t.attended.slice(0, begin, end), heads_.value_dim()));
+}
+
+void check_cached_layer(const Operation& operation, const AttentionLayer& layer,
+                        const LatentAttentionOptions& options, const KvCache& cache) {
   if (cache.kind() == "window") {
-    fail(kOperation, "cache",
+    fail(operation, "cache",
          "got a window of " + std::to_string(cache.window_left()) +
              ", expected one that keeps every token, because the layer has no window");
   }
-  if (is_training() && options_.dropout > 0) {
-    fail(kOperation, "cache", "got one while the layer trains with dropout, expected eval() first");
+  if (layer.is_training() && options.dropout > 0) {
+    fail(operation, "cache", "got one while the layer trains with dropout, expected eval() first");
   }
+}
+
+}  // namespace latent
+
+void LatentAttention::forward(const Context& context, const ConstTensorView& x, KvCache& cache,
+                              const CachedCall& call, const TensorView& out) const {
+  const Operation operation("LatentAttention::forward", context);
+  const CachedTokens tokens = check_cached_call(operation, *this, x, cache, call, out);
+  latent::check_cached_layer(operation, *this, options_, cache);
   if (tokens.batch == 0) return;
-  LatentCached(context, *this, call, tokens).run(x, cache, out);
+  latent::CachedHeads heads(context, *this, call, tokens, x, cache, out);
+  heads.run(cache);
+  latent::Steps(context, *this).project_out(heads.attended(), heads.output());
+  heads.commit(out);
 }
 
 }  // namespace ladon

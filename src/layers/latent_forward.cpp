@@ -18,46 +18,6 @@ namespace {
 
 constexpr std::string_view kOperation = "LatentAttention::forward";
 
-/// [batch, seq, embed_dim] each; keys, and values with them, come from `key`.
-struct CheckedInputs {
-  ConstTensorView query;
-  ConstTensorView key;
-  bool self = true;  // key is query
-};
-
-/// All that can be refused, before anything is computed.
-CheckedInputs check_call(const Context& context, const LatentAttention& layer,
-                         const LayerInputs& inputs, const LayerCall& call) {
-  const Operation operation(kOperation, context);
-  check_device(operation, "layer", layer.device());
-  if (!inputs.value.absent()) {
-    fail(ErrorCode::kUnsupported, operation, "value",
-         got_shape(inputs.value) + ", expected none: values come from the latents of key");
-  }
-  CheckedInputs checked;
-  checked.query =
-      check_tokens(operation, {"query", inputs.query}, layer.dtype(), layer.embed_dim());
-  checked.self = inputs.key.absent();
-  checked.key = checked.query;
-  if (!checked.self) {
-    checked.key = check_tokens(operation, {"key", inputs.key}, layer.dtype(), layer.embed_dim());
-    if (inputs.key.rank() != inputs.query.rank() || checked.key.size(0) != checked.query.size(0)) {
-      fail(operation, "key",
-           got_shape(inputs.key) + ", expected a batch as in query's " +
-               inputs.query.shape().to_string());
-    }
-  }
-  check_layer_call(operation, call,
-                   {.batch = checked.query.size(0),
-                    .num_heads = layer.num_heads(),
-                    .query_len = checked.query.size(1),
-                    .kv_len = checked.key.size(1),
-                    .rope = layer.rope_dim() != 0});
-  check_apart(operation, {"weights", call.weights}, {"query", checked.query});
-  check_apart(operation, {"weights", call.weights}, {"key", checked.key});
-  return checked;
-}
-
 /// The input of a single step, as [batch, seq, width].
 ConstTensorView check_step(std::string_view name, const Context& context,
                            const LatentAttention& layer, const NamedView& argument,
@@ -67,43 +27,34 @@ ConstTensorView check_step(std::string_view name, const Context& context,
   return check_tokens(operation, argument, layer.dtype(), width);
 }
 
-/// The forward pass; with `saved`, keeps in it what backward needs and takes the expanded form.
 class Forward {
  public:
-  Forward(const Context& context, const LatentAttention& layer, const CheckedInputs& inputs,
-          const LayerCall& call, Saved* saved)
-      : context_(context),
-        layer_(layer),
-        steps_(context, layer),
-        inputs_(inputs),
-        call_(call),
-        saved_(saved),
-        options_(steps_.attention_options(call.causal)) {
-    options_.mask = call.mask;
-    options_.bias = call.bias;
-    options_.kv_lengths = call.kv_lengths;
+  Forward(const Context& context, const LatentHeads& heads, const CheckedInputs& inputs,
+          const LayerCall& call)
+      : context_(context), heads_(heads), steps_(context, heads), inputs_(inputs), call_(call) {
+    AttentionOptions& options = result_.options;
+    options = steps_.attention_options(call.causal);
+    options.mask = call.mask;
+    options.bias = call.bias;
+    options.kv_lengths = call.kv_lengths;
     // Token i of a sequence has position i, however many of the tokens after it are padding.
-    if (query_len() == kv_len()) options_.alignment = Alignment::kTopLeft;
-    if (layer.is_training()) {
-      options_.dropout = {.probability = layer.options().dropout, .seed = call.dropout_seed};
+    if (query_len() == kv_len()) options.alignment = Alignment::kTopLeft;
+    if (heads.layer.is_training()) {
+      options.dropout.probability = heads.options.dropout;
+      options.dropout.seed = call.dropout_seed;
     }
   }
 
-  Tensor run() {
+  AttendedHeads run(bool saves) {
     make_queries();
     make_latents();
-    attended_ = tensor(query_len(), {layer_.num_heads(), layer_.value_dim()});
-    const bool absorbed =
-        saved_ == nullptr && layer_.form_for(query_len(), kv_len()) == LatentForm::kAbsorbed;
-    if (absorbed) {
+    result_.attended = tensor(query_len(), {heads_.num_heads(), heads_.value_dim()});
+    if (!saves && heads_.form_for(query_len(), kv_len()) == LatentForm::kAbsorbed) {
       attend_absorbed();
     } else {
-      attend_expanded();
+      attend_expanded(saves);
     }
-    Tensor out = tensor(query_len(), {layer_.embed_dim()});
-    steps_.project_out(merged(std::as_const(attended_)), rows_of(out));
-    if (saved_ != nullptr) save();
-    return out;
+    return std::move(result_);
   }
 
  private:
@@ -112,7 +63,7 @@ class Forward {
 
   /// [batch, seq, ...] of the layer's dtype.
   Tensor tensor(std::int64_t seq, std::initializer_list<std::int64_t> rest) const {
-    return tensor_of(layer_.dtype(), seq, rest);
+    return tensor_of(heads_.dtype(), seq, rest);
   }
   Tensor tensor_of(DType dtype, std::int64_t seq, std::initializer_list<std::int64_t> rest) const {
     std::vector<std::int64_t> shape = {inputs_.query.size(0), seq};
@@ -122,100 +73,150 @@ class Forward {
 
   void make_queries() {
     const InputRows rows(context_, inputs_.query);
-    queries_ = tensor(query_len(), {layer_.num_heads(), layer_.head_dim()});
+    Tensor& queries = result_.queries =
+        tensor(query_len(), {heads_.num_heads(), heads_.head_dim()});
     if (steps_.low_rank()) {
-      low_ = tensor(query_len(), {layer_.query_rank()});
-      normed_low_ = tensor(query_len(), {layer_.query_rank()});
-      steps_.project_low(rows.view(), rows_of(low_));
-      steps_.norm_low(rows_of(std::as_const(low_)), rows_of(normed_low_));
-      steps_.project_queries(rows_of(std::as_const(normed_low_)), merged(queries_));
+      Tensor& low = result_.low = tensor(query_len(), {heads_.query_rank()});
+      Tensor& normed_low = result_.normed_low = tensor(query_len(), {heads_.query_rank()});
+      steps_.project_low(rows.view(), rows_of(low));
+      steps_.norm_low(rows_of(std::as_const(low)), rows_of(normed_low));
+      steps_.project_queries(rows_of(std::as_const(normed_low)), merged(queries));
     } else {
-      steps_.project_queries(rows.view(), merged(queries_));
+      steps_.project_queries(rows.view(), merged(queries));
     }
-    steps_.rotate_queries(merged(queries_), query_len(), call_.query_positions);
+    steps_.rotate_queries(merged(queries), query_len(), call_.query_positions);
   }
 
   void make_latents() {
     const InputRows rows(context_, inputs_.key);
-    compressed_ = tensor(kv_len(), {layer_.latent_dim()});
-    steps_.project_latents(rows.view(), rows_of(compressed_));
-    latents_ = compressed_.clone();
-    steps_.norm_latents(rows_of(std::as_const(compressed_)), rows_of(latents_));
-    steps_.rotate_latents(rows_of(latents_), kv_len(), call_.key_positions);
+    Tensor& compressed = result_.compressed = tensor(kv_len(), {heads_.latent_dim()});
+    steps_.project_latents(rows.view(), rows_of(compressed));
+    Tensor& latents = result_.latents = compressed.clone();
+    steps_.norm_latents(rows_of(std::as_const(compressed)), rows_of(latents));
+    steps_.rotate_latents(rows_of(latents), kv_len(), call_.key_positions);
   }
 
-  void attend_expanded() {
-    keys_ = tensor(kv_len(), {layer_.num_heads(), layer_.head_dim()});
-    values_ = tensor(kv_len(), {layer_.num_heads(), layer_.value_dim()});
-    steps_.expand_keys(rows_of(std::as_const(latents_)), merged(keys_));
-    steps_.expand_values(rows_of(std::as_const(latents_)), merged(values_));
-    if (saved_ != nullptr) {
-      lse_ = Tensor::uninitialized(context_, steps_.compute_dtype(),
-                                   {inputs_.query.size(0), layer_.num_heads(), query_len()});
+  void attend_expanded(bool saves) {
+    AttendedHeads& r = result_;
+    r.keys = tensor(kv_len(), {heads_.num_heads(), heads_.head_dim()});
+    r.values = tensor(kv_len(), {heads_.num_heads(), heads_.value_dim()});
+    steps_.expand_keys(rows_of(std::as_const(r.latents)), merged(r.keys));
+    steps_.expand_values(rows_of(std::as_const(r.latents)), merged(r.values));
+    if (saves) {
+      r.lse = Tensor::uninitialized(context_, steps_.compute_dtype(),
+                                    {inputs_.query.size(0), heads_.num_heads(), query_len()});
     }
-    attend(context_, queries_, keys_, values_, options_, attended_, lse_);
+    attend(context_, r.queries, r.keys, r.values, r.options, r.attended, r.lse);
     if (!call_.weights.absent()) {
-      attention_weights(context_, queries_, keys_, options_, call_.weights);
+      attention_weights(context_, r.queries, r.keys, r.options, call_.weights);
     }
   }
 
   void attend_absorbed() {
-    const DType dtype = steps_.absorbed_dtype(latents_.dtype());
+    AttendedHeads& r = result_;
+    const DType dtype = steps_.absorbed_dtype(r.latents.dtype());
     Tensor absorbed =
-        tensor_of(steps_.compute_dtype(), query_len(), {layer_.num_heads(), layer_.latent_dim()});
-    steps_.absorb_queries(merged(std::as_const(queries_)), merged(absorbed));
+        tensor_of(steps_.compute_dtype(), query_len(), {heads_.num_heads(), heads_.latent_dim()});
+    steps_.absorb_queries(merged(std::as_const(r.queries)), merged(absorbed));
     if (dtype != absorbed.dtype()) absorbed = Tensor::copy_of(context_, absorbed, dtype);
-    Tensor sums = tensor_of(dtype, query_len(), {layer_.num_heads(), layer_.kv_rank()});
-    const ConstTensorView keys = one_head(latents_);
-    attend(context_, absorbed, keys, keys.slice(3, 0, layer_.kv_rank()), options_, sums);
-    steps_.apply_values(merged(std::as_const(sums)), merged(attended_));
+    Tensor sums = tensor_of(dtype, query_len(), {heads_.num_heads(), heads_.kv_rank()});
+    const ConstTensorView keys = one_head(r.latents);
+    attend(context_, absorbed, keys, keys.slice(3, 0, heads_.kv_rank()), r.options, sums, {},
+           {.group = heads_.whole_heads});
+    steps_.apply_values(merged(std::as_const(sums)), merged(r.attended));
     if (!call_.weights.absent()) {
-      attention_weights(context_, absorbed, keys, options_, call_.weights);
+      attention_weights(context_, absorbed, keys, r.options, call_.weights);
     }
   }
 
-  void save() {
-    saved_->self = inputs_.self;
-    saved_->x = Tensor::copy_of(context_, inputs_.query);
-    if (!inputs_.self) saved_->key = Tensor::copy_of(context_, inputs_.key);
-    saved_->low = std::move(low_);
-    saved_->normed_low = std::move(normed_low_);
-    saved_->compressed = std::move(compressed_);
-    saved_->latents = std::move(latents_);
-    saved_->queries = std::move(queries_);
-    saved_->keys = std::move(keys_);
-    saved_->values = std::move(values_);
-    saved_->attended = std::move(attended_);
-    saved_->lse = std::move(lse_);
-    saved_->keep_call(context_, options_, call_);
-  }
-
   const Context& context_;
-  const LatentAttention& layer_;
+  const LatentHeads heads_;
   const Steps steps_;
   const CheckedInputs inputs_;
   const LayerCall& call_;
-  Saved* const saved_;
-  AttentionOptions options_;
-  Tensor low_, normed_low_, queries_, compressed_, latents_, keys_, values_, attended_, lse_;
+  AttendedHeads result_;
 };
+
+/// The output projection, [batch, seq, embed_dim] or [seq, embed_dim].
+Tensor finish_forward(const Context& context, const LatentAttention& layer,
+                      const LayerInputs& inputs, const AttendedHeads& heads) {
+  Tensor out = Tensor::uninitialized(context, layer.dtype(), inputs.query.shape());
+  Steps(context, layer).project_out(merged(heads.attended), as_rows(out.view()));
+  return out;
+}
 
 }  // namespace
 
+CheckedInputs latent::check_call(const Operation& operation, const AttentionLayer& layer,
+                                 const LatentAttentionOptions& options, const LayerInputs& inputs,
+                                 const LayerCall& call) {
+  check_device(operation, "layer", layer.device());
+  if (!inputs.value.absent()) {
+    fail(ErrorCode::kUnsupported, operation, "value",
+         got_shape(inputs.value) + ", expected none: values come from the latents of key");
+  }
+  CheckedInputs checked;
+  checked.query =
+      check_tokens(operation, {"query", inputs.query}, options.dtype, options.embed_dim);
+  checked.self = inputs.key.absent();
+  checked.key = checked.query;
+  if (!checked.self) {
+    checked.key = check_tokens(operation, {"key", inputs.key}, options.dtype, options.embed_dim);
+    if (inputs.key.rank() != inputs.query.rank() || checked.key.size(0) != checked.query.size(0)) {
+      fail(operation, "key",
+           got_shape(inputs.key) + ", expected a batch as in query's " +
+               inputs.query.shape().to_string());
+    }
+  }
+  check_layer_call(operation, call,
+                   {.batch = checked.query.size(0),
+                    .num_heads = options.num_heads,
+                    .query_len = checked.query.size(1),
+                    .kv_len = checked.key.size(1),
+                    .rope = options.rope_dim != 0});
+  check_apart(operation, {"weights", call.weights}, {"query", checked.query});
+  check_apart(operation, {"weights", call.weights}, {"key", checked.key});
+  return checked;
+}
+
+AttendedHeads latent::attend_heads(const Context& context, const LatentHeads& heads,
+                                   const CheckedInputs& inputs, const LayerCall& call, bool saves) {
+  return Forward(context, heads, inputs, call).run(saves);
+}
+
+void latent::keep_forward(const Context& context, const CheckedInputs& inputs,
+                          const LayerCall& call, AttendedHeads& heads, Saved& saved) {
+  saved.self = inputs.self;
+  saved.x = Tensor::copy_of(context, inputs.query);
+  if (!inputs.self) saved.key = Tensor::copy_of(context, inputs.key);
+  saved.low = std::move(heads.low);
+  saved.normed_low = std::move(heads.normed_low);
+  saved.compressed = std::move(heads.compressed);
+  saved.latents = std::move(heads.latents);
+  saved.queries = std::move(heads.queries);
+  saved.keys = std::move(heads.keys);
+  saved.values = std::move(heads.values);
+  saved.attended = std::move(heads.attended);
+  saved.lse = std::move(heads.lse);
+  saved.keep_call(context, heads.options, call);
+}
+
 Tensor LatentAttention::forward(const Context& context, const LayerInputs& inputs,
                                 const LayerCall& call) const {
-  const CheckedInputs checked = check_call(context, *this, inputs, call);
-  Tensor out = Forward(context, *this, checked, call, nullptr).run();
-  return inputs.query.rank() == 3 ? std::move(out) : without_batch(context, out);
+  const CheckedInputs checked =
+      check_call(Operation(kOperation, context), *this, options_, inputs, call);
+  return finish_forward(context, *this, inputs, attend_heads(context, *this, checked, call, false));
 }
 
 TrainingForward LatentAttention::forward_training(const Context& context, const LayerInputs& inputs,
                                                   const LayerCall& call) const {
-  const CheckedInputs checked = check_call(context, *this, inputs, call);
+  const CheckedInputs checked =
+      check_call(Operation(kOperation, context), *this, options_, inputs, call);
+  AttendedHeads heads = attend_heads(context, *this, checked, call, true);
+  Tensor out = finish_forward(context, *this, inputs, heads);
   auto saved = std::make_unique<Saved>(*this, identity_);
   saved->batched = inputs.query.rank() == 3;
-  Tensor out = Forward(context, *this, checked, call, saved.get()).run();
-  if (!saved->batched) out = without_batch(context, out);
+  keep_forward(context, checked, call, heads, *saved);
   return {std::move(out), SavedForward(std::move(saved))};
 }
 

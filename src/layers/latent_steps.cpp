@@ -56,6 +56,7 @@ AttentionOptions Steps::attention_options(std::optional<bool> causal) const {
   AttentionOptions attention;
   attention.scale = options_.scale;
   attention.causal = causal.value_or(options_.causal);
+  attention.dropout.first_head = heads_.first_head;
   return attention;
 }
 
@@ -80,7 +81,7 @@ void Steps::rotate_queries(const TensorView& queries, std::int64_t seq,
   if (options_.rope_dim == 0) return;
   rope_internal::rotate_in_place(
       context_,
-      head_columns(queries, seq, options_.num_heads, options_.nope_dim, layer_.head_dim()),
+      head_columns(queries, seq, options_.num_heads, options_.nope_dim, heads_.head_dim()),
       plan_.rope, positions, backward);
 }
 
@@ -88,7 +89,7 @@ void Steps::rotate_latents(const TensorView& latents, std::int64_t seq,
                            const RopePositions& positions, bool backward) const {
   if (options_.rope_dim == 0) return;
   rope_internal::rotate_in_place(
-      context_, head_columns(latents, seq, 1, options_.kv_rank, layer_.latent_dim()), plan_.rope,
+      context_, head_columns(latents, seq, 1, options_.kv_rank, heads_.latent_dim()), plan_.rope,
       positions, backward);
 }
 
@@ -124,7 +125,7 @@ ConstTensorView Steps::value_rows(const ConstTensorView& kv_b, std::int64_t head
 }
 
 void Steps::expand_keys(const ConstTensorView& latents, const TensorView& keys) const {
-  const std::int64_t head_dim = layer_.head_dim();
+  const std::int64_t head_dim = heads_.head_dim();
   if (options_.nope_dim != 0) {
     project(context_, columns(latents, 0, options_.kv_rank), key_rows(weight(plan_.kv_b), 0), {},
             columns(keys, 0, options_.nope_dim),
@@ -132,7 +133,7 @@ void Steps::expand_keys(const ConstTensorView& latents, const TensorView& keys) 
   }
   if (options_.rope_dim == 0) return;
   // Every head gets the same rope key.
-  const ConstTensorView rope_key = columns(latents, options_.kv_rank, layer_.latent_dim());
+  const ConstTensorView rope_key = columns(latents, options_.kv_rank, heads_.latent_dim());
   const ConstTensorView spread(rope_key.data(), rope_key.dtype(),
                                {1, rope_key.size(0), options_.num_heads, options_.rope_dim},
                                {0, rope_key.stride(0), 0, 1}, rope_key.device());
@@ -146,8 +147,8 @@ void Steps::expand_values(const ConstTensorView& latents, const TensorView& valu
 }
 
 void Steps::absorb_queries(const ConstTensorView& queries, const TensorView& absorbed) const {
-  const std::int64_t head_dim = layer_.head_dim();
-  const std::int64_t latent_dim = layer_.latent_dim();
+  const std::int64_t head_dim = heads_.head_dim();
+  const std::int64_t latent_dim = heads_.latent_dim();
   backend_of(context_).zero(absorbed);
   // q W_uk: the product that an input's gradient takes, dy W.
   if (options_.nope_dim != 0) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/checks.h"
 #include "core/compute_dtype.h"
 #include "ladon/attention.h"
 #include "ladon/latent_attention.h"
@@ -34,8 +35,40 @@ class LatentAttention::Plan {
 
 namespace latent {
 
+/// The heads that a layer has here, which are all of them or, where ranks share a layer, a part.
+struct LatentHeads {
+  LatentHeads(const LatentAttention& all)  // NOLINT: a whole layer is all of its heads
+      : layer(all),
+        options(all.options()),
+        plan(all.plan()),
+        whole_heads(all.options().num_heads) {}
+  LatentHeads(const AttentionLayer& of, const LatentAttentionOptions& own,
+              const LatentAttention::Plan& indices, std::int64_t first, std::int64_t whole)
+      : layer(of), options(own), plan(indices), first_head(first), whole_heads(whole) {}
+
+  std::int64_t num_heads() const { return options.num_heads; }
+  std::int64_t head_dim() const { return options.nope_dim + options.rope_dim; }
+  std::int64_t value_dim() const { return options.value_dim; }
+  std::int64_t kv_rank() const { return options.kv_rank; }
+  std::int64_t query_rank() const { return options.query_rank; }
+  std::int64_t latent_dim() const { return options.kv_rank + options.rope_dim; }
+  DType dtype() const { return options.dtype; }
+  /// As LatentAttention::form_for(): a matter of one head.
+  LatentForm form_for(std::int64_t query_len, std::int64_t kv_len) const noexcept;
+
+  const AttentionLayer& layer;
+  const LatentAttentionOptions& options;  // with the number of heads that are here
+  const LatentAttention::Plan& plan;
+  std::int64_t first_head = 0;
+  std::int64_t whole_heads = 0;  // of the whole layer
+};
+
 /// Checks a layer's options, and fills in the defaults. Throws Error.
 LatentAttentionOptions complete_options(LatentAttentionOptions options);
+
+/// What a cache for a layer with these (complete) options holds.
+KvCacheOptions cache_options(const LatentAttentionOptions& options, std::int64_t batch,
+                             std::optional<KvFormat> format);
 
 /// The parameters of a layer with these (complete) options, in its order.
 struct ParameterPlan {
@@ -55,10 +88,10 @@ ConstTensorView one_head(const Tensor& latents);
 
 class Steps {
  public:
-  Steps(const Context& context, const LatentAttention& layer)
-      : context_(context), layer_(layer), options_(layer.options()), plan_(layer.plan()) {}
+  Steps(const Context& context, const LatentHeads& heads)
+      : context_(context), heads_(heads), options_(heads.options), plan_(heads.plan) {}
 
-  ConstTensorView weight(int index) const { return weight_of(layer_, index); }
+  ConstTensorView weight(int index) const { return weight_of(heads_.layer, index); }
   bool low_rank() const { return options_.query_rank != 0; }
   /// In which absorbed queries are summed: f64 for f64 layers, else f32.
   DType compute_dtype() const { return ladon::compute_dtype(options_.dtype); }
@@ -110,13 +143,13 @@ class Steps {
   }
 
   const Context& context_;
-  const LatentAttention& layer_;
+  const LatentHeads heads_;
   const LatentAttentionOptions& options_;
   const LatentAttention::Plan& plan_;
 };
 
 /// What a call of forward_training() leaves for backward.
-class Saved final : public SavedForward::Impl {
+class Saved : public SavedForward::Impl {
  public:
   using Impl::Impl;
 
@@ -130,6 +163,33 @@ class Saved final : public SavedForward::Impl {
   Tensor queries, keys, values;  // [batch, seq, heads, dim]
   Tensor attended, lse;
 };
+
+/// The inputs of a call, [batch, seq, embed_dim] each; keys, and values with them, come from `key`.
+struct CheckedInputs {
+  ConstTensorView query;
+  ConstTensorView key;
+  bool self = true;  // key is query
+};
+
+/// All that can be refused, before anything is computed. `options` are the whole layer's.
+CheckedInputs check_call(const Operation& operation, const AttentionLayer& layer,
+                         const LatentAttentionOptions& options, const LayerInputs& inputs,
+                         const LayerCall& call);
+
+/// Everything up to the output projection.
+struct AttendedHeads {
+  AttentionOptions options;
+  Tensor low, normed_low, queries, compressed, latents;
+  Tensor keys, values;  // of the expanded form
+  Tensor attended, lse;
+};
+/// With `saves`, takes the expanded form and computes lse, for backward.
+AttendedHeads attend_heads(const Context& context, const LatentHeads& heads,
+                           const CheckedInputs& inputs, const LayerCall& call, bool saves);
+
+/// Moves what backward needs into `saved`, with copies of the inputs, so that it stands alone.
+void keep_forward(const Context& context, const CheckedInputs& inputs, const LayerCall& call,
+                  AttendedHeads& heads, Saved& saved);
 
 }  // namespace latent
 }  // namespace ladon

@@ -250,6 +250,39 @@ void AdamW::step(const Context& context) {
   }
 }
 
+void AdamW::restore(std::int64_t steps, std::vector<Moments> moments) {
+  constexpr std::string_view kOperation = "AdamW::restore";
+  if (steps < 0) {
+    fail(kOperation, "steps", "got " + std::to_string(steps) + ", expected 0 or more");
+  }
+  if (moments.size() != states_.size()) {
+    fail(kOperation, "moments",
+         "got " + std::to_string(moments.size()) + " of them, expected one for each of " +
+             std::to_string(states_.size()) + " parameters");
+  }
+  for (std::size_t i = 0; i < moments.size(); ++i) {
+    const auto check = [&](std::string_view part, const Tensor& got, const Tensor& expected) {
+      if (got.dtype() == expected.dtype() && got.shape() == expected.shape() &&
+          got.device() == expected.device()) {
+        return;
+      }
+      const auto text = [](const Tensor& tensor) {
+        return name_of(tensor.dtype()) + (" " + tensor.shape().to_string()) + " on " +
+               tensor.device().to_string();
+      };
+      fail(kOperation, "moments[" + std::to_string(i) + "]" + std::string(part),
+           "got " + text(got) + ", expected " + text(expected));
+    };
+    check(".first", moments[i].first, states_[i].first);
+    check(".second", moments[i].second, states_[i].second);
+    check(".master", moments[i].master, states_[i].master);
+  }
+  for (std::size_t i = 0; i < moments.size(); ++i) {
+    static_cast<Moments&>(states_[i]) = std::move(moments[i]);
+  }
+  steps_ = steps;
+}
+
 // ---- clipping -----------------------------------------------------------------------------------
 
 namespace {

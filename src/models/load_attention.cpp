@@ -140,6 +140,60 @@ const Options& options_as(const LayerOptions& options, const ModelDescription& m
 
 }  // namespace
 
+models::StoredLayer models::stored_layer(const TensorSource& source, const ModelDescription& model,
+                                         std::int64_t layer_index) {
+  const Family& family = family_named(kLoad, model.family);
+  if (layer_index < 0 || std::cmp_greater_equal(layer_index, model.layers.size())) {
+    fail(kLoad, "layer_index",
+         "got " + std::to_string(layer_index) + ", expected 0 to " +
+             std::to_string(static_cast<std::int64_t>(model.layers.size()) - 1));
+  }
+  const LayerOptions& layer = model.layers[static_cast<std::size_t>(layer_index)];
+  StoredLayer stored;
+  if (family.latent) {
+    const auto complete =
+        latent::complete_options(options_as<LatentAttentionOptions>(layer, model));
+    stored.tensors = stored_tensors(complete);
+    stored.options = complete;
+  } else {
+    const auto& multi_head = options_as<MultiHeadAttentionOptions>(layer, model);
+    stored.tensors = stored_tensors(family, multi_head);
+    stored.options = multi_head;
+  }
+  stored.names = {.operation = kLoad,
+                  .prefix = find_prefix(source, family, layer_index),
+                  .other_tensors = family.other_tensors};
+  return stored;
+}
+
+models::StoredLayer models::stored_layer(const LayerOptions& options, std::string_view family,
+                                         std::int64_t layer_index) {
+  const Family& row = family_named(kSave, family);
+  if (layer_index < 0) {
+    fail(kSave, "layer_index", "got " + std::to_string(layer_index) + ", expected 0 or more");
+  }
+  StoredLayer stored{.names = {.operation = kSave,
+                               .prefix = std::string(row.outer) + layer_prefix(row, layer_index)},
+                     .tensors = {},
+                     .options = options};
+  const auto* const latent = std::get_if<LatentAttentionOptions>(&options);
+  if ((latent != nullptr) != row.latent) {
+    fail(kSave, "layer",
+         std::string("got ") + (row.latent ? "multi-head" : "latent") + " attention, expected " +
+             (row.latent ? "latent" : "multi-head") + " attention in family " +
+             std::string(row.model_type));
+  }
+  if (latent != nullptr) {
+    check_can_hold(row, *latent);
+    stored.tensors = stored_tensors(*latent);
+  } else {
+    const auto& multi_head = std::get<MultiHeadAttentionOptions>(options);
+    check_can_hold(row, multi_head);
+    stored.tensors = stored_tensors(row, multi_head);
+  }
+  return stored;
+}
+
 std::unique_ptr<AttentionLayer> load_attention(const Context& context,
                                                const std::filesystem::path& folder,
                                                std::int64_t layer_index,
@@ -154,29 +208,14 @@ std::unique_ptr<AttentionLayer> load_attention(const Context& context,
                                                const ModelDescription& model,
                                                std::int64_t layer_index,
                                                const LoadOptions& options) {
-  const Family& family = family_named(kLoad, model.family);
-  if (layer_index < 0 || std::cmp_greater_equal(layer_index, model.layers.size())) {
-    fail(kLoad, "layer_index",
-         "got " + std::to_string(layer_index) + ", expected 0 to " +
-             std::to_string(static_cast<std::int64_t>(model.layers.size()) - 1));
-  }
-  const LayerOptions& layer = model.layers[static_cast<std::size_t>(layer_index)];
   const models::TensorSource source(weights);
-  const auto load = [&](const auto& layer_options,
-                        const std::vector<models::StoredTensor>& tensors) {
-    return models::load_layer(context, source,
-                              {.operation = kLoad,
-                               .prefix = find_prefix(source, family, layer_index),
-                               .other_tensors = family.other_tensors},
-                              tensors, layer_options, options.dtype);
-  };
-  if (family.latent) {
-    const auto complete =
-        latent::complete_options(options_as<LatentAttentionOptions>(layer, model));
-    return load(complete, models::stored_tensors(complete));
-  }
-  const auto& multi_head = options_as<MultiHeadAttentionOptions>(layer, model);
-  return load(multi_head, models::stored_tensors(family, multi_head));
+  const models::StoredLayer stored = models::stored_layer(source, model, layer_index);
+  return std::visit(
+      [&](const auto& layer) {
+        return models::load_layer(context, source, stored.names, stored.tensors, layer,
+                                  options.dtype);
+      },
+      stored.options);
 }
 
 std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
@@ -188,19 +227,15 @@ std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
 
 std::vector<NamedTensor> attention_tensors(const AttentionLayer& layer, std::string_view family,
                                            std::int64_t layer_index) {
-  const Family& row = family_named(kSave, family);
-  if (layer_index < 0) {
-    fail(kSave, "layer_index", "got " + std::to_string(layer_index) + ", expected 0 or more");
-  }
-  const std::string prefix = std::string(row.outer) + layer_prefix(row, layer_index);
-  if (row.latent) {
+  if (family_named(kSave, family).latent) {
     const LatentAttention& latent = models::as_latent(kSave, layer);
-    check_can_hold(row, latent.options());
-    return models::save_layer(latent, prefix, models::stored_tensors(latent.options()));
+    const models::StoredLayer stored = models::stored_layer(latent.options(), family, layer_index);
+    return models::save_layer(latent, stored.names.prefix, stored.tensors);
   }
   const MultiHeadAttention& multi_head = models::as_multi_head(kSave, layer);
-  check_can_hold(row, multi_head.options());
-  return models::save_layer(multi_head, prefix, models::stored_tensors(row, multi_head.options()));
+  const models::StoredLayer stored =
+      models::stored_layer(multi_head.options(), family, layer_index);
+  return models::save_layer(multi_head, stored.names.prefix, stored.tensors);
 }
 
 }  // namespace ladon

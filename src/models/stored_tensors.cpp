@@ -33,11 +33,9 @@ Dims parameter_shape(std::string_view parameter, const MultiHeadAttentionOptions
   return {parameter == "q_norm.weight" ? query_width : kv_width};
 }
 
-/// The places of the parameters in a stored tensor, in their order. A place has the shape that the
-/// dense parameter is to be seen in.
 template <class View>
-std::vector<View> places_of(const StoredTensor& tensor, const MultiHeadAttentionOptions& options,
-                            View stored) {
+std::vector<View> multi_head_places(const StoredTensor& tensor,
+                                    const MultiHeadAttentionOptions& options, View stored) {
   if (tensor.transposed && stored.rank() == 2) stored = stored.transpose(0, 1);
   if (tensor.parameters.size() == 1) return {stored};
   const std::int64_t query_width = options.num_heads * options.head_dim;
@@ -138,20 +136,6 @@ std::vector<StoredTensor> with_shapes(std::vector<StoredTensor> tensors,
   return tensors;
 }
 
-/// Checks the names, shapes and dtypes of all tensors, and returns the dtype of the layer.
-DType check_layer(const TensorSource& source, const LayerNames& names,
-                  const std::vector<StoredTensor>& tensors, std::optional<DType> dtype) {
-  if (dtype && !is_float(*dtype)) {
-    fail(names.operation, "dtype",
-         std::string("got ") + name_of(*dtype) + ", expected f64, f32, f16 or bf16");
-  }
-  // Tensors of the right name and the wrong dtype first: the scales of quantised weights are
-  // not expected either, but the dtype says why.
-  const DType found = check_tensors(source, names, tensors, dtype);
-  check_no_other(source, names, tensors);
-  return found;
-}
-
 template <class Layer>
 const Layer& as_kind(std::string_view operation, const AttentionLayer& layer,
                      std::string_view kind) {
@@ -181,6 +165,31 @@ void set_value(const Context& context, Parameter& parameter, Tensor stored) {
 }
 
 }  // namespace
+
+template <class View>
+std::vector<View> places_of(const StoredTensor& tensor, const LayerOptions& options,
+                            const View& stored) {
+  const auto* const multi_head = std::get_if<MultiHeadAttentionOptions>(&options);
+  if (multi_head == nullptr) return {stored};
+  return multi_head_places(tensor, *multi_head, stored);
+}
+template std::vector<TensorView> places_of(const StoredTensor&, const LayerOptions&,
+                                           const TensorView&);
+template std::vector<ConstTensorView> places_of(const StoredTensor&, const LayerOptions&,
+                                                const ConstTensorView&);
+
+DType check_layer(const TensorSource& source, const LayerNames& names,
+                  const std::vector<StoredTensor>& tensors, std::optional<DType> dtype) {
+  if (dtype && !is_float(*dtype)) {
+    fail(names.operation, "dtype",
+         std::string("got ") + name_of(*dtype) + ", expected f64, f32, f16 or bf16");
+  }
+  // Tensors of the right name and the wrong dtype first: the scales of quantised weights are
+  // not expected either, but the dtype says why.
+  const DType found = check_tensors(source, names, tensors, dtype);
+  check_no_other(source, names, tensors);
+  return found;
+}
 
 std::vector<StoredTensor> stored_tensors(const Family& family,
                                          const MultiHeadAttentionOptions& options) {
@@ -250,7 +259,7 @@ std::unique_ptr<AttentionLayer> load_layer(const Context& context, const TensorS
       set_value(context, layer->parameter(tensor.parameters.front()), std::move(stored));
       continue;
     }
-    const auto places = places_of(tensor, options, ConstTensorView(stored));
+    const auto places = multi_head_places(tensor, options, ConstTensorView(stored));
     for (std::size_t i = 0; i < places.size(); ++i) {
       Tensor& value = layer->parameter(tensor.parameters[i]).value;
       copy(context, places[i], value.view().reshape(places[i].shape()));
@@ -267,7 +276,7 @@ std::vector<NamedTensor> save_layer(const MultiHeadAttention& layer, std::string
     NamedTensor& named = result.emplace_back();
     named.name = std::string(prefix) + tensor.name;
     named.value = Tensor::uninitialized(layer.dtype(), tensor.shape);
-    const auto places = places_of(tensor, layer.options(), named.value.view());
+    const auto places = multi_head_places(tensor, layer.options(), named.value.view());
     for (std::size_t i = 0; i < places.size(); ++i) {
       const Tensor value = layer.parameter(tensor.parameters[i]).value.to_host();
       copy_on_host(nullptr, value.view().reshape(places[i].shape()), places[i]);

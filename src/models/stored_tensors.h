@@ -46,6 +46,8 @@ class TensorSource {
   bool has(std::string_view name) const;
   const SafetensorsEntry& entry(std::string_view name) const;
   Tensor load(std::string_view name) const;
+  /// A view into the file's mapping, which reads what is touched alone. As SafetensorsFile's.
+  ConstTensorView tensor(std::string_view name) const;
   /// The file or folder, and the file that holds a tensor, as messages show them.
   std::string path() const;
   std::string path_of(std::string_view name) const;
@@ -61,6 +63,29 @@ struct LayerNames {
   std::string prefix;
   std::string_view other_tensors{};  // under the prefix, and of no concern
 };
+
+/// A layer as a source keeps it, or is to keep it.
+struct StoredLayer {
+  LayerNames names;
+  std::vector<StoredTensor> tensors;
+  LayerOptions options;  // complete, but for the dtype
+};
+/// That of a model's description. Throws Error, as load_attention() does.
+StoredLayer stored_layer(const TensorSource& source, const ModelDescription& model,
+                         std::int64_t layer_index);
+/// That of a layer which is to be written. Throws Error, as attention_tensors() does.
+StoredLayer stored_layer(const LayerOptions& options, std::string_view family,
+                         std::int64_t layer_index);
+
+/// Checks the names, shapes and dtypes of all tensors, and returns the dtype of the layer.
+DType check_layer(const TensorSource& source, const LayerNames& names,
+                  const std::vector<StoredTensor>& tensors, std::optional<DType> dtype);
+
+/// The places of the parameters in a stored tensor, in their order. A place has the shape that the
+/// dense parameter is to be seen in.
+template <class View>
+std::vector<View> places_of(const StoredTensor& tensor, const LayerOptions& options,
+                            const View& stored);
 
 /// A layer from its tensors, where the Context is; options as describe_model() gives them.
 std::unique_ptr<AttentionLayer> load_layer(const Context& context, const TensorSource& source,

@@ -20,6 +20,10 @@ Tensor TensorSource::load(std::string_view name) const {
   return file_ != nullptr ? file_->load(name) : folder_->load(name);
 }
 
+ConstTensorView TensorSource::tensor(std::string_view name) const {
+  return file_ != nullptr ? file_->tensor(name) : folder_->tensor(name);
+}
+
 std::string TensorSource::path() const {
   return file_ != nullptr ? file_->path().string() : folder_->folder().string();
 }

@@ -69,8 +69,14 @@ void CallSignature::add(std::string_view name, double value) {
 }
 void CallSignature::add(std::string_view name, std::span<const std::int64_t> values) {
   std::string text;
-  for (const std::int64_t value : values)
+  for (const std::int64_t value : values) {
     text += (text.empty() ? "" : ", ") + std::to_string(value);
+  }
+  add(name, std::string_view("[" + text + "]"));
+}
+void CallSignature::add(std::string_view name, std::span<const double> values) {
+  std::string text;
+  for (const double value : values) text += (text.empty() ? "" : ", ") + text_of(value);
   add(name, std::string_view("[" + text + "]"));
 }
 void CallSignature::add(std::string_view name, const ConstTensorView& view) {

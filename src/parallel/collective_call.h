@@ -21,8 +21,12 @@ class CallSignature {
   void add(std::string_view name, std::int64_t value);
   void add(std::string_view name, double value);
   void add(std::string_view name, std::span<const std::int64_t> values);
+  void add(std::string_view name, std::span<const double> values);
   /// Its dtype and shape, or "none".
   void add(std::string_view name, const ConstTensorView& view);
+
+  /// The text() of another one.
+  void add_lines(std::string_view lines) { text_ += lines; }
 
   const std::string& text() const noexcept { return text_; }
 

@@ -9,27 +9,18 @@ namespace ladon {
 Tensor gather_columns(const Context& context, CollectiveCall& call, const ConstTensorView& own,
                       std::int64_t width) {
   const std::int64_t rows = own.size(0);
+  const Tensor mine = on_host(context, own);
   std::vector<Tensor> parts;
   for (int rank = 0; rank < call.size(); ++rank) {
     const std::int64_t length = share_of(width, rank, call.size()).length();
     parts.push_back(Tensor::uninitialized(own.dtype(), {rows, length}));
   }
-  Tensor& mine = parts[static_cast<std::size_t>(call.rank())];
-  copy(context, own, mine);
-  begin_exchange(
-      call,
-      [&](int other) {
-        return other == call.rank() ? std::span<const std::byte>()
-                                    : host_bytes(std::as_const(mine));
-      },
-      [&](int other) {
-        return other == call.rank() ? std::span<std::byte>()
-                                    : host_bytes(parts[static_cast<std::size_t>(other)].view());
-      });
-  call.wait();
+  gather_bytes(call, host_bytes(mine), [&](int other) {
+    return host_bytes(parts[static_cast<std::size_t>(other)].view());
+  });
   Tensor all = Tensor::uninitialized(context, own.dtype(), {rows, width});
   for (int rank = 0; rank < call.size(); ++rank) {
-    const Share share = share_of(width, rank, call.size());
+    const Range share = share_of(width, rank, call.size());
     copy(context, parts[static_cast<std::size_t>(rank)],
          all.view().slice(1, share.begin, share.end));
   }
@@ -41,9 +32,8 @@ Tensor reduce_columns(const Context& context, CollectiveCall& call, const ConstT
   const std::int64_t rows = terms.size(0);
   std::vector<Tensor> outgoing;
   for (int rank = 0; rank < call.size(); ++rank) {
-    const Share share = share_of(terms.size(1), rank, call.size());
-    outgoing.push_back(Tensor::uninitialized(terms.dtype(), {rows, share.length()}));
-    copy(context, terms.slice(1, share.begin, share.end), outgoing.back());
+    const Range share = share_of(terms.size(1), rank, call.size());
+    outgoing.push_back(on_host(context, terms.slice(1, share.begin, share.end)));
   }
   const std::int64_t own = share_of(terms.size(1), call.rank(), call.size()).length();
   Tensor arrived = Tensor::uninitialized(terms.dtype(), {call.size(), rows, own});
@@ -63,15 +53,12 @@ void sum_over_ranks(const Context& context, CollectiveCall& call, const TensorVi
     copy(context, all_reduce_sums(context, call, terms), terms);
     return;
   }
-  Tensor own = Tensor::uninitialized(terms.dtype(), terms.shape());
-  copy(context, terms, own);
+  const Tensor own = on_host(context, terms);
   Tensor arrived = Tensor::uninitialized(terms.dtype(), {end - first, terms.num_elements()});
   const auto takes_part = [&](int other) { return other >= first && other < end; };
   exchange_bytes(
       call,
-      [&](int other) {
-        return takes_part(other) ? host_bytes(std::as_const(own)) : std::span<const std::byte>();
-      },
+      [&](int other) { return takes_part(other) ? host_bytes(own) : std::span<const std::byte>(); },
       [&](int other) {
         return takes_part(other) ? host_bytes(arrived.view().select(0, other - first))
                                  : std::span<std::byte>();

@@ -52,12 +52,6 @@ void check_written(const Operation& operation, const NamedView& output, const Na
   check_no_overlap(operation, outputs, inputs);
 }
 
-Tensor flat_copy(const Context& context, const ConstTensorView& view) {
-  Tensor flat = Tensor::uninitialized(view.dtype(), view.shape());
-  copy(context, view, flat);
-  return flat;
-}
-
 }  // namespace
 
 Communicator::Communicator(const CommunicatorOptions& options) : options_(options) {
@@ -114,7 +108,7 @@ void all_gather(const Context& context, Communicator& communicator, const ConstT
         signature.add("part", part);
       },
       [&](CollectiveCall& call) {
-        const Tensor own = flat_copy(context, part);
+        const Tensor own = on_host(context, part);
         received = Tensor::uninitialized(all.dtype(), all.shape());
         gather_bytes(call, host_bytes(own),
                      [&](int other) { return host_bytes(received.view().select(0, other)); });
@@ -142,7 +136,7 @@ void all_to_all(const Context& context, Communicator& communicator, const ConstT
         signature.add("parts", parts);
       },
       [&](CollectiveCall& call) {
-        const Tensor own = flat_copy(context, parts);
+        const Tensor own = on_host(context, parts);
         arrived = Tensor::uninitialized(parts.dtype(), parts.shape());
         exchange_bytes(
             call, [&](int other) { return host_bytes(own.view().select(0, other)); },
@@ -164,7 +158,7 @@ void reduce_scatter(const Context& context, Communicator& communicator,
         signature.add("parts", parts);
       },
       [&](CollectiveCall& call) {
-        const Tensor own = flat_copy(context, parts);
+        const Tensor own = on_host(context, parts);
         Tensor arrived = Tensor::uninitialized(parts.dtype(), parts.shape());
         exchange_bytes(
             call, [&](int other) { return host_bytes(own.view().select(0, other)); },

@@ -29,12 +29,11 @@ class HeadExchange {
  public:
   HeadExchange(const ContextCall& own, CollectiveCall& call) : own_(own), call_(call) {}
 
-  HeadRange heads_of(int rank, bool is_key) const {
+  Range heads_of(int rank, bool is_key) const {
     const AttentionSizes& sizes = own_.whole.sizes();
-    const std::int64_t ranks = call_.size();
-    if (!is_key) return {sizes.num_heads * rank / ranks, sizes.num_heads * (rank + 1) / ranks};
-    const std::int64_t first = sizes.num_kv_heads * rank / ranks;
-    return {first, std::max(first + 1, sizes.num_kv_heads * (rank + 1) / ranks)};
+    Range heads = share_of(is_key ? sizes.num_kv_heads : sizes.num_heads, rank, call_.size());
+    heads.end = std::max(heads.begin + 1, heads.end);
+    return heads;
   }
   bool repeats_kv_heads() const { return own_.whole.sizes().num_kv_heads < call_.size(); }
 
@@ -53,18 +52,19 @@ class HeadExchange {
       const MessageLayout sent = layout_of(call_.rank(), other);
       Tensor& message = outgoing.emplace_back(sent.allocate());
       for (std::size_t i = 0; i < views.size(); ++i) {
-        const HeadRange heads = heads_of(other, is_key[i]);
-        copy(own_.context, views[i].slice(arrays[i].head_dim(), heads.first, heads.end),
+        const Range heads = heads_of(other, is_key[i]);
+        copy(own_.context, views[i].slice(arrays[i].head_dim(), heads.begin, heads.end),
              sent.array(message, i));
       }
       incoming.push_back(layout_of(other, call_.rank()).allocate());
     }
-    exchange(outgoing, incoming);
+    begin_exchange(call_, outgoing, incoming);
+    call_.wait();
     std::vector<Tensor> whole;
     for (const Exchanged& array : arrays) {
       Dims shape = array.shape;
-      const HeadRange heads = heads_of(call_.rank(), array.is_key);
-      shape[array.head_dim()] = heads.end - heads.first;
+      const Range heads = heads_of(call_.rank(), array.is_key);
+      shape[array.head_dim()] = heads.length();
       whole.push_back(Tensor::uninitialized(own_.context, array.dtype, shape));
     }
     for (int other = 0; other < call_.size(); ++other) {
@@ -96,16 +96,17 @@ class HeadExchange {
       }
       incoming.push_back(layout(arrays, call_.rank(), other).allocate());
     }
-    exchange(outgoing, incoming);
+    begin_exchange(call_, outgoing, incoming);
+    call_.wait();
     for (std::size_t i = 0; i < arrays.size(); ++i) {
       for (int other = 0; other < call_.size(); ++other) {
         const MessageLayout received = layout(arrays, call_.rank(), other);
         const ConstTensorView part = received.array(incoming[static_cast<std::size_t>(other)], i);
-        const HeadRange heads = heads_of(other, is_key[i]);
+        const Range heads = heads_of(other, is_key[i]);
         const TensorView to =
-            results[i]->view().slice(arrays[i].head_dim(), heads.first, heads.end);
+            results[i]->view().slice(arrays[i].head_dim(), heads.begin, heads.end);
         const bool repeats =
-            other > 0 && is_key[i] && heads_of(other - 1, true).first == heads.first;
+            other > 0 && is_key[i] && heads_of(other - 1, true).begin == heads.begin;
         if (!repeats) {
           copy(own_.context, part, to);
           continue;
@@ -133,18 +134,13 @@ class HeadExchange {
   MessageLayout layout(const std::vector<Exchanged>& arrays, int tokens, int heads) const {
     std::vector<MessageLayout::Array> parts;
     for (const Exchanged& array : arrays) {
-      const HeadRange range = heads_of(heads, array.is_key);
+      const Range range = heads_of(heads, array.is_key);
       Dims shape = array.shape;
       shape[array.token_dim()] = total_length(tokens_of(tokens, array.is_key));
-      shape[array.head_dim()] = range.end - range.first;
+      shape[array.head_dim()] = range.length();
       parts.push_back({array.dtype, shape});
     }
     return MessageLayout(std::move(parts));
-  }
-  void exchange(const std::vector<Tensor>& outgoing, std::vector<Tensor>& incoming) {
-    exchange_bytes(
-        call_, [&](int other) { return host_bytes(outgoing[static_cast<std::size_t>(other)]); },
-        [&](int other) { return host_bytes(incoming[static_cast<std::size_t>(other)].view()); });
   }
 
   const ContextCall& own_;
@@ -158,10 +154,10 @@ void attend_exchanged(const ContextCall& own, CollectiveCall& call, ContextResul
   const ConstTensorView inputs[] = {own.q, own.k, own.v};
   const bool are_keys[] = {false, true, true};
   const std::vector<Tensor> mine = exchange.to_heads(inputs, are_keys);
-  const HeadRange heads = exchange.heads_of(call.rank(), false);
+  const Range heads = exchange.heads_of(call.rank(), false);
   const bool wants_lse = results.lse.rank() != 0;
   const AttentionSizes& sizes = own.whole.sizes();
-  const std::int64_t count = heads.end - heads.first;
+  const std::int64_t count = heads.length();
   Tensor out = Tensor::uninitialized(own.context, results.out.dtype(),
                                      {sizes.batch, sizes.query_len, count, sizes.value_dim});
   Tensor lse;
@@ -190,7 +186,7 @@ void attend_exchanged_backward(const ContextCall& own, CollectiveCall& call,
   const bool are_keys[] = {false, true, true, false, false, false, false};
   const std::vector<Tensor> mine =
       exchange.to_heads(inputs, std::span(are_keys).first(inputs.size()));
-  const HeadRange heads = exchange.heads_of(call.rank(), false);
+  const Range heads = exchange.heads_of(call.rank(), false);
   const AttentionOptions options = own.whole.options_of(heads);
   SideGradients of_options(own, options);
   AttentionGradients views;

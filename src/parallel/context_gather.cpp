@@ -16,27 +16,26 @@ namespace {
 
 constexpr std::int64_t kGatheredBytes = std::int64_t{64} << 20;
 
-/// KV heads [first, end), and the query heads that read them.
-struct KvHeads {
-  std::int64_t first = 0;
-  std::int64_t end = 0;
-  std::int64_t count() const { return end - first; }
-  HeadRange queries(std::int64_t group) const { return {first * group, end * group}; }
-};
-
-std::vector<KvHeads> head_groups(const ContextCall& own, std::int64_t at_once) {
+/// The KV heads that are gathered together.
+std::vector<Range> head_groups(const ContextCall& own) {
   const AttentionSizes& sizes = own.whole.sizes();
+  std::int64_t at_once = own.whole.kv_heads_at_once();
   if (at_once == 0) {
     const std::int64_t bytes =
         std::max<std::int64_t>(1, sizes.batch * sizes.kv_len * (sizes.head_dim + sizes.value_dim) *
                                       static_cast<std::int64_t>(size_of(own.k.dtype())));
     at_once = std::max<std::int64_t>(1, kGatheredBytes / bytes);
   }
-  std::vector<KvHeads> groups;
+  std::vector<Range> groups;
   for (std::int64_t first = 0; first < sizes.num_kv_heads; first += at_once) {
     groups.push_back({first, std::min(first + at_once, sizes.num_kv_heads)});
   }
   return groups;
+}
+
+/// The query heads that read some KV heads.
+Range query_heads(const ContextCall& own, const Range& kv_heads) {
+  return {kv_heads.begin * own.whole.group(), kv_heads.end * own.whole.group()};
 }
 
 /// Keys and values of some KV heads on their way between ranks, and then whole.
@@ -45,7 +44,7 @@ class GatheredKeys {
   GatheredKeys(const ContextCall& own, CollectiveCall& call) : own_(own), call_(call) {}
 
   /// Ranks are sent only the keys that their queries may see.
-  void begin(const KvHeads& heads) {
+  void begin(const Range& heads) {
     heads_ = heads;
     outgoing_.clear();
     incoming_.clear();
@@ -65,9 +64,7 @@ class GatheredKeys {
       for_each_own(own_.whole.keys_of(call_.rank()), own_.whole.keys_between(call_.rank(), other),
                    pack);
     }
-    begin_exchange(
-        call_, [&](int other) { return bytes_of(std::as_const(outgoing_[index(other)])); },
-        [&](int other) { return bytes_of(incoming_[index(other)]); });
+    begin_exchange(call_, outgoing_, incoming_);
   }
 
   /// Waits, and puts all tokens together. Keys that this rank's queries may not see are not set.
@@ -76,9 +73,9 @@ class GatheredKeys {
     const AttentionSizes& sizes = own_.whole.sizes();
     const Context& context = own_.context;
     k_ = Tensor::uninitialized(context, own_.k.dtype(),
-                               {sizes.batch, sizes.kv_len, heads_.count(), sizes.head_dim});
+                               {sizes.batch, sizes.kv_len, heads_.length(), sizes.head_dim});
     v_ = Tensor::uninitialized(context, own_.v.dtype(),
-                               {sizes.batch, sizes.kv_len, heads_.count(), sizes.value_dim});
+                               {sizes.batch, sizes.kv_len, heads_.length(), sizes.value_dim});
     for (int other = 0; other < call_.size(); ++other) {
       if (other == call_.rank()) {
         put_tokens(context, own_k(), own_.whole.keys_of(other), 1, k_);
@@ -98,21 +95,14 @@ class GatheredKeys {
 
  private:
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-  /// None for a rank itself.
-  static std::span<const std::byte> bytes_of(const Tensor& message) {
-    return message.rank() == 0 ? std::span<const std::byte>() : host_bytes(message);
-  }
-  static std::span<std::byte> bytes_of(Tensor& message) {
-    return message.rank() == 0 ? std::span<std::byte>() : host_bytes(message.view());
-  }
-  ConstTensorView own_k() const { return own_.k.slice(2, heads_.first, heads_.end); }
-  ConstTensorView own_v() const { return own_.v.slice(2, heads_.first, heads_.end); }
+  ConstTensorView own_k() const { return own_.k.slice(2, heads_.begin, heads_.end); }
+  ConstTensorView own_v() const { return own_.v.slice(2, heads_.begin, heads_.end); }
   MessageLayout layout_of(int owner, int reader) const {
     const AttentionSizes& sizes = own_.whole.sizes();
     const std::int64_t tokens = total_length(own_.whole.keys_between(owner, reader));
     return MessageLayout(
-        {{own_.k.dtype(), {sizes.batch, tokens, heads_.count(), sizes.head_dim}},
-         {own_.v.dtype(), {sizes.batch, tokens, heads_.count(), sizes.value_dim}}});
+        {{own_.k.dtype(), {sizes.batch, tokens, heads_.length(), sizes.head_dim}},
+         {own_.v.dtype(), {sizes.batch, tokens, heads_.length(), sizes.value_dim}}});
   }
   ConstTensorView sequence(const Tensor& tensor, const QueryPiece& piece) const {
     const TokenRange keys = own_.whole.keys_of_sequence(piece.sequence);
@@ -121,7 +111,7 @@ class GatheredKeys {
 
   const ContextCall& own_;
   CollectiveCall& call_;
-  KvHeads heads_;
+  Range heads_;
   std::vector<Tensor> outgoing_;  // one for each rank; none for this one
   std::vector<Tensor> incoming_;
   Tensor k_;
@@ -130,9 +120,8 @@ class GatheredKeys {
 
 /// Runs body(heads, gathered keys) for all heads in turn; the keys of the next are under way.
 template <class Body>
-void for_each_group(const ContextCall& own, std::int64_t at_once, CollectiveCall& call,
-                    const Body& body) {
-  const std::vector<KvHeads> groups = head_groups(own, at_once);
+void for_each_group(const ContextCall& own, CollectiveCall& call, const Body& body) {
+  const std::vector<Range> groups = head_groups(own);
   GatheredKeys keys[] = {{own, call}, {own, call}};
   if (!groups.empty()) keys[0].begin(groups[0]);
   for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -146,7 +135,7 @@ void for_each_group(const ContextCall& own, std::int64_t at_once, CollectiveCall
 /// its own keys.
 class KeyGradients {
  public:
-  KeyGradients(const ContextCall& own, const KvHeads& heads) : own_(own), heads_(heads) {
+  KeyGradients(const ContextCall& own, const Range& heads) : own_(own), heads_(heads) {
     if (!own.wanted.dk.absent()) dk_ = zeros(own.k);
     if (!own.wanted.dv.absent()) dv_ = zeros(own.v);
   }
@@ -180,13 +169,12 @@ class KeyGradients {
       }
       incoming.push_back(layout_of(call.rank(), other).allocate());
     }
-    exchange_bytes(
-        call, [&](int other) { return host_bytes(std::as_const(outgoing[index(other)])); },
-        [&](int other) { return host_bytes(incoming[index(other)].view()); });
+    begin_exchange(call, outgoing, incoming);
+    call.wait();
     std::size_t array = 0;
     for (Tensor* result : {&gradients.dk, &gradients.dv}) {
       if (result->rank() == 0) continue;
-      const TensorView target = result->view().slice(2, heads_.first, heads_.end);
+      const TensorView target = result->view().slice(2, heads_.begin, heads_.end);
       const Dims& shape = target.shape();
       Tensor arrived(compute_dtype(own_.k.dtype()),
                      {call.size(), shape[0], shape[1], shape[2], shape[3]});
@@ -211,7 +199,7 @@ class KeyGradients {
     const AttentionSizes& sizes = own_.whole.sizes();
     return {own_.context,
             compute_dtype(like.dtype()),
-            {sizes.batch, sizes.kv_len, heads_.count(), like.size(3)}};
+            {sizes.batch, sizes.kv_len, heads_.length(), like.size(3)}};
   }
   TensorView rows(Tensor& sums, const QueryPiece& piece) const {
     const TokenRange keys = own_.whole.keys_of_sequence(piece.sequence);
@@ -232,7 +220,7 @@ class KeyGradients {
   }
 
   const ContextCall& own_;
-  KvHeads heads_;
+  Range heads_;
   Tensor dk_;
   Tensor dv_;
   Tensor piece_dk_;
@@ -241,11 +229,10 @@ class KeyGradients {
 
 }  // namespace
 
-void attend_gathered(const ContextCall& own, std::int64_t kv_heads_at_once, CollectiveCall& call,
-                     ContextResults& results) {
+void attend_gathered(const ContextCall& own, CollectiveCall& call, ContextResults& results) {
   const std::vector<QueryPiece> pieces = own.whole.pieces_of(own.whole.queries_of(call.rank()));
-  for_each_group(own, kv_heads_at_once, call, [&](const KvHeads& group, const GatheredKeys& keys) {
-    const HeadRange heads = group.queries(own.whole.group());
+  for_each_group(own, call, [&](const Range& group, const GatheredKeys& keys) {
+    const Range heads = query_heads(own, group);
     for (const QueryPiece& piece : pieces) {
       attend(own.context, rows_of(own.q, piece, heads), keys.k_of(piece), keys.v_of(piece),
              own.whole.options_of(piece, heads), rows_of(results.out.view(), piece, heads),
@@ -256,11 +243,11 @@ void attend_gathered(const ContextCall& own, std::int64_t kv_heads_at_once, Coll
   });
 }
 
-void attend_gathered_backward(const ContextCall& own, std::int64_t kv_heads_at_once,
-                              CollectiveCall& call, ContextGradients& gradients) {
+void attend_gathered_backward(const ContextCall& own, CollectiveCall& call,
+                              ContextGradients& gradients) {
   const std::vector<QueryPiece> pieces = own.whole.pieces_of(own.whole.queries_of(call.rank()));
-  for_each_group(own, kv_heads_at_once, call, [&](const KvHeads& group, const GatheredKeys& keys) {
-    const HeadRange heads = group.queries(own.whole.group());
+  for_each_group(own, call, [&](const Range& group, const GatheredKeys& keys) {
+    const Range heads = query_heads(own, group);
     KeyGradients of_keys(own, group);
     for (const QueryPiece& piece : pieces) {
       const AttentionOptions options = own.whole.options_of(piece, heads);

@@ -109,13 +109,7 @@ void context_parallel_attention(const Context& context, Communicator& communicat
         const ContextCall own{context, *whole, q, k, v};
         results.out = memory_for(context, out);
         results.lse = memory_for(context, lse);
-        if (whole->scheme() == ContextScheme::kUlysses) {
-          attend_exchanged(own, call, results);
-        } else if (whole->scheme() == ContextScheme::kRing) {
-          attend_ring(own, call, results);
-        } else {
-          attend_gathered(own, plan.kv_heads_at_once, call, results);
-        }
+        functions_of(whole->scheme()).forward(own, call, results);
       },
       [&] {
         copy(context, results.out, out);
@@ -155,13 +149,7 @@ void context_parallel_attention_backward(const Context& context, Communicator& c
         if (!gradients.dsinks.absent()) {
           results.dsinks = Tensor(context, sums, gradients.dsinks.shape());
         }
-        if (whole->scheme() == ContextScheme::kUlysses) {
-          attend_exchanged_backward(own, call, results);
-        } else if (whole->scheme() == ContextScheme::kRing) {
-          attend_ring_backward(own, call, results);
-        } else {
-          attend_gathered_backward(own, plan.kv_heads_at_once, call, results);
-        }
+        functions_of(whole->scheme()).backward(own, call, results);
         if (results.dbias.rank() != 0) dbias = all_reduce_sums(context, call, results.dbias);
         if (results.dsinks.rank() != 0) dsinks = all_reduce_sums(context, call, results.dsinks);
       },

@@ -5,6 +5,7 @@
 
 #include "core/fail.h"
 #include "ladon/context_parallel.h"
+#include "parallel/share.h"
 
 namespace ladon {
 namespace {
@@ -124,8 +125,9 @@ ContextPlan plan_context(int ranks, std::int64_t query_len, std::int64_t kv_len,
     plan.keys = plan.queries;
     return plan;
   }
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    plan.keys.push_back({{kv_len * rank / ranks, kv_len * (rank + 1) / ranks}});
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Range keys = share_of(kv_len, rank, ranks);
+    plan.keys.push_back({{keys.begin, keys.end}});
   }
   return plan;
 }

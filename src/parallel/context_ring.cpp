@@ -75,8 +75,7 @@ class Ring {
     options.dropout.first_key += run.first;
     options.sinks = {};
     for (ConstTensorView* view : {&options.mask, &options.bias}) {
-      if (view->absent() || view->size(3) == 1) continue;
-      *view = view->slice(3, run.first, run.first + run.length);
+      *view = slice_unless_one(*view, 3, {run.first, run.first + run.length});
     }
     return options;
   }
@@ -91,7 +90,7 @@ class Ring {
     const std::int64_t right = std::min(options.window_right.value_or(kNoWindow), kNoWindow);
     return first - left < run.length && (options.causal || last + right >= 0);
   }
-  HeadRange all_heads() const { return {0, own_.whole.sizes().num_heads}; }
+  Range all_heads() const { return {0, own_.whole.sizes().num_heads}; }
 
   /// A run's rows of keys, values or their gradients.
   template <class View>
@@ -243,7 +242,7 @@ void attend_ring_backward(const ContextCall& own, CollectiveCall& call,
   const DType sum_dtype = compute_dtype(own.k.dtype());
   const bool wants_keys = gradients.dk.rank() != 0 || gradients.dv.rank() != 0;
   const std::vector<QueryPiece> pieces = own.whole.pieces_of(own.whole.queries_of(call.rank()));
-  const HeadRange heads = ring.all_heads();
+  const Range heads = ring.all_heads();
   const auto saved_of = [&](const QueryPiece& piece) {
     return AttentionSaved{.out = rows_of(own.saved.out, piece, heads),
                           .lse = lse_of(own.saved.lse, piece, heads),

@@ -5,6 +5,14 @@
 
 namespace ladon {
 
+SchemeFunctions functions_of(ContextScheme scheme) {
+  switch (scheme) {
+    case ContextScheme::kUlysses: return {attend_exchanged, attend_exchanged_backward};
+    case ContextScheme::kRing: return {attend_ring, attend_ring_backward};
+    default: return {attend_gathered, attend_gathered_backward};
+  }
+}
+
 void add_to(const Context& context, const ConstTensorView& from, const TensorView& to) {
   if (from.num_elements() == 0) return;
   const auto accumulate = [&](void* target) {
@@ -36,14 +44,14 @@ void SideGradients::add_views(AttentionGradients& gradients) {
   if (dsinks_.rank() != 0) gradients.dsinks = dsinks_;
 }
 
-void SideGradients::add(const QueryPiece& piece, const HeadRange& heads, ContextGradients& sums,
+void SideGradients::add(const QueryPiece& piece, const Range& heads, ContextGradients& sums,
                         std::int64_t first_key) {
   if (dsinks_.rank() != 0) {
-    add_to(own_.context, dsinks_, sums.dsinks.view().slice(0, heads.first, heads.end));
+    add_to(own_.context, dsinks_, sums.dsinks.view().slice(0, heads.begin, heads.end));
   }
   if (dbias_.rank() == 0) return;
   TensorView to = sums.dbias;
-  const std::int64_t begins[] = {piece.sequence, heads.first, piece.first, first_key};
+  const std::int64_t begins[] = {piece.sequence, heads.begin, piece.first, first_key};
   for (int dim = 0; dim < 4; ++dim) {
     if (to.size(dim) == 1) continue;
     to = to.slice(dim, begins[dim], begins[dim] + dbias_.size(dim));

@@ -37,11 +37,9 @@ struct ContextGradients {
   Tensor dsinks;
 };
 
-/// `results` has memory of the right shapes.
-void attend_gathered(const ContextCall& own, std::int64_t kv_heads_at_once, CollectiveCall& call,
-                     ContextResults& results);
-void attend_gathered_backward(const ContextCall& own, std::int64_t kv_heads_at_once,
-                              CollectiveCall& call, ContextGradients& gradients);
+void attend_gathered(const ContextCall& own, CollectiveCall& call, ContextResults& results);
+void attend_gathered_backward(const ContextCall& own, CollectiveCall& call,
+                              ContextGradients& gradients);
 
 void attend_ring(const ContextCall& own, CollectiveCall& call, ContextResults& results);
 void attend_ring_backward(const ContextCall& own, CollectiveCall& call,
@@ -51,19 +49,26 @@ void attend_exchanged(const ContextCall& own, CollectiveCall& call, ContextResul
 void attend_exchanged_backward(const ContextCall& own, CollectiveCall& call,
                                ContextGradients& gradients);
 
+/// One scheme. Results and gradients have memory of the right shapes.
+struct SchemeFunctions {
+  void (*forward)(const ContextCall&, CollectiveCall&, ContextResults&) = nullptr;
+  void (*backward)(const ContextCall&, CollectiveCall&, ContextGradients&) = nullptr;
+};
+SchemeFunctions functions_of(ContextScheme scheme);
+
 /// A piece's own elements: of [batch, tokens, heads, dim], and of [batch, heads, tokens].
 template <class View>
-View rows_of(const View& view, const QueryPiece& piece, const HeadRange& heads) {
+View rows_of(const View& view, const QueryPiece& piece, const Range& heads) {
   if (view.absent()) return {};
   return view.slice(0, piece.batch, piece.batch + 1)
       .slice(1, piece.local, piece.local + piece.length)
-      .slice(2, heads.first, heads.end);
+      .slice(2, heads.begin, heads.end);
 }
 template <class View>
-View lse_of(const View& view, const QueryPiece& piece, const HeadRange& heads) {
+View lse_of(const View& view, const QueryPiece& piece, const Range& heads) {
   if (view.absent()) return {};
   return view.slice(0, piece.batch, piece.batch + 1)
-      .slice(1, heads.first, heads.end)
+      .slice(1, heads.begin, heads.end)
       .slice(2, piece.local, piece.local + piece.length);
 }
 
@@ -82,7 +87,7 @@ class SideGradients {
 
   void add_views(AttentionGradients& gradients);
   /// `piece`, `heads` and `first_key` are where the call's bias and sinks begin in the whole's.
-  void add(const QueryPiece& piece, const HeadRange& heads, ContextGradients& sums,
+  void add(const QueryPiece& piece, const Range& heads, ContextGradients& sums,
            std::int64_t first_key = 0);
 
  private:

@@ -1,8 +1,29 @@
 #include "parallel/host_messages.h"
 
 #include "core/context_impl.h"
+#include "parallel/share.h"
 
 namespace ladon {
+
+Tensor on_host(const Context& context, const ConstTensorView& view) {
+  Tensor copied = Tensor::uninitialized(view.dtype(), view.shape());
+  copy(context, view, copied);
+  return copied;
+}
+
+void begin_exchange(CollectiveCall& call, const std::vector<Tensor>& outgoing,
+                    std::vector<Tensor>& incoming) {
+  begin_exchange(
+      call,
+      [&](int other) {
+        const Tensor& message = outgoing[static_cast<std::size_t>(other)];
+        return message.rank() == 0 ? std::span<const std::byte>() : host_bytes(message);
+      },
+      [&](int other) {
+        Tensor& message = incoming[static_cast<std::size_t>(other)];
+        return message.rank() == 0 ? std::span<std::byte>() : host_bytes(message.view());
+      });
+}
 
 Tensor sum_in_order(const Context& context, const Tensor& terms) {
   const auto term = [&](std::int64_t r) { return terms.view().select(0, r); };
@@ -26,17 +47,15 @@ Tensor sum_in_order(const Context& context, const Tensor& terms) {
 }
 
 Tensor all_reduce_sums(const Context& context, CollectiveCall& call, const ConstTensorView& terms) {
-  Tensor own = Tensor::uninitialized(terms.dtype(), terms.shape());
-  copy(context, terms, own);
+  const Tensor sent = on_host(context, terms);
   const std::int64_t count = terms.num_elements();
-  // Rank r sums elements [begin(r), begin(r + 1)).
-  const auto begin = [&](int r) { return count * r / call.size(); };
+  // Each rank sums its share of the elements.
   const auto share = [&](auto&& view, int r) {
-    return view.reshape({count}).slice(0, begin(r), begin(r + 1));
+    const Range range = share_of(count, r, call.size());
+    return view.reshape({count}).slice(0, range.begin, range.end);
   };
-  const std::int64_t length = begin(call.rank() + 1) - begin(call.rank());
-  Tensor arrived = Tensor::uninitialized(terms.dtype(), {call.size(), length});
-  const Tensor& sent = own;
+  Tensor arrived = Tensor::uninitialized(
+      terms.dtype(), {call.size(), share_of(count, call.rank(), call.size()).length()});
   exchange_bytes(
       call, [&](int other) { return host_bytes(share(sent.view(), other)); },
       [&](int other) { return host_bytes(arrived.view().select(0, other)); });

@@ -30,6 +30,9 @@ inline void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to)
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
 }
 
+/// A contiguous copy on the host.
+Tensor on_host(const Context& context, const ConstTensorView& view);
+
 /// outgoing(r) goes to rank r, whose bytes arrive in incoming(r). Empty ones are left out; this
 /// rank's own bytes are copied.
 template <class Outgoing, class Incoming>
@@ -54,6 +57,11 @@ void exchange_bytes(CollectiveCall& call, const Outgoing& outgoing, const Incomi
   begin_exchange(call, outgoing, incoming);
   call.wait();
 }
+
+/// The same for a message to and from each rank. Ranks for which there is none have an empty
+/// Tensor.
+void begin_exchange(CollectiveCall& call, const std::vector<Tensor>& outgoing,
+                    std::vector<Tensor>& incoming);
 
 /// The same bytes to every rank.
 template <class Incoming>

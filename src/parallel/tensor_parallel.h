@@ -3,19 +3,11 @@
 
 #include "ladon/tensor_parallel.h"
 #include "layers/multi_head.h"
+#include "layers/pending_gradients.h"
 #include "parallel/collective_call.h"
+#include "parallel/share.h"
 
 namespace ladon {
-
-/// Elements [begin, end) of `count` that a rank owns.
-struct Share {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t length() const { return end - begin; }
-};
-inline Share share_of(std::int64_t count, int rank, int ranks) {
-  return {count * rank / ranks, count * (rank + 1) / ranks};
-}
 
 /// The columns of all ranks side by side, [rows, width]: `own` are this rank's share of them.
 Tensor gather_columns(const Context& context, CollectiveCall& call, const ConstTensorView& own,
@@ -30,18 +22,43 @@ Tensor reduce_columns(const Context& context, CollectiveCall& call, const ConstT
 void sum_over_ranks(const Context& context, CollectiveCall& call, const TensorView& terms,
                     int first, int end);
 
-/// mask and bias with this rank's heads alone.
-ConstTensorView slice_heads(const ConstTensorView& view, const Share& heads);
+/// A whole parameter, or a tensor that is cut in the same way, from the slices of all ranks. On the
+/// host: of every rank, or of one, and then empty on the others.
+inline constexpr int kEveryRank = -1;
+Tensor gather_rows(const Context& context, CollectiveCall& call, const TensorParallelLayer& layer,
+                   std::string_view name, const Tensor& own, int receiver = kEveryRank);
 
-/// The whole layer, in a signature.
-void describe_layer(const Context& context, const TensorParallelAttention& layer,
-                    CallSignature& signature);
+/// Sums the gradients of parameters that several ranks have.
+void sum_shared_gradients(const Context& context, CollectiveCall& call,
+                          const TensorParallelLayer& layer, PendingGradients& pending);
 
-/// What forward_training() of a rank leaves for backward.
-class TensorParallelSaved final : public multi_head::Saved {
+/// What ranks must have in common, in a signature.
+void describe_rope(CallSignature& signature, const RopeOptions& rope, std::int64_t head_dim);
+void describe_call(CallSignature& signature, const LayerCall& call, bool layer_is_causal);
+void describe_call(CallSignature& signature, const ConstTensorView& x, const KvCache& cache,
+                   const CachedCall& call, bool layer_is_causal);
+
+/// Throws where a call wants the weights of attention.
+void check_no_weights(const Operation& operation, const LayerCall& call);
+
+/// All outputs, [rows, embed_dim], from the attended values of all heads; `out` is the output
+/// projection, of which this rank has some rows.
+Tensor project_out(const Context& context, CollectiveCall& call, const TensorParallelLayer& layer,
+                   const LinearIndex& out, const ConstTensorView& all_attended);
+
+/// The gradient of this rank's own attended values, in the layer's dtype. Adds to the gradients of
+/// the output projection.
+Tensor project_out_backward(const Context& context, CollectiveCall& call,
+                            const TensorParallelLayer& layer, const LinearIndex& out,
+                            const Tensor& all_attended, const ConstTensorView& grad_out,
+                            const Dims& own_shape, PendingGradients& pending);
+
+/// What forward_training() of a rank leaves for backward, besides what a whole layer would.
+template <class Saved>
+class TensorParallelSaved final : public Saved {
  public:
   using Saved::Saved;
-  Tensor all_attended;  // of all heads: [rows, num_heads * head_dim]
+  Tensor all_attended;  // of all heads: [rows, num_heads * value_dim]
 };
 
 }  // namespace ladon

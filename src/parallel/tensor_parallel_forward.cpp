@@ -19,20 +19,9 @@ namespace {
 
 constexpr std::string_view kOperation = "TensorParallelAttention::forward";
 
-/// All outputs, [rows, embed_dim], from all attended values.
-Tensor project_out(const Context& context, CollectiveCall& call, const LayerHeads& heads,
-                   const ConstTensorView& all_attended) {
-  const MultiHeadAttentionOptions& options = heads.options;
-  const std::int64_t own = share_of(options.embed_dim, call.rank(), call.size()).length();
-  Tensor y = Tensor::uninitialized(context, options.dtype, {all_attended.size(0), own});
-  Steps(context, heads).project_rows(all_attended, heads.plan.out, y);
-  return gather_columns(context, call, y, options.embed_dim);
-}
-
-void describe_positions(CallSignature& signature, std::string_view name,
-                        const RopePositions& positions) {
-  signature.add(std::string(name) + ".first", positions.first);
-  signature.add(name, positions.explicit_positions);
+/// Among all heads of the layer.
+Range range_of(const LayerHeads& heads) {
+  return {heads.first_head, heads.first_head + heads.options.num_heads};
 }
 
 /// The temporaries of a cached call: rows of all new tokens.
@@ -54,43 +43,32 @@ struct Temporaries {
 Tensor TensorParallelAttention::forward_ranks(const Context& context, const LayerInputs& inputs,
                                               const LayerCall& call, SavedForward* saved) const {
   const Operation operation(kOperation, context);
-  const LayerHeads heads(*this, own_, *plan_, alibi_slopes_, first_head_,
-                         whole_.num_heads / whole_.num_kv_heads);
+  const LayerHeads heads = own_heads();
   std::optional<CheckedInputs> checked;
   Tensor out;
-  std::unique_ptr<TensorParallelSaved> kept;
+  std::unique_ptr<TensorParallelSaved<Saved>> kept;
   run_collective(
-      communicator_, operation,
+      communicator(), operation,
       [&](CallSignature& signature) {
         checked = check_call(operation, *this, whole_, inputs, call);
-        if (!call.weights.absent()) {
-          fail(ErrorCode::kUnsupported, operation, "weights",
-               "got a tensor, expected none: each rank has the weights of its own heads alone");
-        }
-        describe_layer(context, *this, signature);
+        check_no_weights(operation, call);
+        describe(context, signature);
         signature.add("query", checked->query);
         signature.add("key", checked->self ? ConstTensorView() : checked->key);
         signature.add("value", checked->own_value ? checked->value : ConstTensorView());
-        signature.add("causal", std::int64_t{call.causal.value_or(whole_.causal)});
-        signature.add("mask", call.mask);
-        signature.add("bias", call.bias);
-        signature.add("kv_lengths", call.kv_lengths);
-        signature.add("dropout_seed", std::to_string(call.dropout_seed));
+        describe_call(signature, call, whole_.causal);
         signature.add("saves", std::int64_t{saved != nullptr});
-        describe_positions(signature, "query_positions", call.query_positions);
-        describe_positions(signature, "key_positions", call.key_positions);
       },
       [&](CollectiveCall& ranks) {
         LayerCall own_call = call;
-        const Share share{first_head_, first_head_ + own_.num_heads};
-        own_call.mask = slice_heads(call.mask, share);
-        own_call.bias = slice_heads(call.bias, share);
+        own_call.mask = slice_unless_one(call.mask, 1, range_of(heads));
+        own_call.bias = slice_unless_one(call.bias, 1, range_of(heads));
         AttendedHeads attended = attend_heads(context, heads, *checked, own_call, saved != nullptr);
         Tensor all = gather_columns(context, ranks, merged(std::as_const(attended.attended)),
                                     whole_.num_heads * whole_.head_dim);
-        out = project_out(context, ranks, heads, all);
+        out = project_out(context, ranks, *this, plan_->out, all);
         if (saved == nullptr) return;
-        kept = std::make_unique<TensorParallelSaved>(*this, identity_);
+        kept = std::make_unique<TensorParallelSaved<Saved>>(*this, identity_);
         keep_forward(context, *checked, own_call, attended, *kept);
         kept->all_attended = std::move(all);
       },
@@ -122,30 +100,19 @@ void TensorParallelAttention::forward(const Context& context, const ConstTensorV
                                       KvCache& cache, const CachedCall& call,
                                       const TensorView& out) const {
   const Operation operation(kOperation, context);
-  const LayerHeads heads(*this, own_, *plan_, alibi_slopes_, first_head_,
-                         whole_.num_heads / whole_.num_kv_heads);
+  const LayerHeads heads = own_heads();
   CachedTokens tokens;
   std::optional<InWorkspace<RowLists>> lists;
   std::optional<InWorkspace<Temporaries>> temporaries;
   std::optional<KvAppend> appended;
   Tensor result;
   run_collective(
-      communicator_, operation,
+      communicator(), operation,
       [&](CallSignature& signature) {
         tokens = check_cached_call(operation, *this, x, cache, call, out);
         check_cached_layer(operation, *this, whole_, cache);
-        describe_layer(context, *this, signature);
-        signature.add("x", x);
-        signature.add("causal", std::int64_t{call.causal.value_or(whole_.causal)});
-        signature.add("new_lengths", call.new_lengths);
-        signature.add("query", call.query);
-        signature.add("query_positions", call.query_positions);
-        signature.add("mask", call.mask);
-        signature.add("bias", call.bias);
-        std::vector<std::int64_t> lengths;
-        for (std::int64_t b = 0; b < cache.batch(); ++b) lengths.push_back(cache.length(b));
-        signature.add("cache lengths", lengths);
-        signature.add("cache format", name_of(cache.options().format.dtype));
+        describe(context, signature);
+        describe_call(signature, x, cache, call, whole_.causal);
       },
       [&](CollectiveCall& ranks) {
         if (tokens.batch == 0) return;
@@ -158,15 +125,14 @@ void TensorParallelAttention::forward(const Context& context, const ConstTensorV
         appended.emplace(context, cache, heads_of_rows(t.k, own_.num_kv_heads),
                          heads_of_rows(t.v, own_.num_kv_heads), (*lists)->counts);
         AttentionOptions options = steps.attention_options(call.causal);
-        const Share share{first_head_, first_head_ + own_.num_heads};
-        options.mask = slice_heads(call.mask, share);
-        options.bias = slice_heads(call.bias, share);
+        options.mask = slice_unless_one(call.mask, 1, range_of(heads));
+        options.bias = slice_unless_one(call.bias, 1, range_of(heads));
         options.query_offsets = (*lists)->offsets;
         attend(context, heads_of_rows(t.q, own_.num_heads), appended->view(), options,
-               heads_of_rows(t.attended, own_.num_heads), {.group = heads.whole_group});
+               heads_of_rows(t.attended, own_.num_heads), {}, {.group = heads.whole_group});
         const Tensor all =
             gather_columns(context, ranks, t.attended, whole_.num_heads * whole_.head_dim);
-        result = project_out(context, ranks, heads, all);
+        result = project_out(context, ranks, *this, plan_->out, all);
       },
       [&] {
         if (tokens.batch == 0) return;

@@ -68,19 +68,14 @@ void check_own(const Operation& operation, const NamedView& argument,
            " tokens, as many as the plan gives this rank");
 }
 
-ConstTensorView slice_full(const ConstTensorView& view, int dim, std::int64_t begin,
-                           std::int64_t end) {
-  return view.size(dim) == 1 ? view : view.slice(dim, begin, end);
-}
-
-void slice_heads(AttentionOptions& options, const HeadRange& heads) {
+void slice_heads(AttentionOptions& options, const Range& heads) {
   for (ConstTensorView* view : {&options.mask, &options.bias}) {
-    if (!view->absent()) *view = slice_full(*view, 1, heads.first, heads.end);
+    *view = slice_unless_one(*view, 1, heads);
   }
   for (ConstTensorView* view : {&options.alibi_slopes, &options.sinks}) {
-    if (!view->absent()) *view = view->slice(0, heads.first, heads.end);
+    if (!view->absent()) *view = view->slice(0, heads.begin, heads.end);
   }
-  options.dropout.first_head += heads.first;
+  options.dropout.first_head += heads.begin;
 }
 
 std::string text_of_optional(const std::optional<std::int64_t>& value) {
@@ -88,6 +83,29 @@ std::string text_of_optional(const std::optional<std::int64_t>& value) {
 }
 
 }  // namespace
+
+void describe_attention(const AttentionOptions& options, CallSignature& signature) {
+  signature.add("scale", options.scale.has_value() ? text_of(*options.scale) : "none");
+  signature.add("causal", std::int64_t{options.causal});
+  signature.add("alignment", static_cast<std::int64_t>(options.alignment));
+  signature.add("position_offset", text_of_optional(options.position_offset));
+  signature.add("window_left", text_of_optional(options.window_left));
+  signature.add("window_right", text_of_optional(options.window_right));
+  signature.add("mask", options.mask);
+  signature.add("bias", options.bias);
+  signature.add("kv_lengths", options.kv_lengths);
+  signature.add("query_offsets", options.query_offsets);
+  signature.add("kv_offsets", options.kv_offsets);
+  signature.add("softcap", options.softcap);
+  signature.add("alibi_slopes", options.alibi_slopes);
+  signature.add("sinks", options.sinks);
+  signature.add("dropout.probability", options.dropout.probability);
+  signature.add("dropout.seed", std::to_string(options.dropout.seed));
+  signature.add("dropout.first_sequence", options.dropout.first_sequence);
+  signature.add("dropout.first_head", options.dropout.first_head);
+  signature.add("dropout.first_query", options.dropout.first_query);
+  signature.add("dropout.first_key", options.dropout.first_key);
+}
 
 WholeAttention::WholeAttention(const Operation& operation, const Communicator& communicator,
                                const ConstTensorView& q, const ConstTensorView& k,
@@ -169,26 +187,7 @@ void WholeAttention::describe(const Context& context, CallSignature& signature) 
     }
     signature.add(ranges == &plan_.queries ? "plan.queries" : "plan.keys", borders);
   }
-  signature.add("scale", options_.scale.has_value() ? text_of(*options_.scale) : "none");
-  signature.add("causal", std::int64_t{options_.causal});
-  signature.add("alignment", static_cast<std::int64_t>(options_.alignment));
-  signature.add("position_offset", text_of_optional(options_.position_offset));
-  signature.add("window_left", text_of_optional(options_.window_left));
-  signature.add("window_right", text_of_optional(options_.window_right));
-  signature.add("mask", options_.mask);
-  signature.add("bias", options_.bias);
-  signature.add("kv_lengths", options_.kv_lengths);
-  signature.add("query_offsets", options_.query_offsets);
-  signature.add("kv_offsets", options_.kv_offsets);
-  signature.add("softcap", options_.softcap);
-  signature.add("alibi_slopes", options_.alibi_slopes);
-  signature.add("sinks", options_.sinks);
-  signature.add("dropout.probability", options_.dropout.probability);
-  signature.add("dropout.seed", std::to_string(options_.dropout.seed));
-  signature.add("dropout.first_sequence", options_.dropout.first_sequence);
-  signature.add("dropout.first_head", options_.dropout.first_head);
-  signature.add("dropout.first_query", options_.dropout.first_query);
-  signature.add("dropout.first_key", options_.dropout.first_key);
+  describe_attention(options_, signature);
 }
 
 std::int64_t WholeAttention::query_len_of(std::int64_t sequence) const {
@@ -273,13 +272,13 @@ std::vector<TokenRange> WholeAttention::keys_between(int owner, int reader) cons
   return shared;
 }
 
-AttentionOptions WholeAttention::options_of(const HeadRange& heads) const {
+AttentionOptions WholeAttention::options_of(const Range& heads) const {
   AttentionOptions options = options_;
   slice_heads(options, heads);
   return options;
 }
 
-AttentionOptions WholeAttention::options_of(const QueryPiece& piece, const HeadRange& heads) const {
+AttentionOptions WholeAttention::options_of(const QueryPiece& piece, const Range& heads) const {
   AttentionOptions options = options_of(heads);
   const std::int64_t kv_len = keys_of_sequence(piece.sequence).length();
   options.position_offset = position_of(piece);
@@ -288,10 +287,9 @@ AttentionOptions WholeAttention::options_of(const QueryPiece& piece, const HeadR
   options.query_offsets = {};
   options.kv_offsets = {};
   for (ConstTensorView* view : {&options.mask, &options.bias}) {
-    if (view->absent()) continue;
-    *view = slice_full(*view, 0, piece.sequence, piece.sequence + 1);
-    *view = slice_full(*view, 2, piece.first, piece.first + piece.length);
-    *view = slice_full(*view, 3, 0, kv_len);
+    *view = slice_unless_one(*view, 0, {piece.sequence, piece.sequence + 1});
+    *view = slice_unless_one(*view, 2, {piece.first, piece.first + piece.length});
+    *view = slice_unless_one(*view, 3, {0, kv_len});
   }
   options.dropout.first_sequence += piece.sequence;
   options.dropout.first_query += piece.first;

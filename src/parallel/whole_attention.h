@@ -10,6 +10,7 @@
 #include "core/attention_params.h"
 #include "ladon/context_parallel.h"
 #include "parallel/collective_call.h"
+#include "parallel/share.h"
 
 namespace ladon {
 
@@ -22,11 +23,8 @@ struct QueryPiece {
   std::int64_t length = 0;
 };
 
-/// Query heads [first, end).
-struct HeadRange {
-  std::int64_t first = 0;
-  std::int64_t end = 0;
-};
+/// The options of attention, in a signature.
+void describe_attention(const AttentionOptions& options, CallSignature& signature);
 
 class WholeAttention {
  public:
@@ -43,6 +41,8 @@ class WholeAttention {
   std::int64_t group() const noexcept { return sizes_.num_heads / sizes_.num_kv_heads; }
   /// Never kAuto.
   ContextScheme scheme() const noexcept { return scheme_; }
+  /// 0: as many as fit.
+  std::int64_t kv_heads_at_once() const noexcept { return plan_.kv_heads_at_once; }
   std::span<const TokenRange> queries_of(int rank) const {
     return plan_.queries[static_cast<std::size_t>(rank)];
   }
@@ -57,9 +57,9 @@ class WholeAttention {
   /// A sequence's keys, in the key dimension of the whole.
   TokenRange keys_of_sequence(std::int64_t sequence) const;
   /// The options of attention over one piece, for some heads.
-  AttentionOptions options_of(const QueryPiece& piece, const HeadRange& heads) const;
+  AttentionOptions options_of(const QueryPiece& piece, const Range& heads) const;
   /// The options of attention over all queries, for some heads.
-  AttentionOptions options_of(const HeadRange& heads) const;
+  AttentionOptions options_of(const Range& heads) const;
   WholeProblem whole_of(const QueryPiece& piece) const {
     return {query_len_of(piece.sequence), piece.first, group()};
   }

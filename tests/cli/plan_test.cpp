@@ -53,6 +53,64 @@ TEST(CliPlan, DeepSeekV3) {
   EXPECT_EQ(caches["MHA"]["most_batch"], 0);
 }
 
+/// The schemes of --ranks by "phase name".
+std::map<std::string, Json> schemes_of(const std::vector<std::string>& arguments) {
+  std::vector<std::string> all{"plan", "--model", "llama-3-8b", "--context", "8k"};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  std::map<std::string, Json> schemes;
+  const Json document = document_of(all);
+  for (const Json& scheme : document.at("ranks").at("schemes")) {
+    schemes[scheme.at("phase").get<std::string>() + " " + scheme.at("name").get<std::string>()] =
+        scheme;
+  }
+  return schemes;
+}
+
+TEST(CliPlan, Ranks) {
+  auto four = schemes_of({"--ranks", "4"});
+  ASSERT_EQ(four.size(), 6U);
+  // 32 layers; 32 heads and 8 KV heads of 128; width 4096; 2 bytes an element; 8192 tokens.
+  //   decode   heads       3 * (32 * 128 + 4096) / 4 * 2            = 12,288 a layer
+  //            sequence    3 * 32 / 4 * (128 * 4 + 8 + 128 * 2)     = 18,624
+  //   prefill  heads       8192 * 12,288
+  //            all-gather  3 / 4 * 8192 * 8 * 256 * 2               = 25,165,824
+  //            ulysses     3 * 2048 * (8 * 128 + 2 * 256 + 8 * 128) * 2 = 31,457,280
+  EXPECT_EQ(four["decode heads"]["sent_bytes"], 32 * 12288);
+  EXPECT_EQ(four["decode sequence"]["sent_bytes"], 32 * 18624);
+  EXPECT_EQ(four["prefill heads"]["sent_bytes"], std::int64_t{32} * 12288 * 8192);
+  EXPECT_EQ(four["prefill all-gather"]["sent_bytes"], 32 * 25165824);
+  EXPECT_EQ(four["prefill ring"]["sent_bytes"], 32 * 25165824);
+  EXPECT_EQ(four["prefill ulysses"]["sent_bytes"], 32 * 31457280);
+  // A cache of 1 GiB.
+  EXPECT_EQ(four["decode heads"]["cache_bytes"], kGiB / 4);
+  EXPECT_EQ(four["decode sequence"]["cache_bytes"], kGiB / 4);
+  // 32 layers of 2 collectives with 3 others: 192 latencies of 30 us, and 1.2 GB/s.
+  EXPECT_NEAR(four["decode heads"]["seconds"].get<double>(), 192 * 30e-6 + 32 * 12288 / 1.2e9,
+              1e-9);
+  EXPECT_TRUE(four["decode heads"]["least"].get<bool>());
+  EXPECT_TRUE(four["prefill all-gather"]["least"].get<bool>());
+
+  auto eight = schemes_of({"--ranks", "8", "--link", "3us,50GB/s"});
+  EXPECT_TRUE(eight["prefill ulysses"]["least"].get<bool>());  // more ranks than heads of a group
+  EXPECT_NEAR(eight["decode heads"]["seconds"].get<double>(),
+              32 * (2 * 7 * 3e-6 + 7 * (32 * 128 + 4096) / 8 * 2 / 50e9), 1e-9);
+  auto sixteen = schemes_of({"--ranks", "16"});
+  EXPECT_EQ(sixteen["decode heads"]["cache_bytes"], kGiB / 8);  // 8 KV heads, each on two ranks
+  EXPECT_EQ(sixteen["decode sequence"]["cache_bytes"], kGiB / 16);
+  auto seven = schemes_of({"--ranks", "7"});
+  EXPECT_EQ(seven["decode heads"]["refused"], "32 heads are not a multiple of the ranks");
+  EXPECT_TRUE(seven["decode sequence"]["least"].get<bool>());
+  // Of 16 splits rank 0 has three, in sequences of 8192 keys.
+  EXPECT_EQ(seven["decode sequence"]["cache_bytes"], kGiB / 8192 * 3 * 512);
+  EXPECT_EQ(schemes_of({"--ranks", "4096"}).size(), 6U);
+
+  const Outcome text =
+      run_ladon({"plan", "--model", "deepseek-v3", "--ranks", "8", "--link", "infiniband"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_NE(text.out.find("8 ranks over infiniband"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("<- least"), std::string::npos) << text.out;
+}
+
 TEST(CliPlan, Llama3Of70B) {
   auto caches = caches_of(document_of({"plan", "--model", "llama-3-70b", "--context", "8k"}));
   // 80 layers * 8 KV heads * 256 numbers * 2 bytes = 327,680 bytes a token; times 8192: 2.5 GiB.
@@ -283,6 +341,15 @@ TEST(CliPlan, Mistakes) {
   expect({"--model", "llama-3-8b", "--config", "."}, 2, "exclude");
   expect({"--config", "/nonexistent/folder"}, 1, "/nonexistent/folder");
   expect({"--config", "/dev/null"}, 1, "/dev/null");
+  expect({"--ranks", "2"}, 2, "--ranks: needs one model, by --model or --config");
+  expect({"--ranks", "0", "--model", "llama-3-8b"}, 2, "'0' is no whole number");
+  expect({"--link", "10gbe", "--model", "llama-3-8b"}, 2, "--link");
+  expect({"--model", "llama-3-8b", "--ranks", "2", "--link", "tin-cans"}, 2,
+         "--link: got \"tin-cans\", expected one of memory, nvlink,");
+  expect({"--model", "llama-3-8b", "--ranks", "2", "--link", "3us,fast"}, 2,
+         "--link: got \"fast\", expected a bandwidth such as 1.2GB/s");
+  expect({"--model", "llama-3-8b", "--ranks", "2", "--link", "-3us,1GB/s"}, 2,
+         "expected a latency such as 30us");
   // More bytes than can be counted.
   expect({"--model", "llama-3-8b", "--context", "1048576m", "--batch", "1048576m"}, 1, "too large");
   const TempFolder temp;

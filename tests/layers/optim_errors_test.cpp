@@ -114,5 +114,38 @@ TEST_P(OptimiserErrors, Steps) {
   expect_steps_to_refuse<AdamW>("AdamW::step");
 }
 
+TEST_P(OptimiserErrors, RestoredStates) {
+  Parameter weight = make_parameter(DType::kBF16, {1, 2}, {3, 4});
+  AdamW optimiser(context_, {&weight}, {});
+  optimiser.step(context_);
+  const auto moments = [&] {
+    std::vector<AdamW::Moments> all;
+    for (const AdamW::State& state : optimiser.states()) {
+      all.push_back({state.first.clone(), state.second.clone(), state.master.clone()});
+    }
+    return all;
+  };
+  EXPECT_EQ(error_of([&] { optimiser.restore(-1, moments()); }),
+            "AdamW::restore: steps: got -1, expected 0 or more");
+  EXPECT_EQ(error_of([&] { optimiser.restore(1, {}); }),
+            "AdamW::restore: moments: got 0 of them, expected one for each of 1 parameters");
+  std::vector<AdamW::Moments> wrong = moments();
+  wrong[0].second = Tensor(context_, DType::kF32, {3});
+  const std::string message = error_of([&] { optimiser.restore(1, std::move(wrong)); });
+  EXPECT_EQ(message.find("AdamW::restore: moments[0].second: got f32 [3] on "), 0U) << message;
+  EXPECT_EQ(optimiser.steps_taken(), 1);
+  // Two steps from a state are the same two steps from where it was taken.
+  const std::vector<double> start = elements_of(weight.value);
+  std::vector<AdamW::Moments> taken = moments();
+  optimiser.step(context_);
+  const std::vector<double> once = elements_of(weight.value);
+  EXPECT_NE(once, start);
+  weight.value = there(Tensor::from_values(DType::kBF16, {2}, start));
+  optimiser.restore(1, std::move(taken));
+  optimiser.step(context_);
+  EXPECT_EQ(elements_of(weight.value), once);
+  EXPECT_EQ(optimiser.steps_taken(), 2);
+}
+
 }  // namespace
 }  // namespace ladon

@@ -56,16 +56,11 @@ Results run_context_parallel(const Context& context, Communicator& communicator,
   return results;
 }
 
-Results run_tensor_parallel(const Context& context, Communicator& communicator) {
-  const MultiHeadAttentionOptions options{.embed_dim = 12,
-                                          .num_heads = 4,
-                                          .num_kv_heads = 1,
-                                          .head_dim = 8,
-                                          .causal = true,
-                                          .rope = RopeOptions{},
-                                          .qk_norm = true};
-  const MultiHeadAttention whole(options, 3);
-  TensorParallelAttention layer(communicator, options);
+template <class Whole, class Layer, class Options>
+Results run_tensor_parallel(const Context& context, Communicator& communicator,
+                            const Options& options) {
+  const Whole whole(options, 3);
+  Layer layer(communicator, options);
   const Context host(ContextOptions{.num_threads = 1});
   layer.set_whole_parameters(host, whole);
   layer.to(context);
@@ -110,8 +105,30 @@ TEST(DeviceRanks, ResultsAreThoseOfTheHost) {
         expect_same(run_context_parallel(there, communicator, scheme),
                     run_context_parallel(here, communicator, scheme), !place.is_cuda());
       }
-      expect_same(run_tensor_parallel(there, communicator), run_tensor_parallel(here, communicator),
-                  !place.is_cuda());
+      const auto run_multi_head = [&](const Context& where) {
+        return run_tensor_parallel<MultiHeadAttention, TensorParallelAttention>(
+            where, communicator,
+            MultiHeadAttentionOptions{.embed_dim = 12,
+                                      .num_heads = 4,
+                                      .num_kv_heads = 1,
+                                      .head_dim = 8,
+                                      .causal = true,
+                                      .rope = RopeOptions{},
+                                      .qk_norm = true});
+      };
+      expect_same(run_multi_head(there), run_multi_head(here), !place.is_cuda());
+      const auto run_latent = [&](const Context& where) {
+        return run_tensor_parallel<LatentAttention, TensorParallelLatentAttention>(
+            where, communicator,
+            LatentAttentionOptions{.embed_dim = 12,
+                                   .num_heads = 4,
+                                   .query_rank = 5,
+                                   .kv_rank = 6,
+                                   .nope_dim = 4,
+                                   .rope_dim = 2,
+                                   .causal = true});
+      };
+      expect_same(run_latent(there), run_latent(here), !place.is_cuda());
       const Tensor part = normal_on(there, {3}, 1);
       Tensor all(there, DType::kF32, {kRanks, 3});
       all_gather(there, communicator, part, all);

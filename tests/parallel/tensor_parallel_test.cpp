@@ -1,17 +1,16 @@
 // TensorParallelAttention against a MultiHeadAttention in one process: the same bits forward and
-// over caches, gradients within the bounds of their sums, shared parameters that stay the same.
+// over caches, gradients within the bounds of their sums.
 #include "ladon/tensor_parallel.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "ladon/optim.h"
-#include "ladon/random.h"
+#include "parallel/layer_support.h"
 #include "parallel/ranks.h"
 #include "support/error_of.h"
 #include "support/host_context.h"
@@ -23,12 +22,6 @@ namespace {
 
 constexpr std::int64_t kEmbed = 29;  // no number of ranks divides it
 constexpr std::int64_t kHeadDim = 8;
-
-Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
-  Tensor tensor(dtype, shape);
-  fill_normal(host_context(), tensor, 0, 1, seed);
-  return tensor;
-}
 
 /// Layers with every option; KV heads as many as ranks, twice as many, half as many, or one.
 std::vector<MultiHeadAttentionOptions> layer_options(int ranks) {
@@ -64,13 +57,7 @@ std::vector<MultiHeadAttentionOptions> layer_options(int ranks) {
 /// A whole layer with random biases, norms and sinks too.
 MultiHeadAttention whole_layer(const MultiHeadAttentionOptions& options) {
   MultiHeadAttention layer(options, 5);
-  std::uint64_t seed = 100;
-  for (Parameter& parameter : layer.named_parameters()) {
-    if (parameter.value.rank() == 1) {
-      layer.set_parameter(host_context(), parameter.name,
-                          normal(DType::kF32, parameter.value.shape(), seed++));
-    }
-  }
+  randomise_vectors(layer);
   return layer;
 }
 
@@ -146,52 +133,20 @@ TEST_P(TensorParallel, CachesHaveTheBitsOfOneProcess) {
   });
 }
 
-/// Elements within `tolerance` of what a sum of their size allows.
-void expect_near(const ConstTensorView& got, const ConstTensorView& expected, double tolerance,
-                 const std::string& what) {
-  const Tensor a = Tensor::copy_of(host_context(), got, DType::kF64);
-  const Tensor b = Tensor::copy_of(host_context(), expected, DType::kF64);
-  ASSERT_EQ(a.num_elements(), b.num_elements()) << what;
-  double largest = 1;
-  for (std::int64_t i = 0; i < b.num_elements(); ++i) {
-    largest = std::max(largest, std::abs(b.data_as<double>()[i]));
-  }
-  for (std::int64_t i = 0; i < a.num_elements(); ++i) {
-    ASSERT_NEAR(a.data_as<double>()[i], b.data_as<double>()[i], tolerance * largest)
-        << what << " at " << i;
-  }
-}
-
-/// The rows of a whole parameter's gradient that a rank has.
-ConstTensorView own_rows(const TensorParallelAttention& layer, const std::string& name,
-                         const ConstTensorView& whole, std::int64_t rows, int rank, int ranks) {
-  std::int64_t first = 0;
-  if (name.starts_with("q_proj")) first = layer.first_head() * kHeadDim;
-  if (name.starts_with("k_proj") || name.starts_with("v_proj")) {
-    first = layer.first_kv_head() * kHeadDim;
-  }
-  if (name.starts_with("out_proj")) first = kEmbed * rank / ranks;
-  if (name == "sinks") first = layer.first_head();
-  return whole.slice(0, first, first + rows);
-}
-
 /// What a rank sends in backward, for rows of queries and of keys.
 std::int64_t backward_bytes(const TensorParallelAttention& layer, std::int64_t query_rows,
                             std::int64_t key_rows, std::int64_t rank, std::int64_t ranks) {
   constexpr std::int64_t kSum = 4;
-  const auto all_reduce_bytes = [&](std::int64_t count) {
-    const std::int64_t share = count * (rank + 1) / ranks - count * rank / ranks;
-    return kSum * (count - share + (ranks - 1) * share);
-  };
+  const auto all_reduced = [&](std::int64_t count) { return all_reduce_bytes(count, rank, ranks); };
   std::int64_t bytes = kSum * (ranks - 1) * query_rows * layer.own_options().num_heads * kHeadDim;
-  bytes += all_reduce_bytes(query_rows * kEmbed) + all_reduce_bytes(key_rows * kEmbed);
-  if (layer.options().qk_norm) bytes += 2 * all_reduce_bytes(kHeadDim);
+  bytes += all_reduced(query_rows * kEmbed) + all_reduced(key_rows * kEmbed);
+  if (layer.options().qk_norm) bytes += 2 * all_reduced(kHeadDim);
   const std::int64_t replicas = ranks / std::min(layer.num_kv_heads(), ranks);
   if (replicas > 1) {  // ranks with the same KV head
     for (const Parameter& parameter : layer.named_parameters()) {
       if (parameter.name[0] != 'k' && parameter.name[0] != 'v') continue;
       if (parameter.name == "k_norm.weight") continue;
-      bytes += replicas == ranks ? all_reduce_bytes(parameter.num_elements())
+      bytes += replicas == ranks ? all_reduced(parameter.num_elements())
                                  : kSum * (replicas - 1) * parameter.num_elements();
     }
   }
@@ -221,80 +176,9 @@ TEST_P(TensorParallel, GradientsAreThoseOfOneProcess) {
                 backward_bytes(layer, 2 * 21, 2 * 25, communicator.rank(), ranks));
       expect_near(got.query, expected.query, tolerance, "query");
       expect_near(got.key, expected.key, tolerance, "key");
-      for (const Parameter& parameter : layer.named_parameters()) {
-        const ConstTensorView of_whole =
-            own_rows(layer, parameter.name, whole.parameter(parameter.name).gradient,
-                     parameter.value.size(0), communicator.rank(), ranks);
-        expect_near(parameter.gradient, of_whole, tolerance,
-                    parameter.name + ", " + describe(whole, ranks));
-      }
+      expect_gradients_near(layer, whole, tolerance, describe(whole, ranks));
     }));
   });
-}
-
-TEST_P(TensorParallel, SharedParametersStayTheSameInTraining) {
-  if (GetParam() != runnable_isas().back()) GTEST_SKIP() << "one instruction set is enough";
-  for (const int ranks : rank_counts()) {
-    MultiHeadAttention whole = whole_layer(layer_options(ranks)[1]);
-    const Tensor x = normal(DType::kF32, {1, 9, kEmbed}, 1);
-    constexpr int kSteps = 100;
-    // Trains towards zero outputs; returns the sum of squares before each step. The steps are
-    // small: where AdamW already swings around the minimum, a rounding decides the direction of a
-    // step.
-    const auto train = [&](const Context& where, AttentionLayer& layer, const auto& clip) {
-      AdamW optimiser(where, layer.parameters(), {.learning_rate = 0.0003});
-      std::vector<double> losses;
-      for (int step = 0; step < kSteps; ++step) {
-        layer.zero_grad(where);
-        const TrainingForward forward = layer.forward_training(where, {.query = x});
-        double loss = 0;
-        for (std::int64_t i = 0; i < forward.out.num_elements(); ++i) {
-          const double y = forward.out.data_as<float>()[i];
-          loss += y * y;
-        }
-        losses.push_back(loss);
-        layer.backward(where, forward.out, forward.saved);
-        EXPECT_GT(clip(), 0);
-        optimiser.step(where);
-      }
-      return losses;
-    };
-    const Context one = context(1);
-    MultiHeadAttention alone = whole;
-    constexpr double kMaxNorm = 2;  // less than the norm, for most steps
-    const std::vector<double> expected =
-        train(one, alone, [&] { return clip_gradients(one, alone.parameters(), kMaxNorm); });
-    EXPECT_LT(expected.back(), 0.7 * expected.front());
-    expect_all_return(run_ranks(ranks, [&](Communicator& communicator) {
-      const Context own = context(1);
-      TensorParallelAttention layer(communicator, whole.options());
-      layer.set_whole_parameters(own, whole);
-      const std::vector<double> losses =
-          train(own, layer, [&] { return layer.clip_gradients(own, kMaxNorm); });
-      for (std::size_t step = 0; step < losses.size(); ++step) {
-        EXPECT_NEAR(losses[step], expected[step], 1e-4 * expected[step])
-            << ranks << " ranks, step " << step;
-      }
-      // One KV head for all ranks: every rank has the same of these.
-      for (const char* name : {"q_norm.weight", "k_norm.weight", "k_proj.weight", "v_proj.weight",
-                               "k_proj.bias", "v_proj.bias"}) {
-        const Tensor& value = layer.parameter(name).value;
-        std::vector<std::int64_t> shape{ranks};
-        shape.insert(shape.end(), value.shape().begin(), value.shape().end());
-        Tensor all(value.dtype(), Dims(shape));
-        all_gather(own, communicator, value, all);
-        for (int r = 0; r < ranks; ++r) {
-          EXPECT_TRUE(same_bits(all.view().select(0, r), value)) << name << ", rank " << r;
-        }
-      }
-      // Saved as a whole layer, which goes on with the same bits.
-      MultiHeadAttention saved = MultiHeadAttention::zeros(whole.options());
-      for (const Parameter& parameter : saved.named_parameters()) {
-        saved.set_parameter(own, parameter.name, layer.whole_parameter(own, parameter.name));
-      }
-      EXPECT_TRUE(same_bits(saved.forward(own, x), layer.forward(own, x))) << ranks;
-    }));
-  }
 }
 
 TEST_P(TensorParallel, TheNormIsThatOfTheWholeLayer) {

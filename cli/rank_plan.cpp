@@ -1,0 +1,179 @@
+#include "rank_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "failure.h"
+#include "ladon/spread_cache.h"
+
+namespace ladon::cli {
+namespace {
+
+/// Latencies and bandwidths as programs see them, not as they are sold.
+const std::array<Link, 6>& links() {
+  static const std::array<Link, 6> all = {{{"memory", 0.3e-6, 5.5e9},
+                                           {"nvlink", 5e-6, 450e9},
+                                           {"infiniband", 3e-6, 50e9},
+                                           {"10gbe", 30e-6, 1.2e9},
+                                           {"1gbe", 50e-6, 0.117e9},
+                                           {"internet", 30e-3, 0.012e9}}};
+  return all;
+}
+
+struct Unit {
+  std::string_view name;
+  double factor;
+};
+
+/// A positive number with one of these units.
+double parse_quantity(std::string_view text, std::span<const Unit> units, std::string_view what) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && std::isfinite(value) && value > 0) {
+    const std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
+    for (const Unit& known : units) {
+      if (known.name == unit) return value * known.factor;
+    }
+  }
+  throw UsageError("got \"" + std::string(text) + "\", expected " + std::string(what));
+}
+
+/// Sizes of a model's attention, as the formulas of docs/parallel.md name them.
+struct Sizes {
+  double heads, kv_heads, head_dim, value_dim;
+  double tokens, batch;  // of the prefill; sequences
+  double ranks, element;
+};
+
+double shared_kv_heads(const Sizes& s) { return std::max(1.0, s.kv_heads / s.ranks); }
+
+/// Tensor parallel, for so many rows: attended values are gathered, then outputs.
+double sent_by_heads(const Sizes& s, double rows, double embed_dim) {
+  const double columns = (s.heads * s.value_dim + embed_dim) / s.ranks;
+  return (s.ranks - 1) * rows * columns * s.element;
+}
+
+double sent_by_gather(const Sizes& s) {
+  return (s.ranks - 1) / s.ranks * s.tokens * s.kv_heads * (s.head_dim + s.value_dim) * s.element;
+}
+
+double sent_by_exchange(const Sizes& s) {
+  const double own = s.tokens / s.ranks;
+  const double to_heads =
+      s.heads / s.ranks * own * s.head_dim + shared_kv_heads(s) * own * (s.head_dim + s.value_dim);
+  const double to_tokens = s.heads / s.ranks * own * s.value_dim;
+  return (s.ranks - 1) * (to_heads + to_tokens) * s.element;
+}
+
+/// Partial results in f32 with an f64 lse, then what was merged. `width` is that of a head's sum.
+double sent_by_sequence(const Sizes& s, double width) {
+  const double rows = s.batch * s.heads / s.ranks;
+  return (s.ranks - 1) * rows * (width * 4 + 8 + width * s.element);
+}
+
+std::string why_heads_do_not_divide(const ModelShape& model, std::int64_t ranks) {
+  if (model.num_heads % ranks != 0) {
+    return std::to_string(model.num_heads) + " heads are not a multiple of the ranks";
+  }
+  const std::int64_t kv_heads = model.num_kv_heads;
+  if (kv_heads != 0 && kv_heads % ranks != 0 && ranks % kv_heads != 0) {
+    return std::to_string(kv_heads) + " KV heads are neither a multiple nor a divisor of the ranks";
+  }
+  return {};
+}
+
+CacheVariant own_variant(const ModelShape& model) {
+  for (const CacheVariant& variant : cache_variants(model)) {
+    if (variant.own) return variant;
+  }
+  throw Failure("plan: the model has no cache of its own");
+}
+
+}  // namespace
+
+std::span<const Link> known_links() { return links(); }
+
+Link parse_link(std::string_view text) {
+  std::string names;
+  for (const Link& link : links()) {
+    if (link.name == text) return link;
+    names += link.name + ", ";
+  }
+  const std::size_t comma = text.find(',');
+  if (comma == std::string_view::npos) {
+    throw UsageError("got \"" + std::string(text) + "\", expected one of " + names +
+                     "or LATENCY,BANDWIDTH such as 30us,1.2GB/s");
+  }
+  constexpr Unit kTimes[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}};
+  constexpr Unit kRates[] = {{"B/s", 1}, {"kB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}};
+  return {
+      .name = std::string(text),
+      .latency = parse_quantity(text.substr(0, comma), kTimes, "a latency such as 30us"),
+      .bandwidth = parse_quantity(text.substr(comma + 1), kRates, "a bandwidth such as 1.2GB/s")};
+}
+
+std::vector<RankScheme> rank_schemes(const ModelShape& model, const CacheRequest& request,
+                                     std::int64_t ranks, const Link& link) {
+  const bool latent = model.kv_rank != 0;
+  const CacheVariant variant = own_variant(model);
+  const std::int64_t whole_cache = cache_bytes(model, variant, request);
+  // Of a latent model attention runs over expanded keys in prefill.
+  const auto as_double = [](std::int64_t value) { return static_cast<double>(value); };
+  const Sizes s{.heads = as_double(model.num_heads),
+                .kv_heads = as_double(latent ? model.num_heads : model.num_kv_heads),
+                .head_dim = as_double(model.head_dim + (latent ? model.rope_dim : 0)),
+                .value_dim = as_double(model.value_dim),
+                .tokens = as_double(request.context) * as_double(request.batch),
+                .batch = as_double(request.batch),
+                .ranks = as_double(ranks),
+                .element = as_double(request.dtype == DType::kI8
+                                         ? 2
+                                         : static_cast<std::int64_t>(size_of(request.dtype)))};
+  std::vector<RankScheme> schemes;
+  // `steps` collectives in each layer, of which each takes a latency for every other rank.
+  const auto add = [&](RankScheme scheme, double sent, double steps, std::int64_t cache) {
+    if (scheme.refused.empty()) {
+      const double layers = as_double(model.num_layers());
+      scheme.cache_bytes = cache;
+      scheme.sent = layers * sent;
+      scheme.seconds = layers * steps * (s.ranks - 1) * link.latency + scheme.sent / link.bandwidth;
+    }
+    schemes.push_back(std::move(scheme));
+  };
+  const std::string refused = why_heads_do_not_divide(model, ranks);
+  const std::int64_t by_heads = latent ? whole_cache
+                                       : whole_cache / model.num_kv_heads *
+                                             std::max<std::int64_t>(1, model.num_kv_heads / ranks);
+  // A spread cache keeps every token; rank 0 has most of them.
+  CacheVariant spread = variant;
+  spread.own = false;
+  CacheRequest most = request;
+  most.context = SpreadKvCache::keys_of(0, static_cast<int>(ranks), request.context);
+  const std::int64_t by_sequence = cache_bytes(model, spread, most);
+  const double embed_dim = as_double(model.embed_dim);
+
+  add({.phase = "decode", .name = "heads", .refused = refused},
+      sent_by_heads(s, s.batch, embed_dim), 2, by_heads);
+  add({.phase = "decode", .name = "sequence"},
+      sent_by_sequence(s, as_double(latent ? model.kv_rank : model.value_dim)), 2, by_sequence);
+  add({.phase = "prefill", .name = "heads", .refused = refused},
+      sent_by_heads(s, s.tokens, embed_dim), 2, by_heads);
+  const auto tokens_of = whole_cache / ranks;
+  add({.phase = "prefill", .name = "all-gather"}, sent_by_gather(s), 1, tokens_of);
+  add({.phase = "prefill", .name = "ring"}, sent_by_gather(s), 1, tokens_of);
+  add({.phase = "prefill", .name = "ulysses", .refused = refused}, sent_by_exchange(s), 2,
+      tokens_of);
+  for (const std::string_view phase : {"decode", "prefill"}) {
+    RankScheme* best = nullptr;
+    for (RankScheme& scheme : schemes) {
+      if (scheme.phase != phase || !scheme.refused.empty()) continue;
+      if (best == nullptr || scheme.seconds < best->seconds) best = &scheme;
+    }
+    if (best != nullptr) best->least = true;
+  }
+  return schemes;
+}
+
+}  // namespace ladon::cli

@@ -1,0 +1,354 @@
+// Attention over a SpreadKvCache. Every rank attends with all queries over each of its own splits;
+// of each head one rank receives the partial results and merges them, and then ranks exchange what
+// they have merged.
+
+#include <algorithm>
+#include <utility>
+
+#include "attention/attend.h"
+#include "core/compute_dtype.h"
+#include "core/fail.h"
+#include "ladon/attention.h"
+#include "parallel/host_messages.h"
+#include "parallel/message_layout.h"
+#include "parallel/spread_call.h"
+#include "parallel/whole_attention.h"
+
+namespace ladon {
+namespace {
+
+constexpr std::int64_t kSplit = SpreadKvCache::kSplitKeys;
+constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;
+
+/// Merges parts in their order.
+void merge_parts(const Context& context, std::span<const SpreadPart> parts, const TensorView& out,
+                 const TensorView& lse, const ConstTensorView& sinks = {}) {
+  std::vector<ConstTensorView> outs, lses;
+  for (const SpreadPart& part : parts) {
+    outs.emplace_back(part.out);
+    lses.emplace_back(part.lse);
+  }
+  merge_attention(context, outs, lses, out, lse, sinks);
+}
+
+}  // namespace
+
+void SpreadCall::describe(CallSignature& signature) const {
+  const KvCacheOptions& options = cache_.options();
+  signature.add("isa", name_of(context_.isa()));
+  signature.add("cache lengths", cache_.lengths_);
+  signature.add("num_kv_heads", options.num_kv_heads);
+  signature.add("head_dim", options.head_dim);
+  signature.add("value_dim", options.value_dim);
+  signature.add("values_in_keys", std::int64_t{options.values_in_keys});
+  signature.add("cache format", name_of(options.format.dtype));
+}
+
+void SpreadCall::check_attention(const Operation& operation, const ConstTensorView& q,
+                                 const AttentionOptions& options, const TensorView& out,
+                                 const TensorView& lse, const SpreadAttentionOptions& spread,
+                                 CallSignature& signature) {
+  check_device(operation, "cache", cache_.local_.device());
+  if (!options.query_offsets.empty()) {
+    fail(ErrorCode::kUnsupported, operation, "query_offsets",
+         "got some, expected none: q has as many queries for each sequence");
+  }
+  // The cache and the queries first, without keys; then what depends on their number.
+  const std::vector<KvSequenceView> no_keys(lengths_.size());
+  KvCacheView view = local_view();
+  view.sequences = no_keys;
+  AttentionOptions without = options;
+  without.mask = without.bias = {};
+  sizes_ = check_cache_inputs(operation, q, view, without);
+  dtype_ = q.dtype();
+  for (const std::int64_t length : lengths_) {
+    sizes_.max_kv_len = std::max(sizes_.max_kv_len, length);
+  }
+  sizes_.kv_len = sizes_.max_kv_len;
+  check_options(operation, options, sizes_);
+  check_tensor(operation, {"out", out}, q.dtype(),
+               {sizes_.batch, sizes_.query_len, sizes_.num_heads, sizes_.value_dim});
+  if (!lse.absent()) check_lse(operation, {"lse", lse}, sizes_, q.dtype());
+  const NamedView outputs[] = {{"out", out}, {"lse", lse}};
+  const NamedView inputs[] = {{"q", q},
+                              {"mask", options.mask},
+                              {"bias", options.bias},
+                              {"alibi_slopes", options.alibi_slopes},
+                              {"sinks", options.sinks}};
+  check_no_overlap(operation, outputs, inputs);
+  signature.add("q", q);
+  signature.add("lse", lse.absent() ? "none" : name_of(lse.dtype()));
+  signature.add("reproducible", std::int64_t{spread.reproducible});
+  describe_attention(options, signature);
+}
+
+std::int64_t SpreadCall::num_splits(const Piece& piece) const {
+  // A sequence without keys has one split, which is empty.
+  const std::int64_t length = lengths_[static_cast<std::size_t>(piece.sequence)];
+  return std::max<std::int64_t>(1, (length + kSplit - 1) / kSplit);
+}
+
+/// Queries that are computed together, so that the partial results of all their splits fit
+/// kPartialBytes on every rank.
+std::vector<std::vector<SpreadCall::Piece>> SpreadCall::batches(std::int64_t query_len,
+                                                                std::int64_t bytes_of_query) const {
+  std::vector<std::vector<Piece>> all;
+  std::int64_t room = 0;
+  for (std::int64_t b = 0; b < sizes_.num_sequences; ++b) {
+    const std::int64_t ranks = cache_.communicator_.size();
+    const std::int64_t most_splits = (num_splits({.sequence = b}) + ranks - 1) / ranks;
+    const std::int64_t bytes = most_splits * bytes_of_query;
+    for (std::int64_t first = 0; first < query_len;) {
+      if (room < bytes) {
+        all.emplace_back();
+        room = std::max(bytes, kPartialBytes);
+      }
+      const std::int64_t length = std::min(query_len - first, room / bytes);
+      all.back().push_back({b, first, length});
+      room -= length * bytes;
+      first += length;
+    }
+  }
+  return all;
+}
+
+SpreadCall::Part SpreadCall::attend_split(const ConstTensorView& q, const AttentionOptions& options,
+                                          const Piece& piece, std::int64_t split) const {
+  const auto b = static_cast<std::size_t>(piece.sequence);
+  KvCacheView view = local_view();
+  KvSequenceView keys = view.sequences[b];
+  const std::int64_t local = split / cache_.communicator_.size() * kSplit;
+  keys.length = std::min(kSplit, lengths_[b] - split * kSplit);
+  if (view.page_size != 0) {
+    keys.pages += local / view.page_size;
+  } else {
+    keys.first_slot += local;
+  }
+  view.sequences = std::span(&keys, 1);
+
+  const std::int64_t query_len = q.size(1);
+  const std::int64_t position =
+      options.position_offset.value_or(lengths_[b] - query_len) + piece.first;
+  AttentionOptions own = options;
+  own.position_offset = position - split * kSplit;
+  own.sinks = {};  // they join when parts are merged
+  for (ConstTensorView* const operand : {&own.mask, &own.bias}) {
+    *operand = slice_unless_one(*operand, 0, {piece.sequence, piece.sequence + 1});
+    *operand = slice_unless_one(*operand, 2, {piece.first, piece.first + piece.length});
+    *operand = slice_unless_one(*operand, 3, {split * kSplit, split * kSplit + keys.length});
+  }
+  own.dropout.first_sequence += piece.sequence;
+  own.dropout.first_query += piece.first;
+  own.dropout.first_key += split * kSplit;
+  Part part{Tensor::uninitialized(context_, compute_dtype(dtype_),
+                                  {1, piece.length, sizes_.num_heads, sizes_.value_dim}),
+            Tensor::uninitialized(context_, DType::kF64, {1, sizes_.num_heads, piece.length})};
+  ladon::attend(context_,
+                q.slice(0, piece.sequence, piece.sequence + 1)
+                    .slice(1, piece.first, piece.first + piece.length),
+                view, own, part.out, part.lse,
+                {.query_len = query_len, .first_query = piece.first, .group = 0});
+  return part;
+}
+
+/// This rank's splits, in the order of their keys.
+std::vector<SpreadCall::Part> SpreadCall::attend_splits(const ConstTensorView& q,
+                                                        const AttentionOptions& options,
+                                                        const Piece& piece) const {
+  std::vector<Part> parts;
+  const int ranks = cache_.communicator_.size();
+  for (std::int64_t split = cache_.communicator_.rank(); split < num_splits(piece);
+       split += ranks) {
+    parts.push_back(attend_split(q, options, piece, split));
+  }
+  return parts;
+}
+
+void SpreadCall::attend(CollectiveCall& call, const ConstTensorView& q,
+                        const AttentionOptions& options, bool reproducible, const TensorView& lse) {
+  out_ = Tensor::uninitialized(
+      context_, dtype_, {sizes_.batch, sizes_.query_len, sizes_.num_heads, sizes_.value_dim});
+  if (!lse.absent()) lse_ = Tensor::uninitialized(context_, lse.dtype(), lse.shape());
+  const std::int64_t bytes_of_query =
+      sizes_.num_heads *
+      (sizes_.value_dim * static_cast<std::int64_t>(size_of(compute_dtype(dtype_))) + 8);
+  for (const std::vector<Piece>& pieces : batches(q.size(1), bytes_of_query)) {
+    std::vector<std::vector<Part>> parts;
+    for (const Piece& piece : pieces) {
+      std::vector<Part> own = attend_splits(q, options, piece);
+      if (!reproducible && own.size() > 1) {
+        Part merged{Tensor::uninitialized(context_, own[0].out.dtype(), own[0].out.shape()),
+                    Tensor::uninitialized(context_, DType::kF64, own[0].lse.shape())};
+        merge_parts(context_, own, merged.out, merged.lse);
+        context_.synchronize();  // before the parts are freed
+        own.clear();
+        own.push_back(std::move(merged));
+      }
+      parts.push_back(std::move(own));
+    }
+    context_.synchronize();
+    exchange(call, pieces, parts, reproducible, options.sinks);
+  }
+}
+
+/// Sends the partial results of all heads to the ranks that merge them, and what was merged to all.
+/// Parts of a piece are merged in the order of their splits, or of the ranks.
+void SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces,
+                          const std::vector<std::vector<Part>>& parts, bool reproducible,
+                          const ConstTensorView& sinks) {
+  const int ranks = call.size();
+  const auto count_of = [&](const Piece& piece, int rank) {
+    const std::int64_t own = (num_splits(piece) + ranks - 1 - rank) / ranks;
+    return reproducible ? own : std::min<std::int64_t>(own, 1);
+  };
+  const auto heads_of = [&](int rank) { return share_of(sizes_.num_heads, rank, ranks); };
+  // Out and lse of each part, one after the other.
+  const auto layout_of = [&](int from, int to) {
+    std::vector<MessageLayout::Array> arrays;
+    const std::int64_t heads = heads_of(to).length();
+    for (const Piece& piece : pieces) {
+      for (std::int64_t i = 0; i < count_of(piece, from); ++i) {
+        arrays.push_back({compute_dtype(dtype_), {1, piece.length, heads, sizes_.value_dim}});
+        arrays.push_back({DType::kF64, {1, heads, piece.length}});
+      }
+    }
+    return MessageLayout(std::move(arrays));
+  };
+  std::vector<Tensor> outgoing, incoming;
+  for (int other = 0; other < ranks; ++other) {
+    const MessageLayout layout = layout_of(call.rank(), other);
+    Tensor& message = outgoing.emplace_back(layout.allocate());
+    const Range heads = heads_of(other);
+    std::size_t array = 0;
+    for (const std::vector<Part>& of_piece : parts) {
+      for (const Part& part : of_piece) {
+        copy(context_, part.out.view().slice(2, heads.begin, heads.end),
+             layout.array(message, array++));
+        copy(context_, part.lse.view().slice(1, heads.begin, heads.end),
+             layout.array(message, array++));
+      }
+    }
+    incoming.push_back(layout_of(other, call.rank()).allocate());
+  }
+  begin_exchange(call, outgoing, incoming);
+  call.wait();
+
+  const Range own = heads_of(call.rank());
+  std::int64_t rows = 0;
+  for (const Piece& piece : pieces) rows += piece.length;
+  Part merged{Tensor::uninitialized(context_, dtype_, {1, rows, own.length(), sizes_.value_dim}),
+              {}};
+  if (lse_.rank() != 0) {
+    merged.lse = Tensor::uninitialized(context_, lse_.dtype(), {1, own.length(), rows});
+  }
+  std::vector<std::size_t> next(static_cast<std::size_t>(ranks));
+  std::int64_t row = 0;
+  for (const Piece& piece : pieces) {
+    if (own.length() == 0) break;
+    // Split s is the (s / ranks)-th of rank s % ranks.
+    const std::int64_t most = reproducible ? num_splits(piece) : ranks;
+    std::vector<Part> arrived;
+    for (std::int64_t i = 0; i < most; ++i) {
+      const int rank = static_cast<int>(i % ranks);
+      if (i / ranks >= count_of(piece, rank)) continue;
+      const auto index = static_cast<std::size_t>(rank);
+      const MessageLayout layout = layout_of(rank, call.rank());
+      Part& part = arrived.emplace_back();
+      part.out = Tensor::copy_of(context_, layout.array(incoming[index], next[index]++));
+      part.lse = Tensor::copy_of(context_, layout.array(incoming[index], next[index]++));
+    }
+    const std::int64_t end = row + piece.length;
+    merge_parts(context_, arrived, merged.out.view().slice(1, row, end),
+                lse_.rank() == 0 ? TensorView() : merged.lse.view().slice(2, row, end),
+                sinks.absent() ? sinks : sinks.slice(0, own.begin, own.end));
+    context_.synchronize();  // before the parts are freed
+    row = end;
+  }
+  gather_heads(call, pieces, merged);
+}
+
+/// The merged heads of all ranks, into the results.
+void SpreadCall::gather_heads(CollectiveCall& call, const std::vector<Piece>& pieces,
+                              const Part& merged) {
+  const std::int64_t rows = merged.out.size(1);
+  const auto layout_of = [&](int rank) {
+    const std::int64_t heads = share_of(sizes_.num_heads, rank, call.size()).length();
+    std::vector<MessageLayout::Array> arrays{{dtype_, {1, rows, heads, sizes_.value_dim}}};
+    if (lse_.rank() != 0) arrays.push_back({lse_.dtype(), {1, heads, rows}});
+    return MessageLayout(std::move(arrays));
+  };
+  const MessageLayout sent = layout_of(call.rank());
+  Tensor message = sent.allocate();
+  copy(context_, merged.out, sent.array(message, 0));
+  if (lse_.rank() != 0) copy(context_, merged.lse, sent.array(message, 1));
+  std::vector<Tensor> incoming;
+  for (int other = 0; other < call.size(); ++other) {
+    incoming.push_back(layout_of(other).allocate());
+  }
+  gather_bytes(call, host_bytes(std::as_const(message)), [&](int other) {
+    return host_bytes(incoming[static_cast<std::size_t>(other)].view());
+  });
+  for (int other = 0; other < call.size(); ++other) {
+    const Range heads = share_of(sizes_.num_heads, other, call.size());
+    const MessageLayout layout = layout_of(other);
+    Tensor& arrived = incoming[static_cast<std::size_t>(other)];
+    std::int64_t row = 0;
+    for (const Piece& piece : pieces) {
+      const std::int64_t end = row + piece.length;
+      const auto of_piece = [&](const TensorView& all, int query_dim, int head_dim) {
+        return all.slice(0, piece.sequence, piece.sequence + 1)
+            .slice(query_dim, piece.first, piece.first + piece.length)
+            .slice(head_dim, heads.begin, heads.end);
+      };
+      copy(context_, layout.array(arrived, 0).slice(1, row, end), of_piece(out_, 1, 2));
+      if (lse_.rank() != 0) {
+        copy(context_, layout.array(arrived, 1).slice(2, row, end), of_piece(lse_, 2, 1));
+      }
+      row = end;
+    }
+  }
+  context_.synchronize();
+}
+
+void SpreadCall::publish(const TensorView& out, const TensorView& lse) const {
+  copy(context_, out_, out);
+  if (!lse.absent()) copy(context_, lse_, lse);
+  context_.synchronize();
+}
+
+void spread_attention(const Context& context, const SpreadKvCache& cache, const ConstTensorView& q,
+                      const AttentionOptions& options, const TensorView& out, const TensorView& lse,
+                      const SpreadAttentionOptions& spread) {
+  const Operation operation("spread_attention", context);
+  SpreadCall own(context, const_cast<SpreadKvCache&>(cache));  // which it does not change
+  run_collective(
+      cache.communicator(), operation,
+      [&](CallSignature& signature) {
+        own.describe(signature);
+        own.check_attention(operation, q, options, out, lse, spread, signature);
+      },
+      [&](CollectiveCall& call) { own.attend(call, q, options, spread.reproducible, lse); },
+      [&] { own.publish(out, lse); });
+}
+
+void append_and_attend(const Context& context, SpreadKvCache& cache, const ConstTensorView& q,
+                       const ConstTensorView& k, const ConstTensorView& v,
+                       const AttentionOptions& options, const TensorView& out,
+                       const TensorView& lse, const SpreadAttentionOptions& spread) {
+  const Operation operation("append_and_attend", context);
+  SpreadCall own(context, cache);
+  run_collective(
+      cache.communicator(), operation,
+      [&](CallSignature& signature) {
+        own.describe(signature);
+        own.append(operation, k, v, {}, signature);
+        own.check_attention(operation, q, options, out, lse, spread, signature);
+      },
+      [&](CollectiveCall& call) { own.attend(call, q, options, spread.reproducible, lse); },
+      [&] {
+        own.publish(out, lse);
+        own.commit();
+      });
+}
+
+}  // namespace ladon
