@@ -24,8 +24,9 @@ class DeviceMemory {
   /// At least 64-byte aligned, content unspecified. Null where it cannot be had; bytes is not 0.
   virtual void* allocate(std::size_t bytes) noexcept = 0;
   virtual void free(void* data, std::size_t bytes) noexcept = 0;
-  /// What can still be allocated, where the device tells.
-  virtual std::optional<std::size_t> free_bytes() const noexcept { return std::nullopt; }
+  /// What can still be allocated, where the device tells. Throws Error where the device has failed,
+  /// which is why it gives no memory then.
+  virtual std::optional<std::size_t> free_bytes() const { return std::nullopt; }
 
   /// Within this memory; the two ranges do not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) noexcept = 0;
@@ -38,7 +39,8 @@ class DeviceMemory {
   DeviceMemory() = default;
 };
 
-/// "a size that fits the memory of cuda:0, of which 1024 bytes are free": for messages.
+/// "a size that fits the memory of cuda:0, of which 1024 bytes are free": for messages. Throws as
+/// free_bytes() does.
 std::string size_that_fits(const DeviceMemory& memory);
 
 /// The device whose memory this is, where it can be told and is not the claimed one. Defined in

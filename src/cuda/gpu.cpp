@@ -141,13 +141,13 @@ void Gpu::free_now(void* data) noexcept {
   static_cast<void>(cudaFreeAsync(data, reclaim_));
 }
 
-std::size_t Gpu::free_bytes() const noexcept {
+std::size_t Gpu::free_bytes() const {
   const DeviceScope scope(index_);
   std::size_t free = 0;
   std::size_t all = 0;
   std::uint64_t reserved = 0;
   std::uint64_t used = 0;
-  static_cast<void>(cudaMemGetInfo(&free, &all));
+  check(cudaMemGetInfo(&free, &all), "allocation");
   static_cast<void>(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved));
   static_cast<void>(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used));
   return free + static_cast<std::size_t>(reserved - used);

@@ -47,7 +47,7 @@ class Gpu {
   void hold_frees();
   void release_frees() noexcept;
   /// The system's, and the pool's unused memory.
-  std::size_t free_bytes() const noexcept;
+  std::size_t free_bytes() const;
   /// Returns the pool's unused memory to the system.
   void trim() noexcept;
 

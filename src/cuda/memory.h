@@ -28,7 +28,7 @@ class CudaMemory final : public DeviceMemory {
 
   void* allocate(std::size_t bytes) noexcept override;
   void free(void* data, std::size_t bytes) noexcept override;
-  std::optional<std::size_t> free_bytes() const noexcept override { return gpu_->free_bytes(); }
+  std::optional<std::size_t> free_bytes() const override { return gpu_->free_bytes(); }
   void copy(void* to, const void* from, std::size_t bytes) noexcept override;
   void zero(void* data, std::size_t bytes) noexcept override;
   void upload(void* to, const void* from, std::size_t bytes) override;
