@@ -78,8 +78,11 @@ class Window final : public KvCache::Impl {
             std::int64_t from) noexcept {
     lengths_[index(to)] = other.lengths_[index(from)];
     first_[index(to)] = other.first_[index(from)];
-    storage_.copy_slots(context, other.storage_, from * ring_, to * ring_,
-                        std::min(ring_, lengths_[index(to)]));
+    for_each_ring_run(from, first_[index(to)], lengths_[index(to)],
+                      [&](std::int64_t, std::int64_t count, std::int64_t slot) {
+                        storage_.copy_slots(context, other.storage_, slot,
+                                            slot + (to - from) * ring_, count);
+                      });
   }
 
   /// copy(token, count, slot) for tokens [begin, end), as many at a time as are consecutive in the
