@@ -25,13 +25,10 @@ std::optional<CUtensorMap> map_of(const AttentionParams& call, const Operand& op
 }
 
 bool is_suited(const AttentionParams& call) {
-  const ScoreRules& rules = call.rules;
-  const bool is_plain = rules.softcap == 0 && rules.alibi_slopes.data == nullptr &&
-                        rules.bias.data == nullptr && rules.mask.data == nullptr && !rules.dropout;
   const auto is_bf16 = [](const Operand& operand) { return operand.dtype == DType::kBF16; };
-  return is_plain && is_bf16(call.q) && is_bf16(call.k) && is_bf16(call.v) && is_bf16(call.dout) &&
-         call.head_dim <= kLongestHead && call.value_dim <= kLongestHead &&
-         call.max_query_len >= kTile && call.max_kv_len >= kTile;
+  return only_scale_and_window(call.rules) && is_bf16(call.q) && is_bf16(call.k) &&
+         is_bf16(call.v) && is_bf16(call.dout) && call.head_dim <= kLongestHead &&
+         call.value_dim <= kLongestHead && call.max_query_len >= kTile && call.max_kv_len >= kTile;
 }
 
 }  // namespace

@@ -55,6 +55,12 @@ __device__ inline KeyRange window_of(const ScoreRules& rules, const Sequence& se
   return {within(begin), within(end)};
 }
 
+/// Whether scores have no rules but their scale and the window. On the host.
+inline bool only_scale_and_window(const ScoreRules& rules) {
+  return rules.softcap == 0 && rules.alibi_slopes.data == nullptr && rules.bias.data == nullptr &&
+         rules.mask.data == nullptr && !rules.dropout;
+}
+
 /// scale * q.k after softcap, and its derivative with respect to scale * q.k. A cap past the range
 /// of Compute has no effect; one too small for 1 / cap is that range's smallest.
 template <class Compute>

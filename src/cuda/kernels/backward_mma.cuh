@@ -291,9 +291,7 @@ __global__ void __launch_bounds__(kMmaThreads, 1)
 /// Calls launch(dim, full) with the constants of a call.
 template <class Launch>
 inline void with_mma_shape(const AttentionParams& call, const Launch& launch) {
-  const ScoreRules& rules = call.rules;
-  const bool full = rules.softcap != 0 || rules.alibi_slopes.data != nullptr ||
-                    rules.bias.data != nullptr || rules.mask.data != nullptr || rules.dropout;
+  const bool full = !only_scale_and_window(call.rules);
   const auto with_dim = [&](auto dim) {
     full ? launch(dim, std::true_type{}) : launch(dim, std::false_type{});
   };

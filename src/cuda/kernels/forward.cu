@@ -127,9 +127,7 @@ bool uses_tensor_cores(const AttentionParams& call) {
 
 /// Nothing but a positive scale and a window: scores keep the units of q.k.
 bool is_plain(const AttentionParams& call) {
-  const ScoreRules& rules = call.rules;
-  return rules.scale > 0 && rules.softcap == 0 && rules.alibi_slopes.data == nullptr &&
-         rules.bias.data == nullptr && rules.mask.data == nullptr && !rules.dropout;
+  return call.rules.scale > 0 && only_scale_and_window(call.rules);
 }
 
 /// Memory for segments that are computed apart.
