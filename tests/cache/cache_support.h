@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -77,18 +78,58 @@ inline double relative_difference(const Tensor& got, const Tensor& truth) {
   return difference / largest;
 }
 
+/// The slot of key j of a sequence, as KvSequenceView says.
+inline std::int64_t slot_in(const KvCacheView& view, const KvSequenceView& sequence,
+                            std::int64_t j) {
+  if (view.page_size != 0) {
+    return sequence.pages[j / view.page_size] * view.page_size + j % view.page_size;
+  }
+  if (view.ring_slots != 0) {
+    return sequence.first_slot + (sequence.ring_start + j) % view.ring_slots;
+  }
+  return sequence.first_slot + j;
+}
+
+/// Which slots the sequences of a view hold.
+inline std::vector<bool> live_slots(const KvCacheView& view) {
+  std::vector<bool> live(static_cast<std::size_t>(view.num_slots), false);
+  for (const KvSequenceView& sequence : view.sequences) {
+    for (std::int64_t j = 0; j < sequence.length; ++j) {
+      live[static_cast<std::size_t>(slot_in(view, sequence, j))] = true;
+    }
+  }
+  return live;
+}
+
+/// Calls visit(begin, end) for each run of slots whose entry is `wanted`.
+template <class Visit>
+void for_each_run(const std::vector<bool>& slots, bool wanted, const Visit& visit) {
+  for (auto begin = slots.begin(); begin != slots.end();) {
+    begin = std::find(begin, slots.end(), wanted);
+    const auto end = std::find(begin, slots.end(), !wanted);
+    if (begin != end) visit(begin - slots.begin(), end - slots.begin());
+    begin = end;
+  }
+}
+
 /// A view that the host can read: a cache's own where it is on the host, else one of copies.
 struct HostView {
   KvCacheView view{};
   Tensor k{}, v{}, k_scales{}, v_scales{};
 };
 
+/// Copies the slots that are held and no others: what a cache has not written is not read.
 inline HostView host_view(const Context& context, const KvCacheView& cache) {
   HostView host{.view = cache};
   if (cache.device.is_cpu()) return host;
+  const std::vector<bool> live = live_slots(cache);
   const auto download = [&](const void* data, DType dtype, std::int64_t slot_stride) {
-    return host_copy(context,
-                     ConstTensorView(data, dtype, {cache.num_slots, slot_stride}, cache.device));
+    const ConstTensorView slots(data, dtype, {cache.num_slots, slot_stride}, cache.device);
+    Tensor copies(dtype, slots.shape());
+    for_each_run(live, true, [&](std::int64_t begin, std::int64_t end) {
+      copy(context, slots.slice(0, begin, end), copies.view().slice(0, begin, end));
+    });
+    return copies;
   };
   host.k = download(cache.k, cache.format.dtype, cache.k_slot_stride);
   host.v = download(cache.v, cache.format.dtype, cache.v_slot_stride);
@@ -101,18 +142,6 @@ inline HostView host_view(const Context& context, const KvCacheView& cache) {
   host.view.k_scales = host.k_scales.data_as<float>();
   host.view.v_scales = host.v_scales.data_as<float>();
   return host;
-}
-
-/// The slot of key j of a sequence, as KvSequenceView says.
-inline std::int64_t slot_in(const KvCacheView& view, const KvSequenceView& sequence,
-                            std::int64_t j) {
-  if (view.page_size != 0) {
-    return sequence.pages[j / view.page_size] * view.page_size + j % view.page_size;
-  }
-  if (view.ring_slots != 0) {
-    return sequence.first_slot + (sequence.ring_start + j) % view.ring_slots;
-  }
-  return sequence.first_slot + j;
 }
 
 /// All numbers of one sequence in order, key by key, scales applied: what attention would read. Of
@@ -179,16 +208,13 @@ inline CacheState state_of(const KvCache& cache) { return state_of(host_context(
 inline void poison_slots(const Context& context, const KvCacheView& memory,
                          const std::vector<bool>& live) {
   const auto poison = [&](const void* data, DType dtype, std::int64_t stride) {
-    const TensorView array(const_cast<void*>(data), dtype, {memory.num_slots, stride},
+    const TensorView slots(const_cast<void*>(data), dtype, {memory.num_slots, stride},
                            memory.device);
-    Tensor host = host_copy(context, array);
-    for (std::size_t slot = 0; slot < live.size(); ++slot) {
-      for (std::int64_t i = 0; !live[slot] && i < stride; ++i) {
-        store_element(host.data(), dtype, static_cast<std::int64_t>(slot) * stride + i,
-                      std::nan(""));
-      }
-    }
-    copy(context, host, array);
+    for_each_run(live, false, [&](std::int64_t begin, std::int64_t end) {
+      const std::vector<double> nans(static_cast<std::size_t>((end - begin) * stride),
+                                     std::nan(""));
+      set_elements(context, slots.slice(0, begin, end), nans);
+    });
   };
   if (memory.k_scales != nullptr) {
     poison(memory.k_scales, DType::kF32, memory.scale_slot_stride);
@@ -204,12 +230,8 @@ inline void poison_dead_slots(const Context& context, const std::vector<const Kv
   const KvCacheView memory = caches.front()->view();
   std::vector<bool> live(static_cast<std::size_t>(memory.num_slots), false);
   for (const KvCache* cache : caches) {
-    const KvCacheView view = cache->view();
-    for (const KvSequenceView& sequence : view.sequences) {
-      for (std::int64_t j = 0; j < sequence.length; ++j) {
-        live[static_cast<std::size_t>(slot_in(view, sequence, j))] = true;
-      }
-    }
+    const std::vector<bool> held = live_slots(cache->view());
+    std::transform(live.begin(), live.end(), held.begin(), live.begin(), std::logical_or<>());
   }
   poison_slots(context, memory, live);
 }
