@@ -1,6 +1,9 @@
 // Attention by Hopper's own kernels, forward and backward.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "core/attention_params.h"
 #include "cuda/queue.h"
 
@@ -20,10 +23,13 @@ namespace hopper {
 /// kernels.
 bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
 
-/// The same for the gradients of q, k and v that the call wants (backward.cuh), after prepare().
-/// The tiles that meet NaN or infinity are left to the careful kernels.
+/// The same for the gradients of q, k and v that the call wants (backward.cuh), after prepare(),
+/// with backward_bytes() of scratch memory. The tiles that meet NaN or infinity are left to the
+/// careful kernels.
 bool attend_backward(Queue& queue, const AttentionParams& call,
-                     const backward::BackwardParams& params);
+                     const backward::BackwardParams& params, std::byte* scratch);
+std::size_t backward_bytes(const Queue& queue, const AttentionParams& call,
+                           std::int64_t num_row_tiles);
 
 }  // namespace hopper
 }  // namespace ladon::cuda

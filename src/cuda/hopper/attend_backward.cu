@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/integer.h"
 #include "cuda/hopper/attend.h"
 #include "cuda/hopper/backward_launch.h"
 #include "cuda/hopper/backward_tile.cuh"
@@ -24,25 +25,48 @@ std::optional<CUtensorMap> map_of(const AttentionParams& call, const Operand& op
                           {kBoxColumns, kTile, 1}});
 }
 
-bool is_suited(const AttentionParams& call) {
+bool is_suited(const Queue& queue, const AttentionParams& call) {
+  // One kernel computes all three gradients; without dq the generic one has less to do.
+  if (queue.kernels() != KernelSet::kHopper || call.dq.data == nullptr) return false;
   const auto is_bf16 = [](const Operand& operand) { return operand.dtype == DType::kBF16; };
   return only_scale_and_window(call.rules) && is_bf16(call.q) && is_bf16(call.k) &&
          is_bf16(call.v) && is_bf16(call.dout) && call.head_dim <= kLongestHead &&
          call.value_dim <= kLongestHead && call.max_query_len >= kTile && call.max_kv_len >= kTile;
 }
 
+bool is_wide(const AttentionParams& call) { return call.head_dim > 64 || call.value_dim > 64; }
+
+std::size_t count_row_tiles(const AttentionParams& call, std::int64_t num_row_tiles) {
+  return saturating_product(static_cast<std::size_t>(num_row_tiles),
+                            static_cast<std::size_t>(call.num_heads));
+}
+
+/// Blocks of one head that start together wait for each other, because all add to the same rows
+/// first, unless the window keeps them apart. With causal masks the longest blocks of a head come
+/// last, and few heads at once leave less to do at the end.
+int heads_at_once(const AttentionParams& call) { return call.rules.window_right <= 0 ? 1 : 16; }
+
+/// Of the sums of dq.
+std::size_t tile_bytes(const AttentionParams& call) {
+  return sizeof(float) * kTile * (is_wide(call) ? 128 : 64);
+}
+
 }  // namespace
 
+std::size_t backward_bytes(const Queue& queue, const AttentionParams& call,
+                           std::int64_t num_row_tiles) {
+  if (!is_suited(queue, call)) return 0;
+  return saturating_product(count_row_tiles(call, num_row_tiles),
+                            tile_bytes(call) + sizeof(unsigned));
+}
+
 bool attend_backward(Queue& queue, const AttentionParams& call,
-                     const backward::BackwardParams& params) {
-  if (!is_suited(call)) return false;
-  const bool is_wide = call.head_dim > 64 || call.value_dim > 64;
-  const auto slots = [&](std::int64_t tiles) {
-    return slots_before(tiles, call.num_sequences, own_tiles(is_wide));
-  };
-  const std::int64_t key_tickets = slots(params.num_key_tiles) * call.num_kv_heads;
-  const std::int64_t row_tickets = slots(params.num_row_tiles) * call.num_heads;
-  if (std::max(key_tickets, row_tickets) > kMostTickets) return false;
+                     const backward::BackwardParams& params, std::byte* scratch) {
+  if (!is_suited(queue, call)) return false;
+  const std::int64_t tickets =
+      slots_before(params.num_key_tiles, call.num_sequences) * call.num_kv_heads;
+  const std::size_t row_tiles = count_row_tiles(call, params.num_row_tiles);
+  if (std::max(tickets, static_cast<std::int64_t>(row_tiles)) > kMostTickets) return false;
   const auto of_rows = [&](const Operand& operand, std::int64_t Sequence::*start,
                            std::int64_t columns) {
     return map_of(call, operand, start, &Sequence::query_len, columns, call.num_heads);
@@ -58,13 +82,14 @@ bool attend_backward(Queue& queue, const AttentionParams& call,
   if (!q || !k || !v || !dout) return false;
 
   HopperBackwardParams ready{*q, *k, *v, *dout, params, static_cast<float>(call.rules.scale)};
-  const auto launch = [&](const auto& kernel, std::int64_t tickets) {
-    ready.tickets = static_cast<int>(tickets);
-    const auto blocks = std::min<std::int64_t>(queue.num_multiprocessors(), tickets);
-    kernel(queue, static_cast<int>(blocks), is_wide, ready);
-  };
-  if (call.dk.data != nullptr || call.dv.data != nullptr) launch(launch_dkdv_bf16, key_tickets);
-  if (call.dq.data != nullptr) launch(launch_dq_bf16, row_tickets);
+  ready.tickets = static_cast<int>(tickets);
+  ready.heads_at_once = heads_at_once(call);
+  ready.dq_sums = reinterpret_cast<float*>(scratch);
+  ready.dq_turns = reinterpret_cast<unsigned*>(scratch + row_tiles * tile_bytes(call));
+  queue.zero(ready.dq_turns, row_tiles * sizeof(unsigned));
+  const auto blocks = std::min<std::int64_t>(queue.num_multiprocessors(), tickets);
+  launch_backward_bf16(queue, static_cast<int>(blocks), is_wide(call), ready);
+  launch_finish_dq_bf16(queue, is_wide(call), ready);
   return true;
 }
 

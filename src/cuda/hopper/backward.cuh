@@ -1,62 +1,73 @@
 // The backward pass on Hopper, bf16 heads up to 128 (padded with zeros to 64 or 128) with a scale
-// and a window: one kernel for dk and dv, which owns keys, and one for dq, which owns rows.
+// and a window, in one pass over the scores:
 //
-//   own keys:  S^T = K Q^T,  dP^T = V dO^T,  dV += P^T dO,  dK += dS^T Q
-//   own rows:  S = Q K^T,    dP = dO V^T,    dQ += dS K
+//   S^T = K Q^T,  dP^T = V dO^T,  dV += P^T dO,  dK += dS^T Q,  dQ = dS K
 //
-// A block has a warp that copies and a warpgroup for each of its own tiles of 64: two at 128
-// columns, where a thread has 128 sums of dk and dv and 64 scores, three at 64. Own tiles stay in
-// shared memory; the tiles of 64 that they meet come through a ring. P and dS are where the A
-// operand of the next product wants them. While one warpgroup turns scores into gradients, the
-// products of the others run. Blocks take tickets, so that the next own tiles and the tiles that
-// they meet are copied while the last results are stored.
+// A block owns 128 keys, 64 for each of two warpgroups, which stay in shared memory; tiles of 64
+// rows of q and dout come through a ring. P^T and dS^T are where the A operand of dV and dK wants
+// them. dS goes through shared memory, because dQ is over the keys of both warpgroups; each
+// computes half of its columns, a tile later (backward_dq_products.cuh). Threads of the warpgroup
+// that copies add dQ to sums in global memory by bulk reductions, block of keys after block of keys
+// in a fixed order (backward_dq_writer.cuh), and a second kernel rounds the sums
+// (backward_finish.cuh). Blocks take tickets, so that the next own tiles and the tiles that they
+// meet are copied while the last results are stored.
 //
 // Every step is the arithmetic of backward_mma.cuh in the same order, so a result has the same
 // bits from both. Tiles that meet NaN or infinity are left to the careful kernels there.
 //
-// A tile of 64 x 64 by 128 columns is 1024 cycles of tensor cores for dk and dv, 768 of the shared
-// memory's port, and about 300 instructions a warp for P and dS; for dq 768 and 640. Scores are
-// computed twice: 7 products in place of 5, which is what one pass that adds dq up in global memory
-// would save.
-// H200, bf16, 15 launches, B4 H16 S4096: D128 341 TFLOP/s causal and 381 full (5 products counted),
-// D64 224 and 288; S16384 D128 causal 401: 0.7x of cuDNN, 2.0x of the generic kernels. Tensor cores
-// are busy for 52 to 67 % of the time at D128.
+// At 128 columns: 232 registers, 197 KB of shared memory. A tile of rows is 2560 cycles of tensor
+// cores and about 2950 of the shared memory's port (products 2048, copies 256, dS and dQ written
+// and read 640); it takes 4600. Where they go, by clock marks at S16384: S and dP 1100, P and dS
+// 1070, the products of dV, dQ and dK 1150, dS and dQ to shared memory 830.
 //
-// Tried and lost: scores of the next tile started before the sums of this one are waited for (10 %
-// slower, registers), warpgroups in turns by named barriers (dq 4 % faster, dk and dv 1 % slower, 6
-// % slower at D64), a block for each own tiles (12 % slower at S1024). dO of own rows in registers:
-// ptxas 13.0 puts what dS is rounded to in the same registers, though the loop needs both.
+// H200, bf16, 15 launches, TFLOP/s of five products, and of cuDNN in the same run: D128 causal B16
+// H16 S1024 228 and 306, B4 H16 S4096 411 and 478, B1 H16 S16384 502 and 551; full B4 H16 S4096 448
+// and 560; GQA 32/8 B2 S8192 causal 439 and 514; D64 causal S4096 296 and 364, S16384 369 and 447,
+// full 330 and 442. The two kernels before, with 7 products, had 341 at S4096, 401 at S16384, 381
+// full. Adding dq in any order instead: causal the same within 2 %.
+//
+// Tried and lost: warpgroups in turns by named barriers, one with its softmax while the products of
+// the other run (418 in place of 494 at S16384: what has to be waited for within a turn is too
+// long); scores of the next tile started before dk is waited for (spills at 128 columns); heads one
+// after the other without a mask (390 in place of 448: blocks of a head wait for each other's
+// additions).
 #pragma once
 
 #include "cuda/hopper/backward_consumer.cuh"
+#include "cuda/hopper/backward_dq_writer.cuh"
 #include "cuda/hopper/backward_producer.cuh"
 
 namespace ladon::cuda::hopper {
 
-template <class Half, int kColumns, bool kOwnKeys>
-__global__ void __launch_bounds__((BackwardMemory<kColumns, kOwnKeys>::kThreads), 1)
+template <class Half, int kColumns>
+__global__ void __launch_bounds__(BackwardMemory<kColumns>::kThreads, 1)
     backward_wgmma(const __grid_constant__ HopperBackwardParams params) {
-  using Memory = BackwardMemory<kColumns, kOwnKeys>;
+  using Memory = BackwardMemory<kColumns>;
   extern __shared__ unsigned char shared[];
-  // Dynamic shared memory need not start at a multiple of 1024, which the swizzle counts from.
-  auto& memory = *reinterpret_cast<Memory*>((reinterpret_cast<std::uintptr_t>(shared) + 1023) &
-                                            ~std::uintptr_t{1023});
+  auto& memory = *reinterpret_cast<Memory*>(aligned_memory(shared));
   if (threadIdx.x == 0) {
-    const auto init = [](BufferBarriers& barriers) {
-      barriers.full.init(1);
-      barriers.empty.init(Memory::kOwnTiles * kGroupThreads / 32);
+    constexpr int kWarps = kBlockTiles * kGroupThreads / 32;
+    const auto init = [](BufferBarriers& barriers, int writers, int readers) {
+      barriers.full.init(writers);
+      barriers.empty.init(readers);
     };
-    init(memory.own_barriers);
-    for (BufferBarriers& barriers : memory.barriers) init(barriers);
+    init(memory.own_barriers, 1, kWarps + kDqWriters);
+    for (BufferBarriers& barriers : memory.barriers) init(barriers, 1, kWarps);
+    for (BufferBarriers& barriers : memory.dscores_barriers) init(barriers, kWarps, kWarps);
+    for (BufferBarriers& barriers : memory.dq_barriers) init(barriers, kWarps, 1);
     publish_barriers();
   }
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
-    give_registers<kColumns == 128 ? 40 : 32>();
-    if (threadIdx.x < 32) BackwardProducer<kColumns, kOwnKeys>(params, memory).run();
+    give_registers<kColumns == 128 ? 40 : 56>();
+    if (threadIdx.x < 32) {
+      BackwardProducer<kColumns>(params, memory).run();
+    } else if (threadIdx.x % 32 == 0) {
+      DqWriter<kColumns>(params, memory, static_cast<int>(threadIdx.x) / 32 - 1).run();
+    }
   } else {
-    take_registers<kColumns == 128 ? 232 : 160>();
-    BackwardConsumer<Half, kColumns, kOwnKeys>(params, memory).run();
+    take_registers<kColumns == 128 ? 232 : 224>();
+    BackwardConsumer<Half, kColumns>(params, memory).run();
   }
 }
 

@@ -1,7 +1,8 @@
-// A warpgroup of Hopper's backward kernels that computes: scores, weights and gradients of scores,
+// A warpgroup of Hopper's backward kernel that computes: scores, weights and gradients of scores,
 // and their sums.
 #pragma once
 
+#include "cuda/hopper/backward_dq_products.cuh"
 #include "cuda/hopper/backward_tile.cuh"
 #include "cuda/kernels/backward_fragments.cuh"
 
@@ -44,13 +45,13 @@ __device__ inline void zero_dead_rows(Pair& pair, std::uint64_t live, int thread
       store_16(address + static_cast<unsigned>(chunk * kChunkBytes), 0, 0, 0, 0);
     }
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  publish_writes();
 }
 
-template <class Half, int kColumns, bool kOwnKeys>
+template <class Half, int kColumns>
 class BackwardConsumer {
  public:
-  using Memory = BackwardMemory<kColumns, kOwnKeys>;
+  using Memory = BackwardMemory<kColumns>;
   using Pair = typename Memory::Pair;
   using Sums = FragmentSums<Half, kColumns>;
 
@@ -59,29 +60,33 @@ class BackwardConsumer {
         scale_(params.scale),
         call_(params.backward.call),
         memory_(memory),
-        group_(uniform(static_cast<int>(threadIdx.x) / kGroupThreads - 1)) {}
+        group_(uniform(static_cast<int>(threadIdx.x) / kGroupThreads - 1)),
+        dq_products_(memory, group_) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
-      memory_.own_barriers.full.wait(own_.filled());
+      memory_.own_barriers.full.wait(works_.filled());
       const auto& work = memory_.works[works_.stage()];
       if (uniform(work.exists ? 1 : 0) == 0) return;
       run_work(work, work.walks[group_]);
-      own_.advance();
       works_.advance();
     }
   }
 
  private:
-  static constexpr int kOwnTiles = Memory::kOwnTiles;
   static constexpr int kOwnSteps = kColumns / 16;  // of a product over columns
   static constexpr int kTileSteps = kTile / 16;    // of one over a tile's rows
   static constexpr int kScoreGroups = kTile / 8;
   using Scores = float[kScoreGroups][4];
-  using Walk = TileWalk<kOwnKeys>;
+  using DqSums = typename DqProducts<Half, kColumns>::Sums;
+  using Walk = TileWalk<true>;
 
-  __device__ __forceinline__ void run_work(const BackwardWork<kOwnKeys, kOwnTiles>& work,
-                                           const Walk& walk) {
+  // Of warpgroups for themselves, then of all that compute.
+  static constexpr int kOwnBarrier = 1;
+  static constexpr int kStageBarrier = kOwnBarrier + kBlockTiles;
+  static constexpr int kAllThreads = kBlockTiles * kGroupThreads;
+
+  __device__ __forceinline__ void run_work(const BackwardWork& work, const Walk& walk) {
     Sums sums;
     Sums value_sums;
     seen_ = {uniform(walk.others.begin), uniform(walk.others.end)};
@@ -89,7 +94,7 @@ class BackwardConsumer {
     if (met_.begin != met_.end) {
       last_head_ = uniform(walk.first_head + walk.num_heads - 1);
       next_ = {uniform(walk.first_head), met_.begin};
-      set_band(walk);
+      if (thread() == 0) set_band(walk);
       load_own(walk);
       add_tiles(sums, value_sums);
     }
@@ -97,39 +102,26 @@ class BackwardConsumer {
     store(walk, sums, value_sums);
   }
 
-  /// Of tile 0; each tile further moves it by 64, which stays within 32 bits.
+  /// Each tile further moves it by 64, which stays within 32 bits. In shared memory, because the
+  /// products need the registers.
   __device__ __forceinline__ void set_band(const Walk& walk) {
     constexpr std::int64_t kFar = std::int64_t{1} << 30;
-    const Band band(call_.rules, walk.sequence, kOwnKeys ? 0 : walk.own_begin(),
-                    kOwnKeys ? walk.own_begin() : 0, kFar);
-    low_ = uniform(band.low);
-    high_ = uniform(band.high);
-    keys_ = uniform(band.keys);
+    memory_.bands[group_] = Band(call_.rules, walk.sequence, 0, walk.own_begin(), kFar);
   }
 
+  /// Within the warpgroup; what is computed from it is not kept in registers.
   __device__ __forceinline__ int thread() const {
-    return static_cast<int>(threadIdx.x) % kGroupThreads;
+    return static_cast<int>(fresh(threadIdx.x)) % kGroupThreads;
   }
 
+  /// Keys that do not exist become zeros, whether or not the own tile meets anything: dq is summed
+  /// over both tiles of the block.
   __device__ __forceinline__ void load_own(const Walk& walk) {
-    Pair& own = memory_.own[group_];
-    const std::uint64_t live = seen_.begin == seen_.end ? ~std::uint64_t{0}
-                               : kOwnKeys
-                                   ? live_keys(walk.sequence, walk.own_tile)
-                                   : live_rows(params_, walk, walk.first_head, walk.own_tile);
-    if (live != ~std::uint64_t{0}) zero_dead_rows(own, live, thread(), kGroupThreads);
-    sync_threads(1 + group_, kGroupThreads);
-    if constexpr (!kOwnKeys) {
-      const FragmentPlace place;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::int64_t token = walk.own_begin() + place.own(2 * half);
-        stats_[half] =
-            token < walk.sequence.query_len
-                ? *backward::stats_of<float>(params_, walk.first_head, walk.row_start + token)
-                : RowStats<float>{INFINITY, 0};
-      }
+    const std::uint64_t live = live_keys(walk.sequence, walk.own_tile);
+    if (live != ~std::uint64_t{0}) {
+      zero_dead_rows(memory_.own[group_], live, thread(), kGroupThreads);
     }
+    sync_threads(kOwnBarrier + group_, kGroupThreads);
   }
 
   /// Waits for the ring's next tile.
@@ -137,12 +129,10 @@ class BackwardConsumer {
     memory_.barriers[ring_.stage()].full.wait(ring_.filled());
     const std::uint64_t live = memory_.infos[ring_.stage()].live;
     if (uniform(live != ~std::uint64_t{0} ? 1 : 0) != 0) {
-      constexpr int kThreads = kOwnTiles * kGroupThreads;
-      constexpr int kBarrier = 1 + kOwnTiles;
-      sync_threads(kBarrier, kThreads);
+      sync_threads(kStageBarrier, kAllThreads);
       zero_dead_rows(memory_.stages[ring_.stage()], live,
-                     static_cast<int>(threadIdx.x) - kGroupThreads, kThreads);
-      sync_threads(kBarrier, kThreads);
+                     static_cast<int>(threadIdx.x) - kGroupThreads, kAllThreads);
+      sync_threads(kStageBarrier, kAllThreads);
     }
   }
   __device__ __forceinline__ void release(BufferBarriers& barriers) {
@@ -156,17 +146,14 @@ class BackwardConsumer {
     std::int32_t tile;
   };
 
-  /// Finds the next tile that the own one meets and waits for it. False where there is none.
+  /// Waits for the next tile that the block meets. False where there is none.
   __device__ __forceinline__ bool find_next(Step& step) {
-    while (next_.head <= last_head_) {
-      step = {ring_.stage(), next_.tile};
-      if (++next_.tile == met_.end) next_ = {next_.head + 1, met_.begin};
-      wait_for_tile();
-      ring_.advance();
-      if (step.tile >= seen_.begin && step.tile < seen_.end) return true;
-      release(memory_.barriers[step.stage]);
-    }
-    return false;
+    if (next_.head > last_head_) return false;
+    step = {ring_.stage(), next_.tile};
+    if (++next_.tile == met_.end) next_ = {next_.head + 1, met_.begin};
+    wait_for_tile();
+    ring_.advance();
+    return true;
   }
 
   /// S and dP: own rows times the rows of the tile.
@@ -195,40 +182,66 @@ class BackwardConsumer {
   }
 
   __device__ __forceinline__ void add_tiles(Sums& sums, Sums& value_sums) {
-    Scores scores;
-    Scores dscores;
     Step step;
+    bool has_dq = false;
     ring_.make_uniform();
     hold_in_place(sums.sums);
     hold_in_place(value_sums.sums);
     while (find_next(step)) {
-      start_scores(step, scores, dscores);
-      finish_products<1>();
-      hold_in_place(scores);
-      weigh(step, scores);
-      finish_products<0>();
-      hold_in_place(dscores);
-      differentiate(step, scores, dscores);
-      mask(step, scores, dscores);
-      if constexpr (kOwnKeys) pack_operand(scores, weights_);
-      pack_operand(dscores, gradients_);
-      start_sums(step, sums, value_sums);
-      finish_products<0>();
-      hold_in_place(sums.sums);
-      hold_in_place(value_sums.sums);
+      if (step.tile >= seen_.begin && step.tile < seen_.end) {
+        add_tile(step, has_dq, sums, value_sums);
+      } else {
+        dq_products_.store_no_dscores();
+        if (has_dq) add_dq();
+      }
       release(memory_.barriers[step.stage]);
+      has_dq = true;
     }
+    add_dq();
+  }
+
+  __device__ __forceinline__ void add_tile(const Step& step, bool has_dq, Sums& sums,
+                                           Sums& value_sums) {
+    Scores scores;
+    Scores dscores;
+    DqSums dq;
+    start_scores(step, scores, dscores);
+    finish_products<1>();
+    hold_in_place(scores);
+    weigh(step, scores);
+    finish_products<0>();
+    hold_in_place(dscores);
+    differentiate(step, scores, dscores);
+    mask(step, scores, dscores);
+    pack_operand(scores, weights_);
+    pack_operand(dscores, gradients_);
+    dq_products_.store_dscores(gradients_);
+    start_sum(value_sums, weights_, memory_.stages[step.stage].second);
+    dq_products_.start(has_dq, dq);
+    start_sum(sums, gradients_, memory_.stages[step.stage].first);
+    finish_products<1>();
+    hold_in_place(value_sums.sums);
+    if (has_dq) dq_products_.finish(dq);
+    finish_products<0>();
+    hold_in_place(sums.sums);
+  }
+
+  /// dq of the last tile.
+  __device__ __forceinline__ void add_dq() {
+    DqSums dq;
+    dq_products_.start(true, dq);
+    finish_products<0>();
+    dq_products_.finish(dq);
   }
 
   /// S to P.
   __device__ __forceinline__ void weigh(const Step& step, Scores& scores) {
 #pragma unroll
     for (int n = 0; n < kScoreGroups; ++n) {
-      if constexpr (kOwnKeys) load_stats(step, n);
+      load_stats(step, n);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        scores[n][i] =
-            backward::plain_weight(scores[n][i], scale_, stats_[kOwnKeys ? i % 2 : i / 2].lse);
+        scores[n][i] = backward::plain_weight(scores[n][i], scale_, stats_[i % 2].lse);
       }
     }
   }
@@ -237,10 +250,10 @@ class BackwardConsumer {
                                                 Scores& dscores) {
 #pragma unroll
     for (int n = 0; n < kScoreGroups; ++n) {
-      if constexpr (kOwnKeys) load_stats(step, n);
+      load_stats(step, n);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        dscores[n][i] = weights[n][i] * (dscores[n][i] - stats_[kOwnKeys ? i % 2 : i / 2].delta);
+        dscores[n][i] = weights[n][i] * (dscores[n][i] - stats_[i % 2].delta);
       }
     }
   }
@@ -254,9 +267,11 @@ class BackwardConsumer {
   }
 
   __device__ __forceinline__ void mask(const Step& step, Scores& weights, Scores& gradients) {
-    const int moved = kOwnKeys ? step.tile * kTile : -step.tile * kTile;
-    const Band band{low_ + moved, high_ + moved, keys_ + (kOwnKeys ? 0 : moved)};
-    if (!band.sees_all(kTile, kTile)) backward::apply_window<kOwnKeys>(band, weights, gradients);
+    const int moved = step.tile * kTile;
+    Band band = memory_.bands[group_];
+    band.low += moved;
+    band.high += moved;
+    if (!band.sees_all(kTile, kTile)) backward::apply_window<true>(band, weights, gradients);
   }
 
   /// Rounds P or dS to the operand A of products over the tile's rows.
@@ -272,25 +287,18 @@ class BackwardConsumer {
     }
   }
 
-  /// dk (or dq) += dS first, dv += P second.
-  __device__ __forceinline__ void start_sums(const Step& step, Sums& sums, Sums& value_sums) {
-    const Pair& tile = memory_.stages[step.stage];
-    hold_in_place(sums.sums);
-    hold_in_place(value_sums.sums);
-    hold_in_place(gradients_);
-    if constexpr (kOwnKeys) hold_in_place(weights_);
-    begin_products();
-    if constexpr (kOwnKeys) start_sum(value_sums, weights_, tile.second);
-    start_sum(sums, gradients_, tile.first);
-    commit_products();
-  }
-  __device__ __forceinline__ void start_sum(Sums& sums, const std::uint32_t (&a)[kTileSteps][4],
+  /// dk += dS^T q, or dv += P^T dout.
+  __device__ __forceinline__ void start_sum(Sums& sums, std::uint32_t (&a)[kTileSteps][4],
                                             const Boxes& rows) {
     const TileOperand b(shared_address(rows), Pair::kBoxBytes);
+    hold_in_place(sums.sums);
+    hold_in_place(a);
+    begin_products();
 #pragma unroll
     for (int step = 0; step < kTileSteps; ++step) {
       start_product<Half, true>(sums.sums, a[step], b.descriptor(step * 16 * kBoxRowBytes));
     }
+    commit_products();
   }
 
   __device__ __forceinline__ void store(const Walk& walk, const Sums& sums,
@@ -299,23 +307,19 @@ class BackwardConsumer {
       // A tile that does not exist has no flag, and stores nothing.
       const bool found = seen_.begin != seen_.end &&
                          backward::finds_non_finite(params_, walk, thread(), kGroupThreads);
-      if (any_thread(1 + group_, kGroupThreads, found)) return;  // to the careful kernel
+      if (any_thread(kOwnBarrier + group_, kGroupThreads, found)) return;  // to the careful kernel
     }
     const Sequence& sequence = walk.sequence;
     const std::int64_t begin = walk.own_begin();
     const auto start = [&](const Operand& operand, std::int64_t offset, std::int64_t head) {
       return offset + head * operand.head_stride + begin * operand.token_stride;
     };
-    if constexpr (kOwnKeys) {
-      const std::int64_t count = sequence.kv_len - begin;
-      store_sums(sums, scale_, call_.dk, start(call_.dk, sequence.dk, walk.kv_head), count,
-                 static_cast<int>(call_.head_dim));
-      store_sums(value_sums, 1.0F, call_.dv, start(call_.dv, sequence.dv, walk.kv_head), count,
-                 static_cast<int>(call_.value_dim));
-    } else {
-      store_sums(sums, scale_, call_.dq, start(call_.dq, sequence.dq, walk.first_head),
-                 sequence.query_len - begin, static_cast<int>(call_.head_dim));
-    }
+    const std::int64_t count = sequence.kv_len - begin;
+    backward::store_sums<Half>(sums, scale_, call_.dk, start(call_.dk, sequence.dk, walk.kv_head),
+                               count, static_cast<int>(call_.head_dim));
+    backward::store_sums<Half>(value_sums, 1.0F, call_.dv,
+                               start(call_.dv, sequence.dv, walk.kv_head), count,
+                               static_cast<int>(call_.value_dim));
   }
 
   const BackwardParams& params_;
@@ -326,16 +330,13 @@ class BackwardConsumer {
   TileRange seen_;  // tiles that the own one meets
   TileRange met_;   // those that any own tile of the block meets
   int last_head_ = 0;
-  int low_ = 0;  // the Band of the own tile and tile 0
-  int high_ = 0;
-  int keys_ = 0;
   RowStats<float> stats_[2];
-  std::uint32_t weights_[kOwnKeys ? kTileSteps : 1][4];
+  std::uint32_t weights_[kTileSteps][4];
   std::uint32_t gradients_[kTileSteps][4];
   RingPosition<Memory::kStages> ring_;
-  RingPosition<3> works_;
-  RingPosition<1> own_;
+  WorkPosition works_;
   OtherTile next_ = {0, 0};
+  DqProducts<Half, kColumns> dq_products_;
 };
 
 }  // namespace ladon::cuda::hopper

@@ -1,4 +1,4 @@
-// What Hopper's backward kernels take.
+// What Hopper's backward kernel takes.
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +17,11 @@ struct HopperBackwardParams {
   CUtensorMap dout;
   BackwardParams backward;
   float scale = 1;
-  int tickets = 0;  // for own tiles, a few at a time
+  int tickets = 0;        // one for each block of keys
+  int heads_at_once = 1;  // KV heads whose blocks take tickets in turns
+  // Sums of dq, [head][row tile], each tile as BackwardMemory::dq has it.
+  float* dq_sums = nullptr;
+  unsigned* dq_turns = nullptr;  // [head][row tile] blocks of keys that have added; 0 before
 };
 
 }  // namespace ladon::cuda::hopper

@@ -1,8 +1,8 @@
-// Tiles of Hopper's backward kernels: which keys and rows a block has, and the shared memory that
+// Tiles of Hopper's backward kernel: which keys and rows a block has, and the shared memory that
 // they go through.
 //
-// A block owns some neighbouring tiles of 64 keys (for dk and dv) or 64 rows (for dq), one for each
-// of its warpgroups that compute, and walks over the tiles of rows or keys that any of them meets.
+// A block owns two neighbouring tiles of 64 keys, one for each of its warpgroups that compute, and
+// walks over the tiles of rows that either of them meets.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,11 @@
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/hopper/wgmma.cuh"
+#include "cuda/kernels/backward_fragments.cuh"
 
 namespace ladon::cuda::hopper {
 
+using backward::kBlockTiles;
 using backward::kTile;
 using backward::OtherTile;
 using backward::RowStats;
@@ -21,9 +23,6 @@ using backward::TileRange;
 using backward::TileWalk;
 
 static_assert(kTile == kGroupRows);
-
-/// Own tiles of a block: one for each warpgroup that computes, as many as have enough registers.
-__host__ __device__ constexpr int own_tiles(bool is_wide) { return is_wide ? 2 : 3; }
 
 /// Rows of two operands: k and v of some keys, or q and dout of some rows.
 template <int kColumns>
@@ -34,70 +33,98 @@ struct OperandPair {
   alignas(1024) unsigned char second[kBoxes][kBoxBytes];
 };
 
-/// A tile that both warpgroups read, and what is known of its rows.
+/// What is known of the rows of a tile that both warpgroups read.
 struct StageInfo {
-  RowStats<float> stats[kTile];  // where it is of rows
-  std::uint64_t live;            // a bit for each row that exists, and sees a key
+  RowStats<float> stats[kTile];
+  std::uint64_t live;  // a bit for each row that exists, and sees a key
 };
 
 /// What a block computes at a time.
-template <bool kOwnKeys, int kOwnTiles>
 struct BackwardWork {
-  TileWalk<kOwnKeys> walks[kOwnTiles];
+  TileWalk<true> walks[kBlockTiles];
   TileRange met;  // by any of the own tiles
   bool exists = false;
 };
 
-template <int kColumns, bool kOwnKeys>
-struct BackwardMemory {
-  using Pair = OperandPair<kColumns>;
-  static constexpr int kOwnTiles = own_tiles(kColumns > kBoxColumns);
-  static constexpr int kThreads = (1 + kOwnTiles) * kGroupThreads;
-  static constexpr int kStages = kColumns == 128 ? 4 : 8;
+/// Which of the works comes next, and the parity of the barriers of own tiles for it.
+class WorkPosition {
+ public:
+  static constexpr unsigned kWorks = 3;  // in turns: one is stored, one computed, one announced
+  __device__ __forceinline__ unsigned stage() const { return count_ % kWorks; }
+  __device__ __forceinline__ unsigned filled() const { return count_ % 2; }
+  __device__ __forceinline__ unsigned emptied() const { return filled() ^ 1U; }
+  __device__ __forceinline__ void advance() { ++count_; }
 
-  Pair own[kOwnTiles];
-  Pair stages[kStages];
-  StageInfo infos[kStages];
-  // Three in turns: one is stored, one computed and one announced.
-  BackwardWork<kOwnKeys, kOwnTiles> works[3];
-  BufferBarriers own_barriers;
-  BufferBarriers barriers[kStages];
+ private:
+  unsigned count_ = 0;
 };
 
-/// Slots of `own` tiles before a sequence, counted from the tiles before it: enough for each
-/// sequence to start with a slot, and at most one too many for each.
+/// Threads that add dq up in turns: an addition takes longer than a tile of rows.
+inline constexpr int kDqWriters = 3;
+
+template <int kColumns>
+struct BackwardMemory {
+  using Pair = OperandPair<kColumns>;
+  static constexpr int kThreads = (1 + kBlockTiles) * kGroupThreads;
+  static constexpr int kStages = kColumns == 128 ? 2 : 4;
+  /// Columns of dq that a warpgroup computes.
+  static constexpr int kDqColumns = kColumns / kBlockTiles;
+  static constexpr int kDqGroups = kDqColumns / 8;
+  static constexpr int kDscoreBytes = kTile * kBoxRowBytes;
+
+  Pair own[kBlockTiles];
+  Pair stages[kStages];
+  // dS of a tile of rows with each own tile, [row][key]: of this tile and the one before.
+  alignas(1024) unsigned char dscores[2][kBlockTiles][kDscoreBytes];
+  // dq of a tile of rows, as the registers of the warpgroups' threads have it.
+  alignas(128) float4 dq[kBlockTiles][kDqGroups][kGroupThreads];
+  StageInfo infos[kStages];
+  BackwardWork works[WorkPosition::kWorks];
+  backward::Band bands[kBlockTiles];  // of each own tile and the first tile of rows
+  BufferBarriers own_barriers;
+  BufferBarriers barriers[kStages];
+  BufferBarriers dscores_barriers[2];
+  BufferBarriers dq_barriers[kDqWriters];  // of the one buffer, for each writer
+};
+
+/// Blocks of keys before a sequence, counted from the tiles before it: enough for each sequence to
+/// start with a block, and at most one too many for each.
 template <class Int>
-__host__ __device__ constexpr Int slots_before(Int tiles, Int sequences, int own) {
-  return (tiles + sequences * (own - 1)) / own;
+__host__ __device__ constexpr Int slots_before(Int tiles, Int sequences) {
+  return (tiles + sequences * (kBlockTiles - 1)) / kBlockTiles;
 }
 
-/// Finds the own tiles of a ticket. Those of a head follow each other, the longest of causal calls
-/// first. A tile that does not exist meets nothing; false where none exists. Counts of slots fit 32
-/// bits: the tickets do.
-template <bool kOwnKeys, int kOwnTiles>
-__device__ inline bool find_work(const BackwardParams& params, int ticket,
-                                 BackwardWork<kOwnKeys, kOwnTiles>& work) {
-  const std::int64_t* const starts = kOwnKeys ? params.key_tile_starts : params.row_tile_starts;
+/// Finds the own tiles of a ticket. A head's come with the last keys first: dq is added up in that
+/// order. A tile that does not exist meets nothing; false where none exists. Counts of slots fit 32
+/// bits: the tickets do. A function of its own, because the producer has few registers.
+__device__ __noinline__ inline bool find_work(const HopperBackwardParams& hopper, int ticket,
+                                              BackwardWork& work) {
+  const BackwardParams& params = hopper.backward;
+  const std::int64_t* const starts = params.key_tile_starts;
   const auto slots_of = [&](int sequence) {
-    return slots_before(static_cast<int>(starts[sequence]), sequence, kOwnTiles);
+    return slots_before(static_cast<int>(starts[sequence]), sequence);
   };
   const auto sequences = static_cast<int>(params.call.num_sequences);
   const int slots = slots_of(sequences);
-  const int owner = ticket / slots;
-  const int slot = kOwnKeys ? ticket - owner * slots : (owner + 1) * slots - 1 - ticket;
+  const int first_head = ticket / (slots * hopper.heads_at_once) * hopper.heads_at_once;
+  const int heads =
+      min(hopper.heads_at_once, static_cast<int>(params.call.num_kv_heads) - first_head);
+  const int inside = ticket - first_head * slots;
+  const int owner = first_head + inside % heads;
+  const int slot = slots - 1 - inside / heads;
   int low = 0;
   int high = sequences;
   while (high - low > 1) {
     const int middle = low + (high - low) / 2;
     (slots_of(middle) <= slot ? low : high) = middle;
   }
-  const int first = (slot - slots_of(low)) * kOwnTiles;
+  const int first = (slot - slots_of(low)) * kBlockTiles;
   const auto tiles = static_cast<int>(starts[low + 1] - starts[low]);
   if (first >= tiles) return false;
   work.met = {};
 #pragma unroll 1
-  for (int i = 0; i < kOwnTiles; ++i) {
-    TileWalk<kOwnKeys>& walk = work.walks[i];
+  for (int i = 0; i < kBlockTiles; ++i) {
+    TileWalk<true>& walk = work.walks[i];
     walk.set(params, low, first + i, owner);
     if (first + i >= tiles) walk.others = {};
     if (walk.others.begin == walk.others.end) continue;
@@ -109,16 +136,23 @@ __device__ inline bool find_work(const BackwardParams& params, int ticket,
   return true;
 }
 
-/// A bit for each row of an own or another tile that exists, and sees a key where it is a query.
+/// A bit for each key of a tile that exists.
 __device__ inline std::uint64_t live_keys(const Sequence& sequence, std::int32_t tile) {
   const std::int64_t count = sequence.kv_len - std::int64_t{tile} * kTile;
+  if (count <= 0) return 0;
   return count >= kTile ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
 }
-template <bool kOwnKeys>
-__device__ inline std::uint64_t live_rows(const BackwardParams& params,
-                                          const TileWalk<kOwnKeys>& walk, std::int32_t head,
-                                          std::int32_t tile) {
+/// A bit for each row of a tile that exists and sees a key.
+__device__ inline std::uint64_t live_rows(const BackwardParams& params, const TileWalk<true>& walk,
+                                          std::int32_t head, std::int32_t tile) {
   return params.live_rows[head * params.num_row_tiles + walk.row_tile_start + tile];
+}
+
+/// Blocks of keys up to the last one that a tile of rows meets.
+__device__ inline std::int32_t end_of_blocks(const ScoreRules& rules, const Sequence& sequence,
+                                             std::int32_t row_tile) {
+  const TileRange keys = backward::key_tiles_seen(rules, sequence, row_tile);
+  return (keys.end + kBlockTiles - 1) / kBlockTiles;
 }
 
 }  // namespace ladon::cuda::hopper

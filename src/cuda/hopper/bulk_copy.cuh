@@ -17,6 +17,13 @@ namespace ladon::cuda::hopper {
 inline constexpr int kBoxColumns = 64;
 inline constexpr int kBoxRowBytes = kBoxColumns * 2;
 
+/// Where dynamic shared memory has its first multiple of 1024, which the permutation counts from;
+/// it need not start there. By an offset, so that the compiler still knows it for shared memory:
+/// loads through a pointer that was an integer take the slower way of any memory.
+__device__ __forceinline__ unsigned char* aligned_memory(unsigned char* shared) {
+  return shared + (0U - shared_address(shared)) % 1024U;
+}
+
 /// The byte offset of 16-byte chunk 0 to 7 of a row, in a box that starts at a multiple of 1024.
 __device__ __forceinline__ std::uint32_t swizzled_offset(int row, int chunk) {
   return static_cast<std::uint32_t>(row * kBoxRowBytes + ((chunk ^ (row & 7)) << 4));

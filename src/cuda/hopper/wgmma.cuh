@@ -75,6 +75,7 @@ __device__ __forceinline__ void hold_in_place(Sums (&sums)[kCount]) {
 #define LADON_SUMS_32(s, n) LADON_SUMS_16(s, n), LADON_SUMS_16(s, (n) + 4)
 #define LADON_SUMS_64(s, n) LADON_SUMS_32(s, n), LADON_SUMS_32(s, (n) + 8)
 // The names of the sums in the instruction.
+#define LADON_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define LADON_NAMES_32                                                     \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -130,8 +131,14 @@ template <class Half, bool kAdds, bool kTransposedA = false, bool kTransposedB =
 __device__ __forceinline__ void start_product(float (&sums)[kGroups][4], std::uint64_t a,
                                               std::uint64_t b) {
   constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
-  static_assert(kGroups == 8 || kGroups == 16 || kGroups == 24);
-  if constexpr (kGroups == 8 && kBf16) {
+  static_assert((kGroups == 4 && kBf16) || kGroups == 8 || kGroups == 16 || kGroups == 24);
+  if constexpr (kGroups == 4) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" LADON_NAMES_16
+                 "}, %16, %17, %18, 1, 1, %19, %20;"
+                 : LADON_SUMS_16(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
+  } else if constexpr (kGroups == 8 && kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LADON_NAMES_32
                  "}, %32, %33, %34, 1, 1, %35, %36;"
                  : LADON_SUMS_32(sums, 0)
@@ -174,6 +181,7 @@ __device__ __forceinline__ void start_product(float (&sums)[kGroups][4], std::ui
 #undef LADON_SUMS_96
 #undef LADON_NAMES_64
 #undef LADON_NAMES_32
+#undef LADON_NAMES_16
 #undef LADON_SUMS_64
 #undef LADON_SUMS_32
 #undef LADON_SUMS_16

@@ -1,6 +1,6 @@
 // attend_backward(): takes all memory, then enqueues the kernels: statistics of rows, dk and dv,
 // dq, and the gradients of bias and sinks. Memory is 8 bytes for each row and head (16 in double),
-// and flags for each 64 rows and keys.
+// and flags for each 64 rows and keys; on Hopper also dq in f32.
 
 #include <algorithm>
 #include <cstddef>
@@ -72,8 +72,7 @@ class TileStarts {
     params.num_row_tiles = num_row_tiles();
     params.num_key_tiles = num_key_tiles();
     params.any_not_finite = reinterpret_cast<unsigned*>(list + 3 * size_);
-    params.next_key_ticket = params.any_not_finite + 2;
-    params.next_row_ticket = params.any_not_finite + 3;
+    params.next_ticket = params.any_not_finite + 2;
   }
 
  private:
@@ -88,6 +87,7 @@ class BackwardMemory {
       : BackwardMemory(queue, call, TileStarts(call)) {}
 
   const BackwardParams& params() const noexcept { return params_; }
+  std::byte* hopper() const noexcept { return hopper_.data(); }
 
  private:
   BackwardMemory(Queue& queue, const AttentionParams& call, const TileStarts& starts)
@@ -97,7 +97,8 @@ class BackwardMemory {
         live_rows_(queue.scratch(),
                    saturating_product(sizeof(std::uint64_t), row_flags(call, starts))),
         rows_not_finite_(queue.scratch(), row_flags(call, starts)),
-        keys_not_finite_(queue.scratch(), key_flags(call, starts)) {
+        keys_not_finite_(queue.scratch(), key_flags(call, starts)),
+        hopper_(queue.scratch(), hopper::backward_bytes(queue, call, starts.num_row_tiles())) {
     params_.call = sequences_.params();
     params_.aligned = {has_aligned_rows(call, call.q, &Sequence::q),
                        has_aligned_rows(call, call.k, &Sequence::k),
@@ -134,6 +135,7 @@ class BackwardMemory {
   Workspace live_rows_;
   Workspace rows_not_finite_;
   Workspace keys_not_finite_;
+  Workspace hopper_;
   BackwardParams params_;
 };
 
@@ -147,8 +149,7 @@ void attend_backward(Queue& queue, const AttentionParams& call) {
   const bool tensor_cores = use_tensor_cores(call);
   zero_padding(queue, params, most_padding(call));
   prepare(queue, params);
-  const bool is_done =
-      queue.kernels() == KernelSet::kHopper && hopper::attend_backward(queue, call, params);
+  const bool is_done = hopper::attend_backward(queue, call, params, memory.hopper());
   const auto gradients_of_keys = [&] {
     if (!tensor_cores) return simt_dkdv(queue, params);
     if (!is_done) mma_dkdv(queue, params);

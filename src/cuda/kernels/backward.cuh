@@ -6,9 +6,11 @@
 //   dv = P^T dout,   dk = scale * dS^T q,   dq = scale * dS k
 //
 // Every block owns a tile of one result, 64 keys of dk and dv or 64 rows of dq, and walks over the
-// tiles that its tile meets in ascending order. Nothing is added by two blocks, so no sum
-// needs atomics, and the order of each is fixed by the sequence alone. Scores are computed twice,
-// by the owners of keys and by the owners of rows: 7 products in place of 5.
+// tiles that its tile meets: keys over rows in ascending order, rows over blocks of 128 keys, the
+// last first. Nothing is added by two blocks, so no sum needs atomics, and the order of each is
+// fixed by the sequence alone. Scores are computed twice, by the owners of keys and by the owners
+// of rows: 7 products in place of 5. Hopper's kernel (hopper/backward.cuh) needs 5 for the same
+// bits; the order of dq is the one in which its blocks finish under a causal mask.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +23,8 @@ namespace ladon::cuda::backward {
 
 /// Keys or query rows in a tile. Rows of a tile have one head.
 inline constexpr int kTile = 64;
+/// Tiles of keys whose contributions to dq are summed from zero, and then added to those before.
+inline constexpr int kBlockTiles = 2;
 
 /// What a row brings to all of its scores. Rows that see no key have lse = +inf and delta = 0.
 template <class Compute>
@@ -56,9 +60,7 @@ struct BackwardParams {
   std::uint8_t* rows_not_finite = nullptr;  // [head][row tile] 1 where q or dout have such a row
   std::uint8_t* keys_not_finite = nullptr;  // [KV head][key tile]
   unsigned* any_not_finite = nullptr;       // 1 where any of them is
-  // For blocks that take tile after tile; 0 before the launch.
-  unsigned* next_key_ticket = nullptr;
-  unsigned* next_row_ticket = nullptr;
+  unsigned* next_ticket = nullptr;  // for blocks that take tile after tile; 0 before the launch
 };
 
 /// An element in the compute type.
@@ -176,13 +178,24 @@ struct TileWalk {
   }
 
   __device__ std::int32_t num_steps() const { return (others.end - others.begin) * num_heads; }
-  __device__ OtherTile first() const { return {first_head, others.begin}; }
+  __device__ OtherTile first() const {
+    return {first_head, kOwnKeys ? others.begin : first_of_block((others.end - 1) / kBlockTiles)};
+  }
   __device__ OtherTile after(OtherTile other) const {
-    if (++other.tile == others.end) {
-      other.tile = others.begin;
-      ++other.head;
+    if constexpr (kOwnKeys) {
+      if (++other.tile == others.end) return {other.head + 1, others.begin};
+    } else {
+      if (ends_block(other)) return {other.head, first_of_block(other.tile / kBlockTiles - 1)};
+      ++other.tile;
     }
     return other;
+  }
+  /// Whether the tile is the last of its block of keys.
+  __device__ bool ends_block(const OtherTile& other) const {
+    return other.tile + 1 == others.end || (other.tile + 1) % kBlockTiles == 0;
+  }
+  __device__ std::int32_t first_of_block(std::int32_t block) const {
+    return max(others.begin, block * kBlockTiles);
   }
   /// The first token or key of the own tile.
   __device__ std::int64_t own_begin() const { return std::int64_t{own_tile} * kTile; }
@@ -205,10 +218,15 @@ __device__ inline bool finds_non_finite(const BackwardParams& params,
       params.keys_not_finite + walk.kv_head * params.num_key_tiles + walk.key_tile_start;
   int found = kOwnKeys ? keys[walk.own_tile] : rows[walk.own_tile];
   const std::uint8_t* others = kOwnKeys ? rows : keys;
+  // Hopper's kernel multiplies rows with whole blocks of keys.
+  const std::int32_t begin =
+      kOwnKeys ? walk.others.begin : walk.others.begin / kBlockTiles * kBlockTiles;
+  const std::int32_t end =
+      kOwnKeys ? walk.others.end
+               : min((walk.others.end + kBlockTiles - 1) / kBlockTiles * kBlockTiles,
+                     static_cast<std::int32_t>((walk.sequence.kv_len + kTile - 1) / kTile));
   for (std::int32_t head = 0; head < walk.num_heads; ++head, others += params.num_row_tiles) {
-    for (std::int32_t tile = walk.others.begin + thread; tile < walk.others.end; tile += threads) {
-      found |= others[tile];
-    }
+    for (std::int32_t tile = begin + thread; tile < end; tile += threads) found |= others[tile];
   }
   return found != 0;
 }

@@ -22,8 +22,7 @@ struct Band {
   int high;
   int keys;
 
-  __device__ Band(int low_distance, int high_distance, int num_keys)
-      : low(low_distance), high(high_distance), keys(num_keys) {}
+  Band() = default;
   /// For rows and keys from these on. Limits further than `far` are that.
   __device__ Band(const ScoreRules& rules, const Sequence& sequence, std::int64_t first_token,
                   std::int64_t first_key, std::int64_t far = kTile) {
@@ -268,6 +267,29 @@ struct FragmentSums {
   }
 };
 
+/// Sums of all blocks of keys, each block's added in turn.
+template <int kDim>
+struct FragmentTotals {
+  float sums[kDim / 8][4] = {};
+  bool is_empty = true;
+
+  /// Adds the sums of a block, and starts them again.
+  template <class T>
+  __device__ void take(FragmentSums<T, kDim>& block) {
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float added = block.sums[n][i] * block.factor(i / 2);
+        sums[n][i] = is_empty ? added : sums[n][i] + added;
+      }
+    }
+    is_empty = false;
+    block = {};
+  }
+  __device__ float factor(int /*half*/) const { return 1.0F; }
+};
+
 /// Two neighbouring results, of which `count` exist.
 template <class T>
 __device__ inline void store_pair(const Operand& operand, std::int64_t index, float first,
@@ -290,10 +312,10 @@ __device__ inline void store_pair(const Operand& operand, std::int64_t index, fl
 
 /// Writes the sums of a block, times a factor, to rows of a [token, head, dim] operand: in 16 bits,
 /// or before they are rounded to them.
-template <class T, int kDim>
-__device__ inline void store_sums(const FragmentSums<T, kDim>& sums, float factor,
-                                  const Operand& operand, std::int64_t start, std::int64_t num_rows,
-                                  int dim) {
+template <class T, class Sums>
+__device__ inline void store_sums(const Sums& sums, float factor, const Operand& operand,
+                                  std::int64_t start, std::int64_t num_rows, int dim) {
+  constexpr int kGroups = sizeof(sums.sums) / sizeof(sums.sums[0]);
   if (operand.data == nullptr) return;
   const FragmentPlace place;
 #pragma unroll
@@ -303,7 +325,7 @@ __device__ inline void store_sums(const FragmentSums<T, kDim>& sums, float facto
     const std::int64_t to = start + row * operand.token_stride;
     const float row_factor = sums.factor(half);
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
+    for (int n = 0; n < kGroups; ++n) {
       const int column = place.other(n, 0);
       if (column >= dim) continue;
       const float(&from)[4] = sums.sums[n];

@@ -14,10 +14,10 @@
 // times NaN would be NaN, and a careful kernel computes its tile: the same products in the same
 // order, so that what does not see the element keeps its bits. See backward_careful.cuh.
 //
-// The sums of a result tile run over all tiles in one chain, four steps of 16 terms for each tile:
-// a second set of sums does not fit the registers. Where all terms are equal, n rows may move a
+// The sums of dk and dv run over all tiles in one chain, four steps of 16 terms for each tile: a
+// second set of sums does not fit the registers. Where all terms are equal, n rows may move a
 // result by n / 16 * 2^-24 of itself: less than the rounding of the result up to 2^17 rows in f16
-// and 2^20 in bf16.
+// and 2^20 in bf16. Those of dq are a chain for each block of 128 keys.
 //
 // Flops for each score: 4 * head_dim + 4 * value_dim of dk and dv, 4 * head_dim + 2 * value_dim of
 // dq. Limit: shared memory, 5/8 of an ldmatrix of 512 bytes for each mma, at 128 bytes a clock.
@@ -181,8 +181,9 @@ __device__ __forceinline__ void write_tile(const BackwardParams& params,
   const std::uint32_t own = memory + threadIdx.x / 32 * 16 * TileShape<kDim>::kPitch;
   const auto scale = static_cast<float>(call.rules.scale);
   const TileLoader<T, kDim, Shared, kOwnKeys> loader{params, walk, memory};
-  FragmentSums<T, kDim> sums;        // dk or dq
+  FragmentSums<T, kDim> sums;        // dk, or dq of a block of keys
   FragmentSums<T, kDim> value_sums;  // dv, of own keys alone
+  FragmentTotals<kDim> totals;       // dq, of own rows alone
 
   // Adds what the other rows from `first_other` on bring.
   const auto add_rows = [&](const OtherTile& other, int stage, int first_other) {
@@ -233,6 +234,9 @@ __device__ __forceinline__ void write_tile(const BackwardParams& params,
   const auto add_tile = [&](const OtherTile& other, int stage) {
 #pragma unroll 1
     for (int first = 0; first < kTile; first += kScoreRows) add_rows(other, stage, first);
+    if constexpr (!kOwnKeys) {
+      if (walk.ends_block(other)) totals.take(sums);
+    }
   };
   if (walk.num_steps() > 0) {
     loader.load_own();
@@ -247,12 +251,12 @@ __device__ __forceinline__ void write_tile(const BackwardParams& params,
   };
   if constexpr (kOwnKeys) {
     const std::int64_t count = sequence.kv_len - begin;
-    store_sums(sums, scale, call.dk, start(call.dk, sequence.dk, walk.kv_head), count, head_dim);
-    store_sums(value_sums, 1.0F, call.dv, start(call.dv, sequence.dv, walk.kv_head), count,
-               static_cast<int>(call.value_dim));
+    store_sums<T>(sums, scale, call.dk, start(call.dk, sequence.dk, walk.kv_head), count, head_dim);
+    store_sums<T>(value_sums, 1.0F, call.dv, start(call.dv, sequence.dv, walk.kv_head), count,
+                  static_cast<int>(call.value_dim));
   } else {
-    store_sums(sums, scale, call.dq, start(call.dq, sequence.dq, walk.first_head),
-               sequence.query_len - begin, head_dim);
+    store_sums<T>(totals, scale, call.dq, start(call.dq, sequence.dq, walk.first_head),
+                  sequence.query_len - begin, head_dim);
   }
 }
 

@@ -1,8 +1,9 @@
 // What the backward pass does once for each row and key, before its products.
 //
-// prepare_rows: delta = rowsum(dout * out) - dlse, a block for each 64 rows of a head and a warp
-// for two rows at a time. It also finds the rows and tiles that tensor cores need to know about, as
-// prepare_keys does for k and v. Reads q, out and dout (k and v) once: the limit is memory.
+// prepare_rows: delta = rowsum(dout * out) - dlse, a block for each 64 rows of a head; 8 to 32
+// lanes share two rows at a time, as many as have work with one load each. It also finds the rows
+// and tiles that tensor cores need to know about, as prepare_keys does for k and v. Reads q, out
+// and dout (k and v) once: the limit is memory.
 //
 // zero_padding: a thread for each element of dk and dv that is padding.
 
@@ -67,6 +68,25 @@ struct Chunks {
   }
 };
 
+/// Which rows of a warp's a lane works on: kLanes lanes share kBatch neighbours at a time.
+template <int kLanes>
+struct LaneRows {
+  static constexpr int kAtOnce = 32 / kLanes * kBatch;  // rows of the warp
+  static constexpr int kStep = kLanes * kChunk;         // columns of a row
+  static_assert(kRowsPerWarp % kAtOnce == 0);
+  int first_row = static_cast<int>(threadIdx.x) % 32 / kLanes * kBatch;
+  std::int64_t first_column = static_cast<int>(threadIdx.x) % kLanes * kChunk;
+  bool is_first_lane = threadIdx.x % kLanes == 0;
+};
+
+/// Calls launch(number of lanes) for rows of so many 16-bit elements.
+template <class Launch>
+void with_lanes(std::int64_t dim, const Launch& launch) {
+  if (dim <= 8 * kChunk) return launch(std::integral_constant<int, 8>{});
+  if (dim <= 16 * kChunk) return launch(std::integral_constant<int, 16>{});
+  launch(std::integral_constant<int, 32>{});
+}
+
 /// Some rows of an operand from a token on; the last that exists, again, for those past the end.
 template <class Storage>
 struct Rows {
@@ -84,9 +104,10 @@ struct Rows {
 };
 
 /// Clears the bits of rows of which this lane has an element that is not finite.
-template <class Storage>
+template <int kLanes, class Storage>
 __device__ unsigned finite_rows(const Rows<Storage>& rows, std::int64_t dim, unsigned finite) {
-  for (std::int64_t i = threadIdx.x % 32 * kChunk; i < dim; i += 32 * kChunk) {
+  using Lane = LaneRows<kLanes>;
+  for (std::int64_t i = Lane().first_column; i < dim; i += Lane::kStep) {
     const Chunks<Storage> chunks(rows.first, i, dim);
 #pragma unroll
     for (int r = 0; r < kBatch; ++r) finite &= ~(chunks.is_finite(r) ? 0U : 1U << r);
@@ -94,7 +115,7 @@ __device__ unsigned finite_rows(const Rows<Storage>& rows, std::int64_t dim, uns
   return finite;
 }
 
-template <class Storage>
+template <class Storage, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     prepare_rows(const __grid_constant__ BackwardParams params) {
   using Compute = std::conditional_t<sizeof(Storage) == 8, double, float>;
@@ -108,11 +129,13 @@ __global__ void __launch_bounds__(kThreads)
   auto* const stats = static_cast<RowStats<Compute>*>(params.stats) + head * params.num_rows +
                       params.row_starts[index];
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const std::int64_t lane = threadIdx.x % 32;
+  const LaneRows<kLanes> lane;
   const std::int64_t first = (tile - params.row_tile_starts[index]) * kTile + warp * kRowsPerWarp;
   unsigned live = 0;
   bool is_finite = true;
-  for (int i = 0; i < kRowsPerWarp && first + i < sequence.query_len; i += kBatch) {
+  for (int step = 0; step < kRowsPerWarp && first + step < sequence.query_len;
+       step += lane.kAtOnce) {
+    const int i = step + lane.first_row;
     const auto rows_of = [&](const Operand& operand, std::int64_t offset) {
       return Rows<Storage>(operand, offset, first + i, sequence.query_len, head);
     };
@@ -120,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
     const Rows<Storage> dout = rows_of(call.dout, sequence.dout);
     Compute delta[kBatch] = {};
     unsigned finite = (1U << kBatch) - 1;
-    for (std::int64_t column = lane * kChunk; column < call.value_dim; column += 32 * kChunk) {
+    for (std::int64_t column = lane.first_column; column < call.value_dim; column += lane.kStep) {
       const Chunks<Storage> of_out(out.first, column, call.value_dim);
       const Chunks<Storage> of_dout(dout.first, column, call.value_dim);
 #pragma unroll
@@ -134,18 +157,18 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (params.live_rows != nullptr) {
-      finite = finite_rows(rows_of(call.q, sequence.q), call.head_dim, finite);
+      finite = finite_rows<kLanes>(rows_of(call.q, sequence.q), call.head_dim, finite);
     }
 #pragma unroll
     for (int r = 0; r < kBatch; ++r) {
-      for (int step = 16; step > 0; step /= 2) {
-        delta[r] += __shfl_xor_sync(0xffffffffU, delta[r], step);
+      for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+        delta[r] += __shfl_xor_sync(0xffffffffU, delta[r], distance);
       }
       const std::int64_t token = first + i + r;
       if (token >= sequence.query_len) continue;
       const auto lse = load_lse<Compute>(call.lse, sequence.lse, token, head);
       if (lse == -static_cast<Compute>(INFINITY)) {
-        if (lane == 0) stats[token] = {static_cast<Compute>(INFINITY), 0};
+        if (lane.is_first_lane) stats[token] = {static_cast<Compute>(INFINITY), 0};
         continue;
       }
       live |= 1U << (i + r);
@@ -153,11 +176,12 @@ __global__ void __launch_bounds__(kThreads)
       if (call.dlse.data != nullptr) {
         delta[r] -= load_lse<Compute>(call.dlse, sequence.dlse, token, head);
       }
-      if (lane == 0) stats[token] = {lse, delta[r]};
+      if (lane.is_first_lane) stats[token] = {lse, delta[r]};
     }
   }
   if (params.live_rows == nullptr) return;
-  if (lane == 0) live_of_warp[warp] = static_cast<std::uint8_t>(live);
+  live = __reduce_or_sync(0xffffffffU, live);
+  if (threadIdx.x % 32 == 0) live_of_warp[warp] = static_cast<std::uint8_t>(live);
   const bool all_finite = __syncthreads_and(is_finite) != 0;
   if (threadIdx.x != 0) return;
   std::uint64_t live_rows = 0;
@@ -169,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!all_finite) atomicOr(params.any_not_finite, 1U);
 }
 
-template <class Storage>
+template <class Storage, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     prepare_keys(const __grid_constant__ BackwardParams params) {
   const AttentionParams& call = params.call;
@@ -181,12 +205,13 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first =
       (tile - params.key_tile_starts[index]) * kTile + threadIdx.x / 32 * kRowsPerWarp;
   unsigned finite = (1U << kBatch) - 1;
-  for (int i = 0; i < kRowsPerWarp && first + i < sequence.kv_len; i += kBatch) {
+  const LaneRows<kLanes> lane;
+  for (int i = 0; i < kRowsPerWarp && first + i < sequence.kv_len; i += lane.kAtOnce) {
     const auto rows_of = [&](const Operand& operand, std::int64_t offset) {
-      return Rows<Storage>(operand, offset, first + i, sequence.kv_len, head);
+      return Rows<Storage>(operand, offset, first + i + lane.first_row, sequence.kv_len, head);
     };
-    finite = finite_rows(rows_of(call.k, sequence.k), call.head_dim, finite);
-    finite = finite_rows(rows_of(call.v, sequence.v), call.value_dim, finite);
+    finite = finite_rows<kLanes>(rows_of(call.k, sequence.k), call.head_dim, finite);
+    finite = finite_rows<kLanes>(rows_of(call.v, sequence.v), call.value_dim, finite);
   }
   const bool is_finite = finite == (1U << kBatch) - 1;
   const bool all_finite = __syncthreads_and(is_finite) != 0;
@@ -241,15 +266,21 @@ void zero_padding(Queue& queue, const BackwardParams& params, std::int64_t most_
 
 void prepare(Queue& queue, const BackwardParams& params) {
   const AttentionParams& call = params.call;
+  const std::int64_t row_blocks = params.num_row_tiles * call.num_heads;
+  const std::int64_t key_blocks = params.num_key_tiles * call.num_kv_heads;
+  const std::int64_t dim = std::max(call.head_dim, call.value_dim);
   with_storage_type(call.q.dtype, [&](auto type) {
-    launch_blocks(queue, prepare_rows<decltype(type)>, params.num_row_tiles * call.num_heads,
-                  kThreads, 0, params);
+    using Storage = decltype(type);
+    if constexpr (sizeof(Storage) > 2) {
+      launch_blocks(queue, prepare_rows<Storage, 32>, row_blocks, kThreads, 0, params);
+    } else {
+      with_lanes(dim, [&](auto lanes) {
+        launch_blocks(queue, prepare_rows<Storage, lanes>, row_blocks, kThreads, 0, params);
+        if (params.any_not_finite == nullptr) return;
+        launch_blocks(queue, prepare_keys<Storage, lanes>, key_blocks, kThreads, 0, params);
+      });
+    }
   });
-  if (params.any_not_finite == nullptr) return;
-  const std::int64_t blocks = params.num_key_tiles * call.num_kv_heads;
-  launch_blocks(queue,
-                call.k.dtype == DType::kF16 ? prepare_keys<__half> : prepare_keys<__nv_bfloat16>,
-                blocks, kThreads, 0, params);
 }
 
 }  // namespace ladon::cuda::backward

@@ -1,9 +1,0 @@
-#include "cuda/hopper/backward_kernels.cuh"
-
-namespace ladon::cuda::hopper {
-
-void launch_dkdv_bf16(Queue& queue, int blocks, bool is_wide, const HopperBackwardParams& params) {
-  launch_backward<__nv_bfloat16, true>(queue, blocks, is_wide, params);
-}
-
-}  // namespace ladon::cuda::hopper
