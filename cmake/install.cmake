@@ -19,7 +19,9 @@ configure_package_config_file(cmake/ladon-config.cmake.in ladon-config.cmake
   INSTALL_DESTINATION ${LADON_CMAKE_DIR})
 # Before 1.0 a new minor version may change the interface.
 write_basic_package_version_file(ladon-config-version.cmake COMPATIBILITY SameMinorVersion)
-install(FILES cmake/mpi.cmake DESTINATION ${LADON_CMAKE_DIR} RENAME ladon-mpi.cmake)
+foreach(engine mpi nccl)
+  install(FILES cmake/${engine}.cmake DESTINATION ${LADON_CMAKE_DIR} RENAME ladon-${engine}.cmake)
+endforeach()
 install(FILES
   ${CMAKE_CURRENT_BINARY_DIR}/ladon-config.cmake
   ${CMAKE_CURRENT_BINARY_DIR}/ladon-config-version.cmake
