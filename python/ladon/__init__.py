@@ -12,7 +12,8 @@ Arrays are read in place: NumPy's, PyTorch's, and all others that speak DLPack o
 protocol. Results are torch tensors for torch inputs and NumPy arrays otherwise.
 
 ladon.torch has what autograd needs, and modules; ladon.onnx is a backend for ONNX's operators;
-ladon.convert turns trained layers into other kinds of attention.
+ladon.convert turns trained layers into other kinds of attention; ladon.distributed runs over
+several processes.
 """
 
 from typing import TYPE_CHECKING

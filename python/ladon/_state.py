@@ -34,6 +34,9 @@ def load_state_dict(layer: Any, state: Mapping[str, Any], strict: bool = True) -
 
 def reduce_layer(layer: Any) -> Any:
     """For pickle: options, weights and mode. Gradients stay behind, as in PyTorch."""
+    if hasattr(layer, "communicator"):
+        raise TypeError("a layer that ranks share cannot be pickled: write_tensor_parallel_attention() and "
+                        "save_training() of ladon.distributed write it to a file")
     on_host = layer if layer.device == "cpu" else layer.to("cpu")
     weights = {name: np.array(value) for name, value in on_host.parameters().items()}
     return rebuild_layer, (type(layer), layer.options, weights, layer.training)

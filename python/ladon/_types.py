@@ -1,6 +1,6 @@
 """Types that the signatures name."""
 
-from typing import Any, Literal, NamedTuple, Optional, Sequence, TypedDict, Union
+from typing import Any, List, Literal, NamedTuple, Optional, Sequence, Tuple, TypedDict, Union
 
 # A NumPy array, a torch tensor, or any other object with __dlpack__ or the buffer protocol.
 Array = Any
@@ -11,6 +11,7 @@ DeviceLike = Any
 IntegersLike = Union[Sequence[int], Array]
 
 Alignment = Literal["bottom_right", "top_left"]
+ContextScheme = Literal["auto", "all_gather", "ring", "ulysses"]
 Framework = Literal["numpy", "torch"]
 GradientName = Literal["dq", "dk", "dv", "dbias", "dsinks"]
 HeadGrouping = Literal["best", "consecutive"]
@@ -32,6 +33,19 @@ class AttentionGradients(NamedTuple):
     dv: Any = None
     dbias: Any = None
     dsinks: Any = None
+
+
+class ContextPlan(NamedTuple):
+    """Who owns which tokens, and how ranks exchange them: the same on every rank.
+
+    queries and keys have a list for each rank: its ranges (begin, end), ascending. kv_heads_at_once: KV heads
+    that "all_gather" holds at once; 0 chooses.
+    """
+
+    queries: List[List[Tuple[int, int]]]
+    keys: List[List[Tuple[int, int]]]
+    scheme: ContextScheme = "auto"
+    kv_heads_at_once: int = 0
 
 
 class RopeScaling(TypedDict, total=False):

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstdint>
 
 #include "arrays.h"
@@ -48,6 +49,36 @@ class AttentionOutputs {
   bool wants_lse_ = false;
   Tensor out_memory_;
   Tensor lse_memory_;
+};
+
+/// The keywords `wanted`, `dq`, `dk`, `dv`, `dbias` and `dsinks` of a backward call. Refers to the
+/// inputs whose gradients they are.
+class GradientOutputs {
+ public:
+  GradientOutputs(Keywords& keywords, const Array& q, const Array& k, const Array& v,
+                  const AttentionArguments& arguments);
+  GradientOutputs(const GradientOutputs&) = delete;
+  GradientOutputs& operator=(const GradientOutputs&) = delete;
+
+  void allocate(const Context& context);
+  const AttentionGradients& views() const noexcept { return gradients_; }
+  /// AttentionGradients of ladon/_types.py.
+  nb::object give(Framework framework, const BoundContext& context);
+
+ private:
+  /// A gradient's name, the tensor that takes it, and the shape in which the library sees it.
+  struct Gradient {
+    const char* name;
+    const Array& of;
+    TensorView& target;
+    bool as_rank_4;
+    bool wanted = false;
+    Array given{};    // the caller's own memory for it
+    Tensor memory{};  // or new memory
+  };
+
+  AttentionGradients gradients_;
+  std::array<Gradient, 5> table_;
 };
 
 }  // namespace ladon::python

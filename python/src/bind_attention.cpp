@@ -2,7 +2,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,16 +38,6 @@ nb::object py_attention(nb::handle q_object, nb::handle k_object, nb::handle v_o
   return outputs.give(q.framework(), context);
 }
 
-/// A gradient's name, the tensor that takes it, and the shape in which the library sees it.
-struct Gradient {
-  const char* name;
-  const Array& of;
-  TensorView& target;
-  bool as_rank_4;
-  Array given{};    // the caller's own memory for it
-  Tensor memory{};  // or new memory
-};
-
 nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::handle v_object,
                                  nb::handle out_object, nb::handle lse_object,
                                  nb::handle dout_object, const nb::kwargs& kwargs) {
@@ -63,54 +52,18 @@ nb::object py_attention_backward(nb::handle q_object, nb::handle k_object, nb::h
   keywords.read("dlse", dlse);
   AttentionArguments arguments;
   arguments.read(keywords);
-  std::vector<std::string> wanted{"dq", "dk", "dv", "dbias", "dsinks"};
-  keywords.read("wanted", wanted);
-  AttentionGradients gradients;
-  std::array<Gradient, 5> table{{{"dq", q, gradients.dq, false},
-                                 {"dk", k, gradients.dk, false},
-                                 {"dv", v, gradients.dv, false},
-                                 {"dbias", arguments.bias, gradients.dbias, true},
-                                 {"dsinks", arguments.sinks, gradients.dsinks, false}}};
-  for (Gradient& row : table) keywords.read_output(row.name, row.given);
+  GradientOutputs gradients(keywords, q, k, v, arguments);
   const BoundContext& context = keywords.context(q.device());
   keywords.finish();
   arguments.follow(context);
-  for (const std::string& name : wanted) {
-    const bool known = std::any_of(table.begin(), table.end(),
-                                   [&](const Gradient& row) { return name == row.name; });
-    if (!known) throw_value_error(keywords.where("wanted"), "got '" + name + "', expected dq, ...");
-  }
-  for (Gradient& row : table) {
-    const bool named = std::find(wanted.begin(), wanted.end(), row.name) != wanted.end();
-    if (!row.given.absent()) {
-      if (row.of.absent()) {
-        throw_value_error(keywords.where(row.name), "got it for an input that is absent");
-      }
-      const TensorView memory = row.given.writable_view();
-      row.target = row.as_rank_4 ? as_rank_4(memory) : memory;
-      continue;
-    }
-    if (!named || row.of.absent()) continue;
-    const ConstTensorView view = row.of.view();
-    // Not the dtype of an integer: the library's message about that input is the better one.
-    row.memory = Tensor::uninitialized(context, is_float(view.dtype()) ? view.dtype() : DType::kF32,
-                                       view.shape());
-    row.target = row.as_rank_4 ? as_rank_4(row.memory.view()) : row.memory.view();
-  }
+  gradients.allocate(context);
   without_gil([&] {
     attention_backward(
         context, q.view(), k.view(), v.view(), arguments.options,
         {.out = out.view(), .lse = lse.view(), .dout = dout.view(), .dlse = dlse.view()},
-        gradients);
+        gradients.views());
   });
-  const nb::object result_type = nb::module_::import_("ladon._types").attr("AttentionGradients");
-  nb::dict fields;
-  for (Gradient& row : table) {
-    fields[row.name] = row.target.absent()
-                           ? nb::none()
-                           : give_result(row.given, std::move(row.memory), q.framework(), context);
-  }
-  return result_type(**fields);
+  return gradients.give(q.framework(), context);
 }
 
 nb::object py_attention_weights(nb::handle q_object, nb::handle k_object,
@@ -176,39 +129,6 @@ nb::object py_merge_attention(nb::handle outs_object, nb::handle lses_object,
 }
 
 }  // namespace
-
-AttentionOutputs::AttentionOutputs(Keywords& keywords) {
-  keywords.read_output("out", given_);
-  keywords.read("return_lse", wants_lse_);
-}
-
-void AttentionOutputs::allocate(const Context& context, const ConstTensorView& q,
-                                std::int64_t value_dim) {
-  // Where q is wrong the library says so before it looks at the outputs.
-  const bool sound = q.rank() == 4;
-  const DType dtype = float_or_f32(q.dtype());
-  if (given_.absent()) {
-    const Dims shape = sound ? Dims{q.size(0), q.size(1), q.size(2), value_dim} : Dims{0, 0, 0, 0};
-    out_memory_ = Tensor::uninitialized(context, dtype, shape);
-  }
-  if (wants_lse_) {
-    const Dims shape = sound ? Dims{q.size(0), q.size(2), q.size(1)} : Dims{0, 0, 0};
-    lse_memory_ =
-        Tensor::uninitialized(context, dtype == DType::kF64 ? DType::kF64 : DType::kF32, shape);
-  }
-}
-
-TensorView AttentionOutputs::out() {
-  return given_.absent() ? out_memory_.view() : given_.writable_view();
-}
-
-TensorView AttentionOutputs::lse() { return wants_lse_ ? lse_memory_.view() : TensorView{}; }
-
-nb::object AttentionOutputs::give(Framework framework, const BoundContext& context) {
-  nb::object out = give_result(given_, std::move(out_memory_), framework, context);
-  if (!wants_lse_) return out;
-  return nb::make_tuple(out, to_array(std::move(lse_memory_), framework, context));
-}
 
 void bind_attention(nb::module_& module) {
   const auto define = [&](auto function, const char* name, const std::string& signature,

@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "attention_call.h"
+#include "ladon/error.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
+#include "ladon/tensor_parallel.h"
 #include "module.h"
 #include "objects.h"
 
@@ -99,11 +101,19 @@ nb::object expand(const LatentLayer& self, nb::handle latents_object, const nb::
                         to_array(std::move(values), latents.framework(), context));
 }
 
-/// Calls work with the layer as what it is.
+/// Calls work with the layer as what it is: of one process, or shared by ranks.
 template <class Work>
-auto with_kind(const AttentionLayer& layer, Work&& work) {
+auto with_own_kind(const AttentionLayer& layer, Work&& work) {
   if (const auto* latent = dynamic_cast<const LatentAttention*>(&layer)) return work(*latent);
   return work(dynamic_cast<const MultiHeadAttention&>(layer));
+}
+template <class Work>
+auto with_kind(const AttentionLayer& layer, Work&& work) {
+  if (const auto* heads = dynamic_cast<const TensorParallelAttention*>(&layer)) return work(*heads);
+  if (const auto* latent = dynamic_cast<const TensorParallelLatentAttention*>(&layer)) {
+    return work(*latent);
+  }
+  return with_own_kind(layer, work);
 }
 
 }  // namespace
@@ -118,8 +128,14 @@ nb::dict layer_options(const Layer& self) {
 }
 
 nb::object copy_layer(const Layer& self) {
+  if (self.communicator != nullptr) {
+    throw Error(ErrorCode::kUnsupported,
+                std::string(self.layer->type_name()) +
+                    ".copy: ranks share this layer: make another with its communicator and "
+                    "options, and set its parameters");
+  }
   auto copy = reading(self, [&] {
-    return with_kind(*self.layer, [](const auto& layer) -> std::unique_ptr<AttentionLayer> {
+    return with_own_kind(*self.layer, [](const auto& layer) -> std::unique_ptr<AttentionLayer> {
       return std::make_unique<std::decay_t<decltype(layer)>>(layer);
     });
   });

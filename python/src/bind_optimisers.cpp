@@ -2,79 +2,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "ladon/optim.h"
 #include "module.h"
-#include "objects.h"
+#include "optimiser_objects.h"
 
 namespace ladon::python {
 namespace {
-
-/// One layer or a list of them, each held once and in one order, so that their locks are too.
-class Layers {
- public:
-  Layers(nb::handle argument, const Where& where) {
-    if (nb::isinstance<nb::list>(argument) || nb::isinstance<nb::tuple>(argument)) {
-      for (const nb::handle item : argument) add(item, where);
-    } else {
-      add(argument, where);
-    }
-  }
-
-  std::vector<Parameter*> parameters() const {
-    std::vector<Parameter*> all;
-    for (const auto& [layer, object] : layers_) {
-      for (Parameter* parameter : layer->layer->parameters()) all.push_back(parameter);
-    }
-    return all;
-  }
-
-  /// Where they are; a mix of devices is refused by the library.
-  DeviceId device() const {
-    return layers_.empty() ? DeviceId() : layers_.front().first->layer->device();
-  }
-
-  template <class Work>
-  decltype(auto) changing_all(Work&& work) const {
-    const nb::gil_scoped_release release;
-    std::vector<std::unique_lock<std::shared_mutex>> locks;
-    for (const auto& [layer, object] : layers_) locks.emplace_back(layer->mutex);
-    return std::forward<Work>(work)();
-  }
-
- private:
-  void add(nb::handle item, const Where& where) {
-    Layer* const layer = &object_in<Layer>(item, where, "a layer or a list of layers");
-    const auto place = std::lower_bound(
-        layers_.begin(), layers_.end(), layer,
-        [](const auto& entry, const Layer* wanted) { return entry.first < wanted; });
-    if (place != layers_.end() && place->first == layer) return;
-    layers_.emplace(place, layer, nb::borrow(item));
-  }
-
-  std::vector<std::pair<Layer*, nb::object>> layers_;
-};
-
-template <class Optimiser>
-struct Holder {
-  template <class Options>
-  Holder(Layers&& held, const Options& options)
-      : layers(std::move(held)),
-        optimiser(context_of(layers.device()), layers.parameters(), options) {}
-  Holder(const Holder&) = delete;
-  Holder& operator=(const Holder&) = delete;
-
-  Layers layers;
-  Optimiser optimiser;
-};
-
-using SgdHolder = Holder<Sgd>;
-using AdamWHolder = Holder<AdamW>;
 
 void make_sgd(SgdHolder* self, nb::handle layers_object, const nb::kwargs& kwargs) {
   Keywords keywords("Sgd", kwargs);
@@ -126,6 +61,11 @@ std::string describe(const H& self, const char* name) {
 
 double py_clip_gradients(nb::handle layers_object, nb::handle max_norm) {
   const Layers layers(layers_object, {"clip_gradients", "layers"});
+  if (layers.any_shared()) {
+    throw_value_error({"clip_gradients", "layers"},
+                      "got a layer that ranks share, expected its own clip_gradients(), which goes "
+                      "by the norm of all ranks' gradients");
+  }
   const double limit = to_number(max_norm, {"clip_gradients", "max_norm"});
   const BoundContext& context = context_of(layers.device());
   return layers.changing_all([&] { return clip_gradients(context, layers.parameters(), limit); });

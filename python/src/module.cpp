@@ -20,4 +20,8 @@ NB_MODULE(_ladon, module) {
   bind_optimisers(module);
   bind_models(module);
   bind_convert(module);
+  bind_communicator(module);
+  bind_context_parallel(module);
+  bind_tensor_parallel(module);
+  bind_spread_cache(module);
 }

@@ -17,5 +17,9 @@ void bind_layer_classes(nanobind::module_& module);
 void bind_optimisers(nanobind::module_& module);
 void bind_models(nanobind::module_& module);
 void bind_convert(nanobind::module_& module);
+void bind_communicator(nanobind::module_& module);
+void bind_context_parallel(nanobind::module_& module);
+void bind_tensor_parallel(nanobind::module_& module);
+void bind_spread_cache(nanobind::module_& module);
 
 }  // namespace ladon::python

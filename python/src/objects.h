@@ -14,6 +14,7 @@
 
 #include "keywords.h"
 #include "ladon/attention_layer.h"
+#include "ladon/communicator.h"
 #include "ladon/kv_cache.h"
 
 namespace ladon::python {
@@ -30,8 +31,10 @@ struct Cache {
 };
 
 struct Layer {
-  explicit Layer(std::unique_ptr<AttentionLayer>&& made) : layer(std::move(made)) {}
+  explicit Layer(std::unique_ptr<AttentionLayer>&& made, std::shared_ptr<Communicator> ranks = {})
+      : communicator(std::move(ranks)), layer(std::move(made)) {}
 
+  std::shared_ptr<Communicator> communicator;  // of a layer that ranks share
   std::unique_ptr<AttentionLayer> layer;
   mutable std::shared_mutex mutex;
 };

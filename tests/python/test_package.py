@@ -17,6 +17,7 @@ import pytest
 
 import ladon
 import ladon.convert
+import ladon.distributed
 from conftest import ROOT
 from ladon import _ladon, _types
 
@@ -31,7 +32,7 @@ def test_names():
     for name in ladon.__all__:
         assert hasattr(ladon, name), name
     public = {name for name in vars(_ladon) if not name.startswith("_")}
-    known = set(ladon.__all__) | set(ladon.convert.__all__)
+    known = set(ladon.__all__) | set(ladon.convert.__all__) | set(ladon.distributed.__all__)
     assert public <= known, public - known
     assert ladon.__version__ == ladon.version()
     version = re.search(r"project\(ladon VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
@@ -48,9 +49,12 @@ def test_versions_agree():
 def test_everything_is_documented():
     for name in ladon.__all__:
         assert getattr(ladon, name).__doc__, name
-    for name in ladon.convert.__all__:
-        assert getattr(ladon.convert, name).__doc__, name
-    for kind in (ladon.AttentionLayer, ladon.KvCache, ladon.MultiHeadAttention, ladon.LatentAttention):
+    for module in (ladon.convert, ladon.distributed):
+        for name in module.__all__:
+            assert getattr(module, name).__doc__, name
+    for kind in (ladon.AttentionLayer, ladon.KvCache, ladon.MultiHeadAttention, ladon.LatentAttention,
+                 ladon.distributed.Communicator, ladon.distributed.Engine, ladon.distributed.SpreadKvCache,
+                 ladon.distributed.TensorParallelLayer):
         for name, member in vars(kind).items():
             if callable(member) and not name.startswith("_"):
                 assert member.__doc__, f"{kind.__name__}.{name}"
@@ -89,6 +93,8 @@ def test_keywords_in_stubs_are_taken():
         required = [object() for _ in node.args.args]
         if node.name in ("describe_model", "load_attention", "load_torch_attention"):
             required[0] = "/nowhere"
+        if node.name == "load_tensor_parallel_attention":
+            required[1] = "/nowhere"
         for argument in node.args.kwonlyargs:
             with pytest.raises(Exception) as caught:
                 function(*required, **{argument.arg: object()})
@@ -165,6 +171,7 @@ def test_examples_pass_mypy(tmp_path):
             ladon.MultiHeadAttention(embed_dim=8, num_heads=2), 1, merge=name)),
         ("HeadGrouping", lambda x, name: ladon.convert.to_gqa(
             ladon.MultiHeadAttention(embed_dim=8, num_heads=2), 1, grouping=name)),
+        ("ContextScheme", lambda x, name: ladon.distributed.plan_context(2, 4, 4, scheme=name)),
         ("RopeChoice", lambda x, name: ladon.convert.to_mla(
             ladon.MultiHeadAttention(embed_dim=8, num_heads=2), choice=name)),
     ],

@@ -1,0 +1,232 @@
+// Layers whose heads ranks share, and their files.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/string.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "attention_call.h"
+#include "communicator_objects.h"
+#include "ladon/parallel_checkpoint.h"
+#include "ladon/tensor_parallel.h"
+#include "module.h"
+#include "objects.h"
+#include "optimiser_objects.h"
+
+namespace ladon::python {
+namespace {
+
+using Path = std::filesystem::path;
+
+struct ParallelLayer : Layer {
+  using Layer::Layer;
+};
+struct ParallelMultiHeadLayer : ParallelLayer {
+  using ParallelLayer::ParallelLayer;
+};
+struct ParallelLatentLayer : ParallelLayer {
+  using ParallelLayer::ParallelLayer;
+};
+
+TensorParallelLayer& shared(const ParallelLayer& self) {
+  return dynamic_cast<TensorParallelLayer&>(*self.layer);
+}
+
+/// Makes a layer of the keywords that are left.
+template <class Made, class Held, class Options>
+void make(Held* self, nb::handle communicator, Keywords& keywords, const Options& options) {
+  auto ranks = ranks_in(communicator, keywords.where("communicator"));
+  DeviceId device;
+  keywords.read("device", device);
+  keywords.finish();
+  const BoundContext& context = context_of(device);
+  auto layer = without_gil([&] {
+    auto made = std::make_unique<Made>(*ranks, options);
+    if (!device.is_cpu()) made->to(context);
+    return made;
+  });
+  new (self) Held(std::move(layer), std::move(ranks));
+}
+
+void make_multi_head(ParallelMultiHeadLayer* self, nb::handle communicator,
+                     const nb::kwargs& kwargs) {
+  Keywords keywords("TensorParallelAttention", kwargs);
+  make<TensorParallelAttention>(self, communicator, keywords, to_multi_head_options(keywords));
+}
+
+void make_latent(ParallelLatentLayer* self, nb::handle communicator, const nb::kwargs& kwargs) {
+  Keywords keywords("TensorParallelLatentAttention", kwargs);
+  make<TensorParallelLatentAttention>(self, communicator, keywords, to_latent_options(keywords));
+}
+
+void set_whole_parameter(ParallelLayer& self, nb::handle name, nb::handle value_object) {
+  const std::string text = to_text(name, {"set_whole_parameter", "name"});
+  const Array value = required(value_object, {"set_whole_parameter", "value"});
+  const BoundContext& context = context_of(self.layer->device());
+  changing(self, [&] { shared(self).set_whole_parameter(context, text, value.view()); });
+}
+
+void set_whole_parameters(ParallelLayer& self, nb::handle whole_object) {
+  const Layer& whole = object_in<Layer>(whole_object, {"set_whole_parameters", "whole"}, "a layer");
+  const BoundContext& context = context_of(self.layer->device());
+  without_gil([&] {
+    const std::unique_lock lock(self.mutex);
+    const std::shared_lock whole_lock(whole.mutex);
+    shared(self).set_whole_parameters(context, *whole.layer);
+  });
+}
+
+nb::object whole_parameter(const ParallelLayer& self, nb::handle name) {
+  const std::string text = to_text(name, {"whole_parameter", "name"});
+  const BoundContext& context = context_of(self.layer->device());
+  Tensor whole = reading(self, [&] { return shared(self).whole_parameter(context, text); });
+  return to_array(std::move(whole), Framework::kNumpy, default_context());
+}
+
+nb::object slice_of(const ParallelLayer& self, nb::handle name, nb::handle rank_object) {
+  const std::string text = to_text(name, {"slice_of", "name"});
+  const std::int64_t rank = rank_object.is_none() ? shared(self).communicator().rank()
+                                                  : to_integer(rank_object, {"slice_of", "rank"});
+  if (rank < 0 || rank >= shared(self).communicator().size()) {
+    throw_value_error({"slice_of", "rank"}, "got " + std::to_string(rank) + ", expected one of " +
+                                                std::to_string(shared(self).communicator().size()) +
+                                                " ranks");
+  }
+  const TensorParallelLayer::Slice slice = shared(self).slice_of(text, static_cast<int>(rank));
+  return nb::make_tuple(slice.first, slice.first + slice.rows);
+}
+
+double clip(ParallelLayer& self, nb::handle max_norm) {
+  const double limit = to_number(max_norm, {"clip_gradients", "max_norm"});
+  const BoundContext& context = context_of(self.layer->device());
+  return changing(self, [&] { return shared(self).clip_gradients(context, limit); });
+}
+
+nb::object py_load(nb::handle communicator, const Path& folder, nb::handle layer_index,
+                   const nb::kwargs& kwargs) {
+  Keywords keywords("load_tensor_parallel_attention", kwargs);
+  auto ranks = ranks_in(communicator, keywords.where("communicator"));
+  const std::int64_t index = to_integer(layer_index, keywords.where("layer_index"));
+  LoadOptions options;
+  keywords.read("dtype", options.dtype);
+  keywords.read("ignored_fields", options.ignored_fields);
+  keywords.read("rope_context", options.rope_context);
+  DeviceId device;
+  keywords.read("device", device);
+  keywords.finish();
+  const BoundContext& context = context_of(device);
+  std::unique_ptr<TensorParallelLayer> layer = without_gil(
+      [&] { return load_tensor_parallel_attention(context, *ranks, folder, index, options); });
+  constexpr auto kTake = nb::rv_policy::take_ownership;
+  if (dynamic_cast<TensorParallelLatentAttention*>(layer.get()) != nullptr) {
+    return nb::cast(new ParallelLatentLayer(std::move(layer), std::move(ranks)), kTake);
+  }
+  return nb::cast(new ParallelMultiHeadLayer(std::move(layer), std::move(ranks)), kTake);
+}
+
+void py_write(const Path& path, nb::handle layer_object, nb::handle family_object,
+              nb::handle layer_index) {
+  const char* const name = "write_tensor_parallel_attention";
+  const auto& layer = object_in<ParallelLayer>(layer_object, {name, "layer"},
+                                               "a TensorParallelAttention or -LatentAttention");
+  const std::string family = to_text(family_object, {name, "family"});
+  const std::int64_t index = to_integer(layer_index, {name, "layer_index"});
+  const BoundContext& context = context_of(layer.layer->device());
+  reading(layer,
+          [&] { write_tensor_parallel_attention(context, path, shared(layer), family, index); });
+}
+
+/// save_training() and load_training(): function(context, path, layer, AdamW).
+template <class Function>
+void with_training(const char* name, const Path& path, nb::handle layer_object,
+                   nb::handle optimiser_object, const Function& function) {
+  const Where where{name, "layer"};
+  auto& layer = object_in<Layer>(layer_object, where, "a layer");
+  auto& holder =
+      object_in<AdamWHolder>(optimiser_object, {name, "optimiser"}, "the layer's ladon.AdamW");
+  if (!holder.layers.is_only(layer)) {
+    throw_value_error({name, "optimiser"}, "got one of other layers, expected this layer's own");
+  }
+  const BoundContext& context = context_of(layer.layer->device());
+  holder.layers.changing_all([&] { function(context, path, *layer.layer, holder.optimiser); });
+}
+
+void py_save_training(const Path& path, nb::handle layer, nb::handle optimiser) {
+  with_training("save_training", path, layer, optimiser, &save_training);
+}
+
+void py_load_training(const Path& path, nb::handle layer, nb::handle optimiser) {
+  with_training("load_training", path, layer, optimiser, &load_training);
+}
+
+}  // namespace
+
+void bind_tensor_parallel(nb::module_& module) {
+  nb::class_<ParallelLayer, Layer>(module, "TensorParallelLayer",
+                                   "A layer whose heads ranks share. Inputs and outputs are whole "
+                                   "on every rank; parameters() and "
+                                   "gradients() are this rank's slices.")
+      .def_prop_ro(
+          "communicator", [](const ParallelLayer& self) { return Ranks{self.communicator}; },
+          nb::sig("def communicator(self) -> Communicator"))
+      .def("set_whole_parameter", &set_whole_parameter, nb::arg("name").none(),
+           nb::arg("value").none(),
+           nb::sig("def set_whole_parameter(self, name: str, value: Array) -> None"),
+           "Copies this rank's rows of a weight of the whole layer. Not collective.")
+      .def("set_whole_parameters", &set_whole_parameters, nb::arg("whole").none(),
+           nb::sig("def set_whole_parameters(self, whole: AttentionLayer) -> None"),
+           "The same for all weights of a layer in one process.")
+      .def("whole_parameter", &whole_parameter, nb::arg("name").none(),
+           nb::sig("def whole_parameter(self, name: str) -> Any"),
+           "A weight of the whole layer, gathered from all ranks, each of which must call it.")
+      .def("slice_of", &slice_of, nb::arg("name").none(), nb::arg("rank").none() = nb::none(),
+           nb::sig("def slice_of(self, name: str, rank: int | None = None) -> tuple[int, int]"),
+           "The rows (begin, end) of a weight that a rank has: this one unless given.")
+      .def("clip_gradients", &clip, nb::arg("max_norm").none(),
+           nb::sig("def clip_gradients(self, max_norm: float) -> float"),
+           "ladon.clip_gradients() by the norm of the whole layer; returns the norm from before. "
+           "Every rank must call it.");
+  nb::class_<ParallelMultiHeadLayer, ParallelLayer>(module, "TensorParallelAttention",
+                                                    "A MultiHeadAttention whose heads ranks share.")
+      .def("__init__", &make_multi_head, nb::arg("communicator"), nb::arg("kwargs"),
+           nb::sig("def __init__(self, communicator: Communicator, **options: Any) -> None"),
+           "With the options of the whole MultiHeadAttention, but its seed: zero weights, unit "
+           "norms.");
+  nb::class_<ParallelLatentLayer, ParallelLayer>(module, "TensorParallelLatentAttention",
+                                                 "A LatentAttention whose heads ranks share.")
+      .def("__init__", &make_latent, nb::arg("communicator"), nb::arg("kwargs"),
+           nb::sig("def __init__(self, communicator: Communicator, **options: Any) -> None"),
+           "With the options of the whole LatentAttention, but its seed: zero weights, unit "
+           "norms.");
+  module.def(
+      "load_tensor_parallel_attention", &py_load, nb::arg("communicator"), nb::arg("folder"),
+      nb::arg("layer_index"), nb::arg("kwargs"),
+      nb::sig("def load_tensor_parallel_attention(communicator: Communicator, folder: str | "
+              "os.PathLike[str], layer_index: int, *, dtype: DTypeLike | None = None, "
+              "ignored_fields: Sequence[str] = (), rope_context: int = 0, device: DeviceLike = "
+              "'cpu') -> TensorParallelLayer"),
+      "load_attention() over ranks, each of which reads its own rows of the weights alone.");
+  module.def("write_tensor_parallel_attention", &py_write, nb::arg("path"), nb::arg("layer").none(),
+             nb::arg("family"), nb::arg("layer_index"),
+             nb::sig("def write_tensor_parallel_attention(path: str | os.PathLike[str], layer: "
+                     "TensorParallelLayer, family: str, layer_index: int) -> None"),
+             "Writes the whole layer's weights, as that family stores them, to a safetensors file: "
+             "rank 0 writes, and every rank must call it.");
+  module.def("save_training", &py_save_training, nb::arg("path"), nb::arg("layer").none(),
+             nb::arg("optimiser").none(),
+             nb::sig("def save_training(path: str | os.PathLike[str], layer: AttentionLayer, "
+                     "optimiser: AdamW) -> None"),
+             "Writes a layer and the state of its optimiser to a safetensors file, which any "
+             "number of ranks can go on from. Every rank must call it.");
+  module.def("load_training", &py_load_training, nb::arg("path"), nb::arg("layer").none(),
+             nb::arg("optimiser").none(),
+             nb::sig("def load_training(path: str | os.PathLike[str], layer: AttentionLayer, "
+                     "optimiser: AdamW) -> None"),
+             "Takes up training where save_training() was called.");
+}
+
+}  // namespace ladon::python
