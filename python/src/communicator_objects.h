@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -46,9 +47,15 @@ class PythonCommunicator final : public Communicator {
   std::unique_ptr<Communicator> make_group(std::span<const int> group, int color, int key) override;
 
  private:
+  /// Calls work() with the GIL. What Python raises becomes an Error.
+  template <class Work>
+  auto with_engine(const Work& work) const;
+
   nb::object engine_;
   int rank_ = 0;
   int size_ = 1;
+  mutable bool interrupted_ = false;  // by Ctrl-C
+  std::string failed_pause_;
   // What the engine writes to, and where it goes then: after a failure the engine may still write.
   std::vector<std::pair<Receive, nb::object>> arriving_;
 };

@@ -13,28 +13,15 @@
 namespace ladon::python {
 namespace {
 
-/// An exception of the engine as the library's error. What is not an Exception, such as a
-/// KeyboardInterrupt, is raised again once the call has returned.
+/// An exception of the engine as the library's error.
 [[noreturn]] void throw_engine_error(nb::python_error& error) {
-  const nb::object own = nb::module_::import_("ladon._errors").attr("Error");
-  std::string text = readable(error.value());
-  if (!nb::isinstance(error.value(), own)) {
-    text = nb::cast<std::string>(error.type().attr("__name__")) + ": " + text;
+  std::string text = nb::cast<std::string>(error.type().attr("__name__"));
+  if (error.value().is_valid()) {  // Python may set the class alone
+    const std::string message = readable(error.value());
+    const bool own = error.matches(nb::module_::import_("ladon._errors").attr("Error"));
+    text = own ? message : text + (message.empty() ? "" : ": ") + message;
   }
-  if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
   throw Error(ErrorCode::kCommunication, text);
-}
-
-template <class Work>
-auto with_engine(Work&& work) {
-  const nb::gil_scoped_acquire gil;
-  try {
-    return std::forward<Work>(work)();
-  } catch (nb::python_error& error) {
-    throw_engine_error(error);
-  } catch (const nb::cast_error&) {
-    throw Error(ErrorCode::kCommunication, "the engine: got a result of another type");
-  }
 }
 
 /// Not initialised where there is no data.
@@ -46,6 +33,19 @@ nb::object make_bytearray(const std::byte* data, std::size_t size) {
 }
 
 }  // namespace
+
+template <class Work>
+auto PythonCommunicator::with_engine(const Work& work) const {
+  const nb::gil_scoped_acquire gil;
+  try {
+    return work();
+  } catch (nb::python_error& error) {
+    if (error.matches(PyExc_KeyboardInterrupt)) interrupted_ = true;
+    throw_engine_error(error);
+  } catch (const nb::cast_error&) {
+    throw Error(ErrorCode::kCommunication, "the engine: got a result of another type");
+  }
+}
 
 PythonCommunicator::PythonCommunicator(nb::object engine, const CommunicatorOptions& options)
     : Communicator(options), engine_(std::move(engine)) {
@@ -86,6 +86,7 @@ void PythonCommunicator::start(std::span<const Send> sends, std::span<const Rece
 }
 
 bool PythonCommunicator::poll() {
+  if (!failed_pause_.empty()) throw Error(ErrorCode::kCommunication, failed_pause_);
   return with_engine([&] {
     if (!nb::cast<bool>(engine_.attr("poll")())) return false;
     for (const auto& [receive, buffer] : arriving_) {
@@ -100,12 +101,21 @@ bool PythonCommunicator::poll() {
   });
 }
 
+// The library expects errors of poll() alone.
 void PythonCommunicator::pause() {
-  with_engine([&] { engine_.attr("pause")(); });
+  try {
+    with_engine([&] { engine_.attr("pause")(); });
+  } catch (const Error& error) {
+    failed_pause_ = error.what();
+  }
 }
 
 std::vector<int> PythonCommunicator::silent_ranks() const {
-  return with_engine([&] { return nb::cast<std::vector<int>>(engine_.attr("silent_ranks")()); });
+  try {
+    return with_engine([&] { return nb::cast<std::vector<int>>(engine_.attr("silent_ranks")()); });
+  } catch (const Error&) {
+    return {};  // the call fails already
+  }
 }
 
 void PythonCommunicator::abort(std::string_view reason) noexcept {
@@ -117,6 +127,7 @@ void PythonCommunicator::abort(std::string_view reason) noexcept {
   } catch (...) {
     // The others wait until their deadline.
   }
+  if (interrupted_) PyErr_SetInterrupt();  // raised when the call has returned
 }
 
 std::unique_ptr<Communicator> PythonCommunicator::make_group(std::span<const int> group, int color,

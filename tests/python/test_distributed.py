@@ -124,6 +124,33 @@ def test_errors_of_an_engine():
     assert all("broken by an earlier failure" in str(error) for error in raised)
 
 
+INTERRUPTED = """
+import os, signal, threading
+import ladon, ladon.distributed
+
+class SilentEngine(ladon.distributed.Engine):
+    rank, size = 0, 2
+    def start(self, sends, receives): pass
+    def poll(self): return False
+    def silent_ranks(self): return [1]
+    def abort(self, reason): print("aborted:", reason)
+
+ranks = ladon.distributed.Communicator(SilentEngine(), deadline=300)
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    ranks.barrier()
+except ladon.CommunicationError:
+    for _ in range(1000): pass
+"""
+
+
+def test_an_interrupt_ends_a_wait():
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, env=environment(),
+                         timeout=200, check=False)
+    assert "aborted: barrier: call 1 of rank 0: KeyboardInterrupt" in run.stdout, run.stdout + run.stderr
+    assert run.stderr.rstrip().endswith("KeyboardInterrupt") and run.returncode != 0, run.stderr
+
+
 def test_a_rank_that_fails_tells_the_others():
     def work(ranks):
         if ranks.rank == 1:
