@@ -6,7 +6,8 @@
 // MpiCommunicator is gone.
 //
 // Messages go through memory of this object, so that after a failure MPI never touches memory that
-// the caller has freed. MPI sums nothing, and is never aborted by Ladon.
+// the caller has freed. MPI sums nothing, and is never aborted by Ladon. (MPICH reports errors of
+// messages to the handler of MPI_COMM_WORLD, which aborts unless a program sets MPI_ERRORS_RETURN.)
 #pragma once
 
 // The removed C++ bindings would have to be linked.

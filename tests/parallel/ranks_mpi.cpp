@@ -53,6 +53,8 @@ int main(int argc, char** argv) {
   }
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+  // For MPICH, which reports errors of a message here and not to the handler of its communicator.
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   const int failed = RUN_ALL_TESTS();
   MPI_Finalize();
   return failed;
