@@ -32,7 +32,7 @@ constexpr std::uint64_t kSeed = 1;
 constexpr double kRate = 3e-3;
 constexpr double kMaxNorm = 1;
 // Between the losses of a step, which fall from 3.2 to 0.0; see docs/parallel.md for what was seen.
-constexpr double kLargestDifference = 0.05;
+constexpr double kLargestDifference = 0.01;
 const ladon::MultiHeadAttentionOptions kLayer{.embed_dim = recall::kWidth,
                                               .num_heads = 4,
                                               .num_kv_heads = 2,

@@ -1,7 +1,6 @@
 // PythonCommunicator: bytes go through bytearrays, which both Ladon and the engine can hold.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <string>
@@ -112,7 +111,13 @@ void PythonCommunicator::pause() {
 
 std::vector<int> PythonCommunicator::silent_ranks() const {
   try {
-    return with_engine([&] { return nb::cast<std::vector<int>>(engine_.attr("silent_ranks")()); });
+    return with_engine([&] {
+      std::vector<int> ranks;
+      for (const nb::handle rank : engine_.attr("silent_ranks")()) {
+        ranks.push_back(nb::cast<int>(rank));
+      }
+      return ranks;
+    });
   } catch (const Error&) {
     return {};  // the call fails already
   }
