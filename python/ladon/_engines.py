@@ -5,12 +5,13 @@ call fails, messages may still be under way: an engine keeps what belongs to the
 """
 
 import datetime
+import inspect
 import sys
 import threading
 import time
 from typing import Any, List, Sequence, Tuple
 
-from ._errors import CommunicationError, InvalidArgumentError
+from ._errors import CommunicationError, InvalidArgumentError, UnsupportedError
 
 Messages = Sequence[Tuple[int, bytearray]]
 
@@ -138,6 +139,8 @@ class TorchEngine(Engine):
 
         self._torch = torch
         self._dist = torch.distributed
+        if "use_local_synchronization" not in inspect.signature(self._dist.new_group).parameters:
+            raise UnsupportedError(f"Communicator: group: got one of PyTorch {torch.__version__}, expected 2.1 or newer")
         self._ranks = ranks  # as the world counts them
         self._deadline = deadline
         # Longer than Ladon's own deadline, which says more.

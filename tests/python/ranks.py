@@ -6,6 +6,7 @@ Run as a program it checks the rank that it is:
     python ranks.py torch RANK SIZE FILE
 """
 
+import os
 import pathlib
 import sys
 import tempfile
@@ -202,6 +203,19 @@ def check_silence(ranks):
         assert "broken by an earlier failure" in str(error)
 
 
+def check_death(ranks):
+    """Rank 1 ends without a word: the others raise."""
+    ranks.barrier()
+    if ranks.rank == 1:
+        os._exit(3)
+    try:
+        for _ in range(3):
+            ranks.all_gather(np.zeros(4, np.float32))
+        raise AssertionError("no error")
+    except ladon.CommunicationError:
+        assert ranks.broken
+
+
 def main(kind, *arguments):
     if kind == "mpi":
         from mpi4py import MPI
@@ -217,6 +231,10 @@ def main(kind, *arguments):
 
     rank, size, store = int(arguments[0]), int(arguments[1]), pathlib.Path(arguments[2])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    if kind == "torch_death":
+        check_death(distributed.Communicator(dist.group.WORLD, deadline=20))
+        print(f"rank {rank}: found it", flush=True)
+        os._exit(0)  # PyTorch would wait for the dead rank
     check_all(distributed.Communicator(dist.group.WORLD), str(store.parent))
     check_silence(distributed.Communicator(dist.group.WORLD, deadline=0.5))
     dist.barrier()

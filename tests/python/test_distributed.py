@@ -270,15 +270,23 @@ def test_mpi(count):
         assert f"rank {rank} of {count}: as one process" in run.stdout
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_torch(count, tmp_path):
+def run_torch(kind, count, tmp_path):
+    """The exit status and the text of each rank."""
     torch = pytest.importorskip("torch", reason="no torch")
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
-    runs = [subprocess.Popen([sys.executable, rank_checks.__file__, "torch", str(rank), str(count), str(tmp_path / "store")],
+    runs = [subprocess.Popen([sys.executable, rank_checks.__file__, kind, str(rank), str(count), str(tmp_path / "store")],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
             for rank in range(count)]
-    for rank, run in enumerate(runs):
-        text, _ = run.communicate(timeout=600)
-        assert run.returncode == 0, text
-        assert f"rank {rank} of {count}: as one process" in text
+    return [(run.communicate(timeout=600)[0], run.returncode)[::-1] for run in runs]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_torch(count, tmp_path):
+    for rank, (status, text) in enumerate(run_torch("torch", count, tmp_path)):
+        assert status == 0 and f"rank {rank} of {count}: as one process" in text, text
+
+
+def test_torch_finds_a_dead_rank(tmp_path):
+    for rank, (status, text) in enumerate(run_torch("torch_death", 3, tmp_path)):
+        assert (status == 3) if rank == 1 else (status == 0 and f"rank {rank}: found it" in text), text
