@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (LADON_TEST_TORCH=1 ./dev test installs it)")
 
 import ladon  # noqa: E402
 import ladon.torch as lt  # noqa: E402
