@@ -1,6 +1,7 @@
 // Context: the device, the threads and the kernels that a call uses. There is no global state.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -43,6 +44,12 @@ struct ContextOptions {
   /// The host's threads; must outlive the Context. Null: the Context starts its own, on the first
   /// call that has work for them.
   Executor* executor = nullptr;
+  /// Ends long calls early. Called between pieces of a call's work, which take milliseconds, on the
+  /// thread that made the call; what it throws (anything derived from std::exception) leaves that
+  /// call. Caches, layers and their gradients are then as they were; outputs that the caller gave
+  /// hold anything. Called from many threads at once where calls are. Not called where pieces run
+  /// on a GPU, on the `executor`'s threads alone, or in what is short, such as an optimiser's step.
+  std::function<void()> check_interrupt{};
 };
 
 /// Cheap to make, safe to use from many threads at once. Results never depend on it: any number of

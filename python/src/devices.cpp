@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "interrupt.h"
 #include "keywords.h"
 #include "ladon/error.h"
 
@@ -26,6 +27,11 @@ Registry& registry() {
   return *kRegistry;
 }
 
+ContextOptions interruptible(ContextOptions options) {
+  options.check_interrupt = &check_signals;
+  return options;
+}
+
 nb::object stream_object(const nb::object& torch, DeviceId device) {
   return torch.attr("cuda").attr("current_stream")(device.index);
 }
@@ -39,7 +45,7 @@ std::uintptr_t current_stream(DeviceId device) {
 }  // namespace
 
 BoundContext::BoundContext(const ContextOptions& options, nb::object stream)
-    : StreamOwner{std::move(stream)}, Context(options) {
+    : StreamOwner{std::move(stream)}, Context(interruptible(options)) {
   if (options.stream) stream_ = reinterpret_cast<std::uintptr_t>(*options.stream);
   const std::lock_guard lock(registry().mutex);
   registry().contexts.push_back(this);

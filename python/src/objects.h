@@ -1,8 +1,10 @@
 // Caches and layers as Python holds them. Calls run without the GIL, so two Python threads can be
 // in one object at the same time: each has a lock, shared by calls that only read.
 //
-// Locks are taken after the GIL is given up and given back before it is taken again, layers before
-// caches; so there is no deadlock.
+// Locks are taken after the GIL is given up, layers before caches, and given back before it is
+// taken again: nobody waits for a lock with the GIL in hand, so there is no deadlock. A long call
+// does take it for a moment, locks in hand, for signal handlers (interrupt.h): those may use any
+// object but the call's own.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,8 +12,10 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <stdexcept>
 #include <utility>
 
+#include "interrupt.h"
 #include "keywords.h"
 #include "ladon/attention_layer.h"
 #include "ladon/communicator.h"
@@ -47,11 +51,23 @@ struct LatentLayer : Layer {
   using Layer::Layer;
 };
 
+/// Throws instead of waiting for the call in whose middle this signal handler runs.
+template <class Lock, class Mutex>
+Lock lock_object(Mutex& mutex) {
+  if (!in_signal_handler()) return Lock(mutex);
+  Lock lock(mutex, std::try_to_lock);
+  if (!lock) {
+    throw std::runtime_error(
+        "a signal handler used a ladon object in the middle of a call that uses it too");
+  }
+  return lock;
+}
+
 /// Runs work that only reads the object.
 template <class Object, class Work>
 decltype(auto) reading(const Object& object, Work&& work) {
   const nb::gil_scoped_release release;
-  const std::shared_lock lock(object.mutex);
+  const auto lock = lock_object<std::shared_lock<std::shared_mutex>>(object.mutex);
   return std::forward<Work>(work)();
 }
 
@@ -59,7 +75,7 @@ decltype(auto) reading(const Object& object, Work&& work) {
 template <class Object, class Work>
 decltype(auto) changing(Object& object, Work&& work) {
   const nb::gil_scoped_release release;
-  const std::unique_lock lock(object.mutex);
+  const auto lock = lock_object<std::unique_lock<std::shared_mutex>>(object.mutex);
   return std::forward<Work>(work)();
 }
 

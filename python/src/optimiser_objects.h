@@ -52,7 +52,9 @@ class Layers {
   decltype(auto) changing_all(Work&& work) const {
     const nb::gil_scoped_release release;
     std::vector<std::unique_lock<std::shared_mutex>> locks;
-    for (const auto& [layer, object] : layers_) locks.emplace_back(layer->mutex);
+    for (const auto& [layer, object] : layers_) {
+      locks.push_back(lock_object<std::unique_lock<std::shared_mutex>>(layer->mutex));
+    }
     return std::forward<Work>(work)();
   }
 

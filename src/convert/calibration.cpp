@@ -113,9 +113,13 @@ void Calibration::add(const Context& context, const ConstTensorView& x) {
     }
   };
   for_each_block(check_finite_rows);
-  for_each_block([&](const Tensor& block) {
-    add_weight_gradient(host, block, block, impl_->products, impl_->sums);
-  });
+  // Into copies, so that a failure in between leaves the sums as they were.
+  Tensor products = Tensor::copy_of(host, impl_->products);
+  Tensor sums = Tensor::copy_of(host, impl_->sums);
+  for_each_block(
+      [&](const Tensor& block) { add_weight_gradient(host, block, block, products, sums); });
+  impl_->products = std::move(products);
+  impl_->sums = std::move(sums);
   impl_->tokens += rows;
   impl_->longest = std::max(impl_->longest, seq);
 }

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "core/context_impl.h"
 #include "ladon/context.h"
 
 namespace ladon::convert {
@@ -11,7 +12,10 @@ namespace ladon::convert {
 class HostContext {
  public:
   explicit HostContext(const Context& context) : given_(context) {
-    if (!context.device().is_cpu()) own_.emplace();
+    if (context.device().is_cpu()) return;
+    ContextOptions options;
+    options.check_interrupt = context.impl().workers().check_interrupt();
+    own_.emplace(options);
   }
   operator const Context&() const noexcept { return own_ ? *own_ : given_; }
 

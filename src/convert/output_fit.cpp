@@ -52,6 +52,10 @@ Tensor attended_rows(const Context& context, const AttentionLayer& layer,
 struct FitSums {
   FitSums(std::int64_t embed_dim, std::int64_t width)
       : products(DType::kF64, {width, width}), targets(DType::kF64, {embed_dim, width}) {}
+  FitSums(const Context& host, const FitSums& other)
+      : products(Tensor::copy_of(host, other.products)),
+        targets(Tensor::copy_of(host, other.targets)),
+        tokens(other.tokens) {}
 
   Tensor products;  // A^T A
   Tensor targets;   // Y^T A
@@ -142,15 +146,22 @@ void OutputFit::add(const Context& context, const ConstTensorView& x) {
   }
   if (!target.allFinite()) fail(kAdd, "x", "got inputs whose output is not finite");
   const std::int64_t seq = x.size(x.rank() - 2);
-  for (std::int64_t first = 0; first < rows; first += seq, ++impl_->sequences) {
-    const bool aside = impl_->sequences % kSetAside == kSetAside - 1;
-    FitSums& sums = aside ? impl_->set_aside : impl_->fitted;
+  // Into copies, so that a failure in between leaves the sums as they were.
+  FitSums fitted(host, impl_->fitted);
+  FitSums set_aside(host, impl_->set_aside);
+  std::int64_t sequences = impl_->sequences;
+  for (std::int64_t first = 0; first < rows; first += seq, ++sequences) {
+    const bool aside = sequences % kSetAside == kSetAside - 1;
+    FitSums& sums = aside ? set_aside : fitted;
     const ConstTensorView a = attended.view().slice(0, first, first + seq);
     const ConstTensorView y = convert::view_of(std::as_const(target)).slice(0, first, first + seq);
     add_weight_gradient(host, a, a, sums.products, {});
     add_weight_gradient(host, a, y, sums.targets, {});
     sums.tokens += seq;
   }
+  impl_->fitted = std::move(fitted);
+  impl_->set_aside = std::move(set_aside);
+  impl_->sequences = sequences;
 }
 
 void OutputFit::apply(const Context& context, AttentionLayer& after,

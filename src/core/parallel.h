@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <thread>
 #include <type_traits>
 
 #include "core/integer.h"
@@ -75,6 +76,23 @@ void parallel_for(const Workers& workers, int threads, std::int64_t count, Body&
 template <class Body>
 void parallel_for(const Workers& workers, std::int64_t count, Body&& body) {
   parallel_for(workers, workers.num_threads(), count, body);
+}
+
+/// parallel_for for long work into memory that nobody reads if it fails: what the Context's
+/// check_interrupt throws, which the caller's thread asks before each task but the first, ends it.
+template <class Body>
+void interruptible_for(const Workers& workers, int threads, std::int64_t count, Body&& body) {
+  const std::function<void()>& check = workers.check_interrupt();
+  const std::thread::id caller = std::this_thread::get_id();
+  parallel_for(workers, threads, count, [&](std::int64_t task, int worker) {
+    if (check && task != 0 && std::this_thread::get_id() == caller) check();
+    body(task, worker);
+  });
+}
+
+template <class Body>
+void interruptible_for(const Workers& workers, std::int64_t count, Body&& body) {
+  interruptible_for(workers, workers.num_threads(), count, body);
 }
 
 /// Calls body(begin, end, worker) for ranges of at most `grain` that together are [0, count). The

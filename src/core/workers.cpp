@@ -34,6 +34,7 @@ Workers::Workers(const ContextOptions& options)
     : num_threads_(checked_num_threads(options)),
       own_executor_(options.executor == nullptr ? std::make_unique<ThreadPool>(num_threads_)
                                                 : nullptr),
-      executor_(options.executor == nullptr ? own_executor_.get() : options.executor) {}
+      executor_(options.executor == nullptr ? own_executor_.get() : options.executor),
+      check_interrupt_(options.check_interrupt) {}
 
 }  // namespace ladon

@@ -82,18 +82,20 @@ void zero_padding(const AttentionParams& params) {
 }
 
 void ReferenceBackend::attend(const AttentionParams& params) {
-  parallel_for(workers(), params.num_sequences * params.num_heads, [&](std::int64_t task, int) {
-    forward(params, params.sequences[task / params.num_heads], task % params.num_heads);
-  });
+  interruptible_for(
+      workers(), params.num_sequences * params.num_heads, [&](std::int64_t task, int) {
+        forward(params, params.sequences[task / params.num_heads], task % params.num_heads);
+      });
 }
 
 void ReferenceBackend::attend_backward(const AttentionParams& params) {
   zero_padding(params);
-  parallel_for(workers(), params.num_sequences * params.num_kv_heads, [&](std::int64_t task, int) {
-    backward(params, params.sequences[task / params.num_kv_heads], task % params.num_kv_heads);
-  });
+  interruptible_for(
+      workers(), params.num_sequences * params.num_kv_heads, [&](std::int64_t task, int) {
+        backward(params, params.sequences[task / params.num_kv_heads], task % params.num_kv_heads);
+      });
   if (params.dsinks.data != nullptr) {
-    parallel_for(workers(), params.num_heads, [&](std::int64_t head, int) {
+    interruptible_for(workers(), params.num_heads, [&](std::int64_t head, int) {
       store_element(params.dsinks.data, params.dsinks.dtype, head * params.dsinks.stride,
                     sink_gradient(params, head));
     });
@@ -106,7 +108,7 @@ void ReferenceBackend::attention_weights(const AttentionParams& params, ScoreSta
   const double padding =
       stage == ScoreStage::kMasked ? -std::numeric_limits<double>::infinity() : 0;
   const std::int64_t rows = params.num_sequences * params.num_heads * params.max_query_len;
-  parallel_for(workers(), rows, [&](std::int64_t task, int) {
+  interruptible_for(workers(), rows, [&](std::int64_t task, int) {
     const std::int64_t token = task % params.max_query_len;
     const std::int64_t head = task / params.max_query_len % params.num_heads;
     const std::int64_t index = task / params.max_query_len / params.num_heads;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,51 @@ TEST(CalibrationTest, MergesSavesAndLoads) {
   const auto merged = key_of(parts);
   const auto expected = key_of(whole);
   for (std::size_t i = 0; i < merged.size(); ++i) EXPECT_NEAR(merged[i], expected[i], 1e-10);
+}
+
+TEST(CalibrationTest, IsAsItWasAfterAnInterruption) {
+  const Tensor x = random_tensor({2, 40, 64}, 13);
+  int checks = 0;
+  int last = -1;
+  const Context context({.num_threads = 1, .check_interrupt = [&] {
+                           if (checks++ == last) throw std::runtime_error("interrupted");
+                         }});
+  const MultiHeadAttention layer({.embed_dim = 64, .num_heads = 4, .dtype = DType::kF64}, 12);
+  Calibration calibration(64);
+  OutputFit fit(layer, layer);
+  calibration.add(context, x);
+  fit.add(context, x);
+  const auto fitted = [&] {
+    MultiHeadAttention copy = layer;
+    fit.apply(host_context(), copy);
+    const auto* const first = copy.parameter("out_proj.weight").value.data_as<double>();
+    return std::vector<double>(first, first + 4096);
+  };
+  const auto saved = [&] {
+    const test::TempFolder folder;
+    calibration.save(folder.path() / "c");
+    const Tensor products = SafetensorsFile::open(folder.path() / "c").load("products");
+    const auto* const first = products.data_as<double>();
+    return std::vector<double>(first, first + products.num_elements());
+  };
+  const auto fit_before = fitted();
+  const auto saved_before = saved();
+  int interruptions = 0;
+  for (const bool to_fit : {false, true}) {
+    for (last = 0;; ++last) {
+      checks = 0;
+      try {
+        to_fit ? fit.add(context, x) : calibration.add(context, x);
+        break;
+      } catch (const std::runtime_error&) {
+        ++interruptions;
+      }
+      EXPECT_EQ(calibration.tokens(), to_fit ? 160 : 80);
+      if (!to_fit) ASSERT_EQ(saved(), saved_before);
+      if (to_fit) ASSERT_EQ(fitted(), fit_before);
+    }
+  }
+  EXPECT_GE(interruptions, 4);
 }
 
 TEST(ConvertErrors, Calibrations) {

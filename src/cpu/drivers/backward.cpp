@@ -55,14 +55,14 @@ class CallScales {
                                       sequence.kv_len * params_.num_kv_heads) *
                   static_cast<double>(params_.head_dim);
     }
-    parallel_for(workers_, useful_threads(workers_, elements), heads,
-                 [&](std::int64_t head, int worker) {
-                   kernels.row_scales(params_,
-                                      {.sequence = head / params_.num_kv_heads,
-                                       .kv_head = head % params_.num_kv_heads,
-                                       .scales = scales_},
-                                      scratch.of(worker));
-                 });
+    interruptible_for(workers_, useful_threads(workers_, elements), heads,
+                      [&](std::int64_t head, int worker) {
+                        kernels.row_scales(params_,
+                                           {.sequence = head / params_.num_kv_heads,
+                                            .kv_head = head % params_.num_kv_heads,
+                                            .scales = scales_},
+                                           scratch.of(worker));
+                      });
     return scales_;
   }
 
@@ -92,12 +92,12 @@ class BackwardRun {
   void run(const RowScales& scales) const {
     for (std::int64_t first = 0; first < heads_; first += sizes_.wave) {
       const std::int64_t count = std::min(sizes_.wave, heads_ - first);
-      parallel_for(workers_, count * sizes_.parts, [&](std::int64_t task, int worker) {
+      interruptible_for(workers_, count * sizes_.parts, [&](std::int64_t task, int worker) {
         const std::int64_t slot = task / sizes_.parts;
         run_part(first + slot, slot, task % sizes_.parts, scales, worker);
       });
       if (params_.dq.data == nullptr) continue;
-      parallel_for(workers_, count * sizes_.tiles, [&](std::int64_t task, int worker) {
+      interruptible_for(workers_, count * sizes_.tiles, [&](std::int64_t task, int worker) {
         const std::int64_t slot = task / sizes_.tiles;
         combine(first + slot, slot, task % sizes_.tiles, worker);
       });

@@ -153,7 +153,7 @@ class ForwardRun {
                   std::int64_t{workers_.num_threads()}) {}
 
   void run() {
-    parallel_for(workers_, num_threads_, plan_->num_tasks, [&](std::int64_t task, int worker) {
+    interruptible_for(workers_, num_threads_, plan_->num_tasks, [&](std::int64_t task, int worker) {
       const std::int64_t s = plan_->sequence_of(task, params_.num_sequences);
       run_unit(s, task - plan_->first_task(s), worker);
     });

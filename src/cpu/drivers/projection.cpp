@@ -38,16 +38,17 @@ void run_blocks(Host& host, const ProjectionParams& params, const BlockedProduct
   const std::int64_t column_blocks = ceil_div(product.columns, block_columns);
   const WorkerScratch scratch(host, product.kernel_scratch(params));
   const std::int64_t blocks = row_blocks * column_blocks;
-  parallel_for(host.workers, threads, heads * blocks, [&](std::int64_t task_index, int worker) {
-    const std::int64_t index = task_index % blocks;
-    ProjectionTask task;
-    // Consecutive blocks have the same weights.
-    task.row_begin = index % row_blocks * kProjectionTile;
-    task.row_end = std::min(task.row_begin + kProjectionTile, product.rows);
-    task.column_begin = index / row_blocks * block_columns;
-    task.column_end = std::min(task.column_begin + block_columns, product.columns);
-    product.kernel(of_head(params, task_index / blocks), task, scratch.of(worker));
-  });
+  interruptible_for(
+      host.workers, threads, heads * blocks, [&](std::int64_t task_index, int worker) {
+        const std::int64_t index = task_index % blocks;
+        ProjectionTask task;
+        // Consecutive blocks have the same weights.
+        task.row_begin = index % row_blocks * kProjectionTile;
+        task.row_end = std::min(task.row_begin + kProjectionTile, product.rows);
+        task.column_begin = index / row_blocks * block_columns;
+        task.column_end = std::min(task.column_begin + block_columns, product.columns);
+        product.kernel(of_head(params, task_index / blocks), task, scratch.of(worker));
+      });
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ void write_bias_gradient(const Workers& workers, const AttentionParams& params,
                          const KernelSet& kernels, const RowScales& scales,
                          const WorkerScratch& scratch) {
   const BiasBoxes boxes(params.dbias);
-  parallel_for(workers, boxes.count(), [&](std::int64_t index, int worker) {
+  interruptible_for(workers, boxes.count(), [&](std::int64_t index, int worker) {
     std::byte* memory = scratch.of(worker);
     auto* sums = reinterpret_cast<double*>(memory);
     std::fill_n(sums, kTokensPerTask * kKeysPerTask, 0.0);
@@ -87,7 +87,7 @@ void write_bias_gradient(const Workers& workers, const AttentionParams& params,
 void write_sink_gradients(const Workers& workers, const AttentionParams& params,
                           const KernelSet& kernels, const RowScales& scales,
                           const WorkerScratch& scratch) {
-  parallel_for(workers, params.num_heads, [&](std::int64_t head, int worker) {
+  interruptible_for(workers, params.num_heads, [&](std::int64_t head, int worker) {
     double sum = 0;
     kernels.sink_gradient(params, {head, &sum, scales}, scratch.of(worker));
     store_element(params.dsinks.data, params.dsinks.dtype, head * params.dsinks.stride, sum);
