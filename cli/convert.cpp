@@ -77,13 +77,26 @@ std::vector<TargetSize> target_sizes(const ConvertOptions& options, std::int64_t
   return sizes;
 }
 
-/// "[####....] layer 3 of 32: converting".
-void show_layer(Progress& progress, std::int64_t layer, std::int64_t layers, const char* what) {
-  constexpr std::int64_t kLength = 24;
-  const auto done = static_cast<std::size_t>(kLength * layer / layers);
-  progress.show("[" + std::string(done, '#') + std::string(kLength - done, '.') + "] layer " +
-                std::to_string(layer + 1) + " of " + std::to_string(layers) + ": " + what);
-}
+/// Of one pass over all layers.
+class LayerProgress {
+ public:
+  LayerProgress(Progress& progress, std::int64_t layers) : progress_(progress), layers_(layers) {}
+
+  /// "[####....] layer 3 of 32, about 2 min left: converting".
+  void show(std::int64_t layer, const char* what) {
+    constexpr std::int64_t kLength = 24;
+    const auto done = static_cast<std::size_t>(kLength * layer / layers_);
+    const double share = static_cast<double>(layer) / static_cast<double>(layers_);
+    progress_.show("[" + std::string(done, '#') + std::string(kLength - done, '.') + "] layer " +
+                   std::to_string(layer + 1) + " of " + std::to_string(layers_) +
+                   left_.after(share) + ": " + what);
+  }
+
+ private:
+  Progress& progress_;
+  std::int64_t layers_;
+  TimeLeft left_;
+};
 
 /// A layer as it is in the folder, in f32 or f64, with its inputs where there are some.
 struct SourceLayer {
@@ -100,16 +113,15 @@ struct SourceLayer {
 
 SourceLayer load_source(const Context& context, const ShardedSafetensors& weights,
                         const ModelDescription& model, std::int64_t n,
-                        const ConvertOptions& options, Progress& progress) {
-  const auto num_layers = static_cast<std::int64_t>(model.layers.size());
+                        const ConvertOptions& options, LayerProgress& progress) {
   SourceLayer source;
-  show_layer(progress, n, num_layers, "reading");
+  progress.show(n, "reading");
   source.layer = load_attention(context, weights, model, n);
   source.file_dtype = source.layer->dtype();
   const DType dtype = source.file_dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   source.layer = load_attention(context, weights, model, n, {.dtype = dtype});
   if (!options.calibrate.empty()) {
-    show_layer(progress, n, num_layers, "calibrating");
+    progress.show(n, "calibrating");
     source.inputs = read_inputs(context, options.calibrate, n, model.embed_dim, dtype);
     source.calibration.emplace(model.embed_dim);
     source.calibration->add(context, source.inputs->seen);
@@ -300,15 +312,16 @@ int run_convert(const ConvertOptions& options) {
   std::vector<LatentAttentionOptions> latents;
   {
     Progress progress;
-    const auto load = [&](std::int64_t n) {
-      return load_source(context, weights, model, n, options, progress);
+    const auto load = [&](std::int64_t n, LayerProgress& layers) {
+      return load_source(context, weights, model, n, options, layers);
     };
     std::vector<std::int64_t> ranks;
     if (options.unequal) {
       std::vector<std::vector<double>> spectra;
+      LayerProgress layers(progress, num_layers);
       for (std::int64_t n = 0; n < num_layers; ++n) {
-        const SourceLayer layer = load(n);
-        show_layer(progress, n, num_layers, "finding its rank");
+        const SourceLayer layer = load(n, layers);
+        layers.show(n, "finding its rank");
         spectra.push_back(in_layer(n, [&] {
           return to_mla(context, layer.heads(),
                         {.kv_rank = options.kv_rank, .rope_dim = options.rope_dim}, layer.given())
@@ -317,11 +330,12 @@ int run_convert(const ConvertOptions& options) {
       }
       ranks = share_ranks(spectra, options.kv_rank);
     }
+    LayerProgress layers(progress, num_layers);
     for (std::int64_t n = 0; n < num_layers; ++n) {
-      const SourceLayer layer = load(n);
+      const SourceLayer layer = load(n, layers);
       if (options.unequal) sizes.front().kv_rank = ranks[static_cast<std::size_t>(n)];
       for (const TargetSize& size : sizes) {
-        show_layer(progress, n, num_layers, "converting");
+        layers.show(n, "converting");
         LayerOutcome outcome = in_layer(n, [&] {
           return convert_layer(context, layer.heads(), options, size,
                                layer.inputs ? &*layer.inputs : nullptr, layer.given(),

@@ -42,4 +42,13 @@ std::string RemainingTime::begin(const std::string& name) {
          format_duration(each * (steps_ - done)) + " left: " + name;
 }
 
+TimeLeft::TimeLeft() : start_(seconds()) {}
+
+std::string TimeLeft::after(double share) const { return text(seconds() - start_, share); }
+
+std::string TimeLeft::text(double elapsed_seconds, double share) {
+  if (elapsed_seconds < 1 || share <= 0) return "";
+  return ", about " + format_duration(elapsed_seconds / share * (1 - share)) + " left";
+}
+
 }  // namespace ladon::cli

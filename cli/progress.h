@@ -37,4 +37,16 @@ class RemainingTime {
   double start_;
 };
 
+/// How long work that started when this was made still takes, by what a part of it took.
+class TimeLeft {
+ public:
+  TimeLeft();
+  /// ", about 2 min left" after this share of the work; empty in the first second.
+  std::string after(double share) const;
+  static std::string text(double elapsed_seconds, double share);
+
+ private:
+  double start_;
+};
+
 }  // namespace ladon::cli

@@ -273,8 +273,12 @@ int run_layer(const RunOptions& options) {
     progress.show("running the layer");
     if (options.cached) {
       CachedRun how{.chunk = options.chunk, .cache_dtype = options.cache_dtype};
+      const TimeLeft left;
       how.progress = [&](std::int64_t tokens) {
-        progress.show("token " + format_count(tokens) + " of " + format_count(shape[1]), false);
+        const double share = static_cast<double>(tokens) / static_cast<double>(shape[1]);
+        progress.show(
+            "token " + format_count(tokens) + " of " + format_count(shape[1]) + left.after(share),
+            false);
       };
       result = run_cached(context, *layer, x, how);
     } else {
