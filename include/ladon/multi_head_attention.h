@@ -14,8 +14,9 @@
 
 namespace ladon {
 
-/// What one q/k norm spans: a head, or all heads of a token together (OLMo 2).
-enum class QkNormSpan : std::uint8_t { kHead, kAllHeads };
+/// What one q/k norm spans: a head, or all heads of a token together (OLMo 2), or a head with
+/// weights of its own (Cohere).
+enum class QkNormSpan : std::uint8_t { kHead, kAllHeads, kEachHead };
 
 struct MultiHeadAttentionOptions {
   std::int64_t embed_dim = 0;  // width of the query input and of the output
@@ -33,6 +34,7 @@ struct MultiHeadAttentionOptions {
   bool qk_norm = false;               // RMS norm of queries and keys, before rope
   double qk_norm_epsilon = 1e-6;      // positive
   QkNormSpan qk_norm_span = QkNormSpan::kHead;
+  bool qk_norm_centered = false;  // layer norm instead, which subtracts the mean (Cohere)
   double qk_norm_offset = 0;      // added to the norms' weights: 1 where they store w - 1 (Gemma)
   std::optional<double> scale{};  // empty: 1 / sqrt(head_dim)
   double softcap = 0;             // 0: off
@@ -52,7 +54,8 @@ struct MultiHeadAttentionOptions {
 ///   v_proj.weight [num_kv_heads * head_dim, value_input_dim] v_proj.bias
 ///   out_proj.weight [embed_dim, num_heads * head_dim]        out_proj.bias
 ///   q_norm.weight [head_dim]   k_norm.weight [head_dim]   sinks [num_heads]
-/// Norms over all heads are [num_heads * head_dim] and [num_kv_heads * head_dim].
+/// Norms over all heads are [num_heads * head_dim] and [num_kv_heads * head_dim], those of each
+/// head [num_heads, head_dim] and [num_kv_heads, head_dim].
 class LADON_API MultiHeadAttention final : public AttentionLayer {
  public:
   /// Xavier-uniform weights from the seed (the same everywhere), zero biases and sinks, unit norms.

@@ -16,8 +16,9 @@ constexpr Names<RopeScaling, 6> kScalings{{{"none", RopeScaling::kNone},
                                            {"yarn", RopeScaling::kYarn},
                                            {"dynamic", RopeScaling::kDynamic},
                                            {"longrope", RopeScaling::kLongRope}}};
-constexpr Names<QkNormSpan, 2> kNormSpans{
-    {{"head", QkNormSpan::kHead}, {"all_heads", QkNormSpan::kAllHeads}}};
+constexpr Names<QkNormSpan, 3> kNormSpans{{{"head", QkNormSpan::kHead},
+                                           {"all_heads", QkNormSpan::kAllHeads},
+                                           {"each_head", QkNormSpan::kEachHead}}};
 constexpr Names<LatentForm, 3> kForms{{{"auto", LatentForm::kAuto},
                                        {"expanded", LatentForm::kExpanded},
                                        {"absorbed", LatentForm::kAbsorbed}}};
@@ -191,6 +192,7 @@ MultiHeadAttentionOptions to_multi_head_options(Keywords& keywords) {
   keywords.read("qk_norm_epsilon", options.qk_norm_epsilon);
   keywords.read("qk_norm_span", options.qk_norm_span, kNormSpans);
   keywords.read("qk_norm_offset", options.qk_norm_offset);
+  keywords.read("qk_norm_centered", options.qk_norm_centered);
   keywords.read("scale", options.scale);
   keywords.read("softcap", options.softcap);
   keywords.read("window_left", options.window_left);
@@ -220,6 +222,7 @@ nb::dict options_dict(const MultiHeadAttentionOptions& options) {
   dict["qk_norm_epsilon"] = options.qk_norm_epsilon;
   dict["qk_norm_span"] = text_of(kNormSpans, options.qk_norm_span);
   dict["qk_norm_offset"] = options.qk_norm_offset;
+  dict["qk_norm_centered"] = options.qk_norm_centered;
   dict["scale"] = or_none(options.scale);
   dict["softcap"] = options.softcap;
   dict["window_left"] = or_none(options.window_left);

@@ -18,14 +18,16 @@ MultiHeadAttention repeat_kv_heads(const Context& context, const MultiHeadAttent
   for (Parameter& parameter : result.named_parameters()) {
     const Tensor source = layer.parameter(parameter.name).value.to_host();
     // A norm over all heads has a weight for each; repeated heads have the same mean of squares.
-    const bool per_kv_head =
-        parameter.name.starts_with("k_proj") || parameter.name.starts_with("v_proj") ||
-        (parameter.name == "k_norm.weight" && options.qk_norm_span == QkNormSpan::kAllHeads);
+    const bool is_key_norm = parameter.name == "k_norm.weight";
+    const bool per_kv_head = parameter.name.starts_with("k_proj") ||
+                             parameter.name.starts_with("v_proj") ||
+                             (is_key_norm && options.qk_norm_span != QkNormSpan::kHead);
     if (!per_kv_head) {
       copy(host, source, parameter.value);
       continue;
     }
-    const std::int64_t dim = layer.head_dim();
+    const bool is_row = is_key_norm && options.qk_norm_span == QkNormSpan::kEachHead;
+    const std::int64_t dim = is_row ? 1 : layer.head_dim();
     for (std::int64_t head = 0; head < num_kv_heads; ++head) {
       const std::int64_t from = head / repeats;
       copy(host, source.view().slice(0, from * dim, (from + 1) * dim),

@@ -202,6 +202,11 @@ void check(const MultiHeadAttentionOptions& options, const GqaConversion& conver
     fail(ErrorCode::kUnsupported, kOperation, "qk_norm_span",
          "got a norm over all heads, expected one of each head: fewer heads have another norm");
   }
+  if (wanted < had && options.qk_norm && options.qk_norm_span == QkNormSpan::kEachHead) {
+    fail(ErrorCode::kUnsupported, kOperation, "qk_norm_span",
+         "got weights of its own for each head, expected the same for all: the heads of a group "
+         "would need one");
+  }
   if (wanted < had && options.qk_norm && conversion.merge == HeadMerge::kPca) {
     fail(ErrorCode::kUnsupported, kOperation, "qk_norm",
          "got true, expected false: keys behind a norm are not linear in the input, and only the "

@@ -78,14 +78,38 @@ void parallel_for(const Workers& workers, std::int64_t count, Body&& body) {
   parallel_for(workers, workers.num_threads(), count, body);
 }
 
-/// parallel_for for long work into memory that nobody reads if it fails: what the Context's
-/// check_interrupt throws, which the caller's thread asks before each task but the first, ends it.
+/// Asks the Context's check_interrupt, on the thread that made this alone.
+class InterruptCheck {
+ public:
+  explicit InterruptCheck(const Workers& workers)
+      : check_(workers.check_interrupt()), caller_(std::this_thread::get_id()) {}
+
+  /// Throws what check_interrupt throws. On other threads: whether it has.
+  bool stops() {
+    if (!check_) return false;
+    if (std::this_thread::get_id() != caller_) return stopped_.load(std::memory_order_relaxed);
+    try {
+      check_();
+    } catch (...) {
+      stopped_.store(true, std::memory_order_relaxed);
+      throw;
+    }
+    return false;
+  }
+
+ private:
+  const std::function<void()>& check_;
+  std::thread::id caller_;
+  std::atomic<bool> stopped_{false};
+};
+
+/// parallel_for for long work into memory that nobody reads if it fails: check_interrupt is asked
+/// before each task but the first, and what it throws ends it. Tasks of seconds ask it themselves.
 template <class Body>
 void interruptible_for(const Workers& workers, int threads, std::int64_t count, Body&& body) {
-  const std::function<void()>& check = workers.check_interrupt();
-  const std::thread::id caller = std::this_thread::get_id();
+  InterruptCheck interrupt(workers);
   parallel_for(workers, threads, count, [&](std::int64_t task, int worker) {
-    if (check && task != 0 && std::this_thread::get_id() == caller) check();
+    if (task != 0 && interrupt.stops()) return;
     body(task, worker);
   });
 }

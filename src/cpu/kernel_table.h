@@ -147,8 +147,8 @@ struct ElementRange {
 struct NormTask {
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  const double* weight = nullptr;  // [dim]
-  double* sums = nullptr;          // [dim]
+  const double* weight = nullptr;  // [weight_rows, dim]
+  double* sums = nullptr;          // [weight_rows, dim]
 };
 /// The norm kernels pad rows to a multiple of this many elements.
 inline constexpr std::int64_t kNormUnit = 32;

@@ -34,7 +34,17 @@ namespace multi_head {
 MultiHeadAttentionOptions complete_options(MultiHeadAttentionOptions options);
 
 inline NormConstants norm_constants(const MultiHeadAttentionOptions& options) {
-  return {options.qk_norm_epsilon, options.qk_norm_offset};
+  return {options.qk_norm_epsilon, options.qk_norm_offset, options.qk_norm_centered};
+}
+
+/// Of the weight of a q/k norm over this many heads.
+inline Dims norm_shape(const MultiHeadAttentionOptions& options, std::int64_t heads) {
+  switch (options.qk_norm_span) {
+    case QkNormSpan::kHead: break;
+    case QkNormSpan::kAllHeads: return {heads * options.head_dim};
+    case QkNormSpan::kEachHead: return {heads, options.head_dim};
+  }
+  return {options.head_dim};
 }
 
 /// What a call of forward_training() leaves for backward. The inputs are copies: the caller's may

@@ -76,7 +76,7 @@ void check_numbers(const MultiHeadAttentionOptions& options) {
          "got " + text_of(options.qk_norm_epsilon) + ", expected a positive number");
   }
   check_finite(kOperation, "qk_norm_offset", options.qk_norm_offset);
-  if (options.qk_norm_span != QkNormSpan::kHead && options.qk_norm_span != QkNormSpan::kAllHeads) {
+  if (options.qk_norm_span > QkNormSpan::kEachHead) {
     fail(kOperation, "qk_norm_span",
          "got " + std::to_string(static_cast<int>(options.qk_norm_span)) +
              ", expected a QkNormSpan");
@@ -155,10 +155,11 @@ MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionOptions& options,
   add_projection("v_proj", kv_width, options_.value_input_dim, options_.value_bias);
   add_projection("out_proj", options_.embed_dim, query_width, options_.out_bias);
   if (options_.qk_norm) {
-    const bool whole = options_.qk_norm_span == QkNormSpan::kAllHeads;
     const double unit = 1 - options_.qk_norm_offset;
-    fill_weight(add("q_norm.weight", {whole ? query_width : options_.head_dim}), unit, unit);
-    fill_weight(add("k_norm.weight", {whole ? kv_width : options_.head_dim}), unit, unit);
+    fill_weight(add("q_norm.weight", multi_head::norm_shape(options_, options_.num_heads)), unit,
+                unit);
+    fill_weight(add("k_norm.weight", multi_head::norm_shape(options_, options_.num_kv_heads)), unit,
+                unit);
   }
   if (options_.sinks) add("sinks", {options_.num_heads});
   if (!options_.alibi_slopes.empty()) {

@@ -13,13 +13,15 @@ Matrix rows_of_dim(const ConstTensorView& view, std::int64_t dim) {
 
 NormParams params_of(const ConstTensorView& x, const ConstTensorView& weight,
                      const NormConstants& constants) {
-  const std::int64_t dim = weight.size(0);
+  const std::int64_t dim = weight.size(weight.rank() - 1);
   return {.rows = dim == 0 ? 0 : x.num_elements() / dim,
           .dim = dim,
           .epsilon = constants.epsilon,
           .weight_offset = constants.weight_offset,
+          .centered = constants.centered,
           .x = rows_of_dim(x, dim),
-          .weight = matrix_of(weight)};
+          .weight = rows_of_dim(weight, dim),
+          .weight_rows = weight.rank() == 2 ? weight.size(0) : 1};
 }
 
 }  // namespace
@@ -37,7 +39,7 @@ void rms_norm_backward(const Context& context, const ConstTensorView& x,
   NormParams params = params_of(x, weight, constants);
   params.dy = rows_of_dim(dy, params.dim);
   params.dx = rows_of_dim(dx, params.dim);
-  params.dweight = matrix_of(dweight);
+  params.dweight = rows_of_dim(dweight, params.dim);
   backend_of(context).rms_norm_backward(params);
 }
 

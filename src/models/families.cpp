@@ -49,19 +49,6 @@ void read_gemma2(ConfigFields& fields, FamilyOptions& options) {
   options.shared.softcap = fields.number("attn_logit_softcapping", 0);
 }
 
-void read_qwen3(ConfigFields& fields, FamilyOptions& options) {
-  options.shared.qk_norm_epsilon = fields.number("rms_norm_eps", 1e-6);
-}
-
-void read_gemma3(ConfigFields& fields, FamilyOptions& options) {
-  read_query_scale(fields, options);
-  options.shared.qk_norm_epsilon = fields.number("rms_norm_eps", 1e-6);
-}
-
-void read_olmo2(ConfigFields& fields, FamilyOptions& options) {
-  options.shared.qk_norm_epsilon = fields.number("rms_norm_eps", 1e-5);
-}
-
 void read_bloom(ConfigFields&, FamilyOptions& options) {
   options.shared.alibi_slopes = alibi_slopes(options.shared.num_heads);
 }
@@ -153,12 +140,17 @@ constexpr std::array kFamilies = {
            .irrelevant = "attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
                          "offset_alibi skip_bias_add is_decoder"},
     decoder({.model_type = "cohere",
+             .qk_norm = true,
+             .qk_norm_span = QkNormSpan::kEachHead,
+             .qk_norm_centered = true,
+             .qk_norm_switch = "use_qk_norm",
+             .norm_epsilon = "layer_norm_eps",
+             .norm_epsilon_default = 1e-5,
              .kv_heads = KvHeadsRule::kOptionalField,
              .head_dim = "head_dim",
              .bias = "attention_bias",
              .rope_base = 500000,
              .rope_layout = RopeLayout::kInterleaved,
-             .must_be_off = "use_qk_norm",  // a layer norm, whose weights differ by the head
              .irrelevant = "logit_scale is_decoder"}),
     Family{.model_type = "deepseek_v2",
            .latent = true,
@@ -214,7 +206,7 @@ constexpr std::array kFamilies = {
              .rope_base = 1000000,
              .rope_theta_of_windows = "rope_local_base_freq",
              .window = WindowRule::kGemma3,
-             .particular = read_gemma3,
+             .particular = read_query_scale,
              // Its code keeps the softcap of its predecessor's configs and never applies it.
              .must_be_off = "use_bidirectional_attention attn_logit_softcapping",
              .irrelevant = "final_logit_softcapping is_decoder"}),
@@ -321,11 +313,11 @@ constexpr std::array kFamilies = {
     decoder({.model_type = "olmo2",
              .qk_norm = true,
              .qk_norm_span = QkNormSpan::kAllHeads,
+             .norm_epsilon_default = 1e-5,
              .kv_heads = KvHeadsRule::kOptionalField,
              .head_dim = "head_dim",
              .bias = "attention_bias",
              .rope_base = 10000,
-             .particular = read_olmo2,
              .irrelevant = "is_decoder"}),
     decoder({.model_type = "phi3",
              .qkv = QkvStorage::kConcatenated,
@@ -356,7 +348,6 @@ constexpr std::array kFamilies = {
              .bias = "attention_bias",
              .rope_base = 10000,
              .window = WindowRule::kQwen,
-             .particular = read_qwen3,
              .must_be_off = "use_mrope",
              .irrelevant = "is_decoder"}),
     decoder({.model_type = "qwen3_moe",
@@ -366,7 +357,6 @@ constexpr std::array kFamilies = {
              .bias = "attention_bias",
              .rope_base = 10000,
              .window = WindowRule::kQwenEvery,
-             .particular = read_qwen3,
              .must_be_off = "use_mrope",
              .irrelevant = "num_local_experts decoder_sparse_step is_decoder"}),
 };

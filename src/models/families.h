@@ -79,7 +79,11 @@ struct Family {
   bool qk_norm = false;     // q_norm.weight, k_norm.weight
   QkNormSpan qk_norm_span = QkNormSpan::kHead;
   double qk_norm_offset = 0;  // Gemma's norms store their weight less 1
-  bool sinks = false;         // sinks
+  bool qk_norm_centered = false;
+  std::string_view qk_norm_switch{};  // the field, where a config says whether there are norms
+  std::string_view norm_epsilon = "rms_norm_eps";
+  double norm_epsilon_default = 1e-6;
+  bool sinks = false;  // sinks
   /// * Tensors under the layer's name that are not weights of attention.
   std::string_view other_tensors{};
 

@@ -75,12 +75,16 @@ void check_can_hold(const Family& family, const MultiHeadAttentionOptions& optio
       (options.query_bias != options.key_bias || options.query_bias != options.value_bias)) {
     refuse("got biases for some of q, k and v, expected all of them or none");
   }
-  if (options.qk_norm != family.qk_norm) {
+  const bool optional_norm = !family.qk_norm_switch.empty();
+  if (options.qk_norm != family.qk_norm && !optional_norm) {
     refuse(family.qk_norm ? "got no q/k norm, expected one" : "got a q/k norm, expected none");
   }
   if (options.qk_norm && (options.qk_norm_span != family.qk_norm_span ||
-                          options.qk_norm_offset != family.qk_norm_offset)) {
-    refuse("got a q/k norm of another kind (qk_norm_span, qk_norm_offset), expected the family's");
+                          options.qk_norm_offset != family.qk_norm_offset ||
+                          options.qk_norm_centered != family.qk_norm_centered)) {
+    refuse(
+        "got a q/k norm of another kind (qk_norm_span, qk_norm_offset, qk_norm_centered), expected "
+        "the family's");
   }
   if (options.sinks != family.sinks) {
     refuse(family.sinks ? "got no sinks, expected them" : "got sinks, expected none");

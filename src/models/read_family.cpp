@@ -229,9 +229,15 @@ void read_multi_head(const Family& family, ConfigFields& fields, FamilyOptions& 
   read_sizes(family, fields, options);
   read_biases(family, fields, options.shared);
   options.shared.causal = family.causal;
-  options.shared.qk_norm = family.qk_norm;
-  options.shared.qk_norm_span = family.qk_norm_span;
-  options.shared.qk_norm_offset = family.qk_norm_offset;
+  options.shared.qk_norm = family.qk_norm && (family.qk_norm_switch.empty() ||
+                                              fields.flag(family.qk_norm_switch, false));
+  if (options.shared.qk_norm) {
+    options.shared.qk_norm_span = family.qk_norm_span;
+    options.shared.qk_norm_offset = family.qk_norm_offset;
+    options.shared.qk_norm_centered = family.qk_norm_centered;
+    options.shared.qk_norm_epsilon =
+        fields.number(family.norm_epsilon, family.norm_epsilon_default);
+  }
   options.shared.sinks = family.sinks;
   options.shared.dropout = fields.number(family.dropout, 0);
   read_window(family, fields, options);

@@ -8,6 +8,7 @@
 #include "core/host_copy.h"
 #include "io/file.h"
 #include "layers/latent_steps.h"
+#include "layers/multi_head.h"
 
 namespace ladon::models {
 namespace {
@@ -29,8 +30,8 @@ Dims parameter_shape(std::string_view parameter, const MultiHeadAttentionOptions
     return parameter.ends_with(".weight") ? Dims{out, in} : Dims{out};
   }
   if (parameter == "sinks") return {options.num_heads};
-  if (options.qk_norm_span == QkNormSpan::kHead) return {options.head_dim};
-  return {parameter == "q_norm.weight" ? query_width : kv_width};
+  return multi_head::norm_shape(
+      options, parameter == "q_norm.weight" ? options.num_heads : options.num_kv_heads);
 }
 
 template <class View>

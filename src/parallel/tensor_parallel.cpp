@@ -25,7 +25,7 @@ MultiHeadAttentionOptions slice_options(const MultiHeadAttentionOptions& whole, 
          "got " + std::to_string(whole.num_kv_heads) + " for " + std::to_string(ranks) +
              " ranks, expected a multiple or a divisor of the ranks");
   }
-  if (whole.qk_norm && whole.qk_norm_span != QkNormSpan::kHead) {
+  if (whole.qk_norm && whole.qk_norm_span == QkNormSpan::kAllHeads) {
     fail(ErrorCode::kUnsupported, kOperation, "qk_norm_span",
          "got a norm over all heads, expected one over each head: ranks have some of the heads");
   }
@@ -53,6 +53,7 @@ std::string describe_options(const MultiHeadAttentionOptions& options) {
   signature.add("dropout", options.dropout);
   signature.add("qk_norm_epsilon", options.qk_norm_epsilon);
   signature.add("qk_norm_offset", options.qk_norm_offset);
+  signature.add("qk_norm_centered", std::int64_t{options.qk_norm_centered});
   signature.add("alibi_slopes", options.alibi_slopes);
   if (options.rope) describe_rope(signature, *options.rope, options.head_dim);
   return signature.text();
@@ -82,10 +83,14 @@ TensorParallelAttention::TensorParallelAttention(Communicator& communicator,
   add_projection("v_proj", kv_width, whole_.value_input_dim, whole_.value_bias, kv_parts);
   add_projection("out_proj", whole_.embed_dim, query_width, whole_.out_bias, ranks);
   if (whole_.qk_norm) {
-    for (const char* name : {"q_norm.weight", "k_norm.weight"}) {
-      const double unit = 1 - whole_.qk_norm_offset;
-      fill_weight(add_parameter(name, whole_.dtype, {whole_.head_dim}, 1), unit, unit);
-    }
+    const double unit = 1 - whole_.qk_norm_offset;
+    const bool cut = whole_.qk_norm_span == QkNormSpan::kEachHead;
+    const auto add_norm = [&](const char* name, std::int64_t heads, std::int64_t parts) {
+      const Dims shape = multi_head::norm_shape(whole_, heads);
+      fill_weight(add_parameter(name, whole_.dtype, shape, cut ? parts : 1), unit, unit);
+    };
+    add_norm("q_norm.weight", whole_.num_heads, ranks);
+    add_norm("k_norm.weight", whole_.num_kv_heads, kv_parts);
   }
   if (whole_.sinks) add_parameter("sinks", whole_.dtype, {whole_.num_heads}, ranks);
   if (!own_.alibi_slopes.empty()) {

@@ -71,6 +71,12 @@ std::vector<LayerCase> every_case() {
     s.options.qk_norm = true;
     s.options.qk_norm_span = QkNormSpan::kAllHeads;
   });
+  with("layer norm of each head", [](LayerCase& s) {
+    s.options.qk_norm = true;
+    s.options.qk_norm_span = QkNormSpan::kEachHead;
+    s.options.qk_norm_centered = true;
+    s.options.rope = RopeOptions{};
+  });
   with("norm with an offset", [](LayerCase& s) {
     s.options.qk_norm = true;
     s.options.qk_norm_offset = 0.7;

@@ -105,6 +105,7 @@ def newer_cases(layers):
     yield "olmo2", t.Olmo2Config(**LLAMA, rms_norm_eps=1e-3, pad_token_id=None), layers
     yield "olmo2, bias", t.Olmo2Config(**LLAMA, attention_bias=True, pad_token_id=None), layers
     yield "cohere", t.CohereConfig(**LLAMA, eos_token_id=1), layers
+    yield "cohere, q/k norm", t.CohereConfig(**LLAMA, use_qk_norm=True, layer_norm_eps=1e-3, eos_token_id=1), layers
     yield "cohere, bias", t.CohereConfig(**LLAMA, attention_bias=True, eos_token_id=1), layers
     phi = dict(eos_token_id=1, pad_token_id=None)
     factors = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.8],

@@ -207,6 +207,8 @@ std::vector<Mutation> mutations() {
       of_options("no rope",
                  [](Options& o) { return std::exchange(o.rope, std::nullopt).has_value(); }),
       of_options("no norm", [](Options& o) { return std::exchange(o.qk_norm, false); }),
+      of_options("an RMS norm instead of a layer norm",
+                 [](Options& o) { return std::exchange(o.qk_norm_centered, false); }),
       of_options("another epsilon",
                  [](Options& o) {
                    o.qk_norm_epsilon = 1e-6;

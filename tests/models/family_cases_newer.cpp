@@ -9,12 +9,12 @@ namespace ladon::test {
 namespace {
 
 /// Adds q_norm.weight and k_norm.weight to every layer.
-void add_norms(FamilyCase& setup, int query_width, int key_width, double middle) {
+void add_norms(FamilyCase& setup, const Dims& query_shape, const Dims& key_shape, double middle) {
   TensorMaker maker(12);
   for (int layer = 0; layer < setup.num_layers; ++layer) {
     const std::string prefix = layer_prefix(setup.prefix_in_file, layer);
-    setup.tensors.emplace(prefix + "q_norm.weight", maker.make({query_width}, 0.5, middle));
-    setup.tensors.emplace(prefix + "k_norm.weight", maker.make({key_width}, 0.5, middle));
+    setup.tensors.emplace(prefix + "q_norm.weight", maker.make(query_shape, 0.5, middle));
+    setup.tensors.emplace(prefix + "k_norm.weight", maker.make(key_shape, 0.5, middle));
   }
 }
 
@@ -27,7 +27,7 @@ FamilyCase moe_case(const std::string& name, const std::string& window, const Fi
         "mlp_only_layers":[],"moe_intermediate_size":16,"router_aux_loss_coef":0.001,
         "max_window_layers":2,)" + window + "}"),
                                    {24, 6, 3, 10}, false, false, finish);
-  add_norms(setup, 10, 10, 1);
+  add_norms(setup, {10}, {10}, 1);
   return setup;
 }
 
@@ -50,7 +50,7 @@ FamilyCase gemma3_case(const std::string& name, const std::string& rope, double 
                       for (double& weight : plain.query_norm) weight += 1;
                       for (double& weight : plain.key_norm) weight += 1;
                     });
-  add_norms(setup, 8, 8, 0);
+  add_norms(setup, {8}, {8}, 0);
   return setup;
 }
 
@@ -157,7 +157,7 @@ std::vector<FamilyCase> newer_cases() {
         plain.turns = plain_turns(4, 500);
         plain.norm_epsilon = 0.03;
       }));
-  add_norms(cases.back(), 24, 8, 1);
+  add_norms(cases.back(), {24}, {8}, 1);
   cases.push_back(
       separate_case(llama_like("cohere", "cohere", R"({"model_type":"cohere","attention_bias":true,
         "hidden_size":24,"num_attention_heads":4,"num_key_value_heads":2,"num_hidden_layers":2,
@@ -166,6 +166,17 @@ std::vector<FamilyCase> newer_cases() {
                       plain.turns = plain_turns(6, 8000);
                       plain.neighbours_turn = true;
                     }));
+  cases.push_back(separate_case(
+      llama_like("cohere_norm", "cohere", R"({"model_type":"cohere","attention_bias":false,
+        "hidden_size":24,"num_attention_heads":4,"num_key_value_heads":2,"num_hidden_layers":2,
+        "layer_norm_eps":0.02,"rope_theta":8000.0,"use_qk_norm":true})"),
+      {24, 4, 2, 6}, false, false, [](PlainAttention& plain, int) {
+        plain.turns = plain_turns(6, 8000);
+        plain.neighbours_turn = true;
+        plain.norm_epsilon = 0.02;
+        plain.layer_norm_of_each_head = true;
+      }));
+  add_norms(cases.back(), {4, 6}, {2, 6}, 1);
   cases.push_back(phi3_case("phi3_short", "su", 0));
   cases.push_back(phi3_case("phi3_long", "longrope", 11));
   // Old style: every sixth layer sees all, here every second by its own pattern.

@@ -31,6 +31,19 @@ void turn(Head& head, int position, const PlainAttention& how) {
   }
 }
 
+/// Each head less its mean, with weights of its own.
+void normalise_each(std::vector<Head>& heads, const std::vector<double>& weights, double epsilon) {
+  auto next = weights.begin();
+  for (Head& head : heads) {
+    double sum = 0;
+    for (const double number : head) sum += number;
+    for (double& number : head) number -= sum / static_cast<double>(head.size());
+    const auto end = next + static_cast<std::ptrdiff_t>(head.size());
+    normalise(head, {next, end}, epsilon);
+    next = end;
+  }
+}
+
 /// One norm over all heads.
 void normalise_together(std::vector<Head>& heads, const std::vector<double>& weight,
                         double epsilon) {
@@ -69,7 +82,11 @@ Rows PlainAttention::run(const Rows& query_input, const Rows& key_input,
   const auto prepare = [&](std::vector<std::vector<Head>>& tokens, const Head& norm) {
     for (std::size_t position = 0; position < tokens.size(); ++position) {
       const bool together = norm.size() > at(head_dim);
-      if (together) normalise_together(tokens[position], norm, norm_epsilon);
+      if (together && layer_norm_of_each_head) {
+        normalise_each(tokens[position], norm, norm_epsilon);
+      } else if (together) {
+        normalise_together(tokens[position], norm, norm_epsilon);
+      }
       for (Head& head : tokens[position]) {
         if (!norm.empty() && !together) normalise(head, norm, norm_epsilon);
         turn(head, static_cast<int>(position), *this);

@@ -34,6 +34,7 @@ struct PlainAttention {
   /// Of a head, or of all heads of a token together.
   std::vector<double> query_norm{}, key_norm{};
   double norm_epsilon = 0;
+  bool layer_norm_of_each_head = false;  // with a row of weights for each head
   std::vector<double> slopes{};
   std::vector<double> sinks{};
 

@@ -302,6 +302,19 @@ TEST_F(PublishedConfigs, CoherePhiGemma3AndNeoX) {
     "torch_dtype":"float16","use_cache":true,"vocab_size":256000})");
   EXPECT_EQ(sizes(), "40 8192 64 64 128");
   EXPECT_EQ(layer(0).rope->layout, RopeLayout::kInterleaved);
+  EXPECT_FALSE(layer(0).qk_norm);
+
+  // Command R+.
+  describe(R"({"architectures":["CohereForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"hidden_act":"silu","hidden_size":12288,"intermediate_size":33792,
+    "layer_norm_eps":1e-05,"logit_scale":0.8333333333333334,"max_position_embeddings":8192,
+    "model_type":"cohere","num_attention_heads":96,"num_hidden_layers":64,
+    "num_key_value_heads":8,"pad_token_id":0,"rope_theta":75000000.0,"torch_dtype":"float16",
+    "use_cache":true,"use_qk_norm":true,"vocab_size":256000})");
+  EXPECT_EQ(sizes(), "64 12288 96 8 128");
+  EXPECT_TRUE(layer(0).qk_norm && layer(0).qk_norm_centered);
+  EXPECT_EQ(layer(0).qk_norm_span, QkNormSpan::kEachHead);
+  EXPECT_EQ(layer(0).qk_norm_epsilon, 1e-5);
 
   describe(R"({"architectures":["Phi3ForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
     "auto_map":{"AutoConfig":"configuration_phi3.Phi3Config"},"embd_pdrop":0.0,"hidden_act":"silu",

@@ -24,7 +24,7 @@ inline Tensor normal(DType dtype, const Dims& shape, std::uint64_t seed) {
 inline void randomise_vectors(AttentionLayer& layer) {
   std::uint64_t seed = 100;
   for (const Parameter& parameter : layer.named_parameters()) {
-    if (parameter.value.rank() == 1) {
+    if (parameter.value.rank() == 1 || parameter.name.ends_with("_norm.weight")) {
       layer.set_parameter(host_context(), parameter.name,
                           normal(DType::kF32, parameter.value.shape(), seed++));
     }

@@ -43,12 +43,16 @@ std::vector<MultiHeadAttentionOptions> layer_options(int ranks) {
   options.dtype = DType::kBF16;
   options.window_left = 9;
   options.softcap = 4;
+  options.qk_norm = options.qk_norm_centered = true;
+  options.qk_norm_span = QkNormSpan::kEachHead;
   for (int i = 0; i < 2 * ranks; ++i) options.alibi_slopes.push_back(0.5 / (i + 1));
   all.push_back(options);
   if (ranks > 2 && ranks % 2 == 0) {  // two ranks have the same KV head
     options = plain;
     options.num_kv_heads = ranks / 2;
     options.key_bias = true;
+    options.qk_norm = true;
+    options.qk_norm_span = QkNormSpan::kEachHead;
     all.push_back(options);
   }
   return all;

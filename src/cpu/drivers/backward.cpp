@@ -90,11 +90,12 @@ class BackwardRun {
                                      sizes_.part_bytes)) {}
 
   void run(const RowScales& scales) const {
+    InterruptCheck interrupt(workers_);
     for (std::int64_t first = 0; first < heads_; first += sizes_.wave) {
       const std::int64_t count = std::min(sizes_.wave, heads_ - first);
       interruptible_for(workers_, count * sizes_.parts, [&](std::int64_t task, int worker) {
         const std::int64_t slot = task / sizes_.parts;
-        run_part(first + slot, slot, task % sizes_.parts, scales, worker);
+        run_part(first + slot, slot, task % sizes_.parts, scales, worker, interrupt);
       });
       if (params_.dq.data == nullptr) continue;
       interruptible_for(workers_, count * sizes_.tiles, [&](std::int64_t task, int worker) {
@@ -147,7 +148,7 @@ class BackwardRun {
   }
 
   void run_part(std::int64_t head, std::int64_t slot, std::int64_t part, const RowScales& scales,
-                int worker) const {
+                int worker, InterruptCheck& interrupt) const {
     BackwardTask task;
     task.scales = scales;
     task.sequence = head / params_.num_kv_heads;
@@ -163,6 +164,7 @@ class BackwardRun {
       // more rows.
       const std::int64_t block = round * parts + (round % 2 == 0 ? part : parts - 1 - part);
       if (block >= blocks) continue;
+      if (round != 0 && interrupt.stops()) return;
       task.key_begin = block * kBackwardKeys;
       task.key_end = std::min(task.key_begin + kBackwardKeys, sequence.kv_len);
       kernels_.backward(params_, task, scratch_.of(worker));

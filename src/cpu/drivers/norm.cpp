@@ -17,11 +17,16 @@ constexpr std::int64_t kRowsPerTask = 256;
 /// The weight in double, its offset added; in backward, each task's sums of its gradient.
 struct NormArrays {
   NormArrays(Arena& arena, const NormParams& params, std::int64_t tasks)
-      : weight(arena.take<double>(params.dim)), sums(arena.take<double>(tasks * params.dim)) {}
+      : weight(arena.take<double>(params.weight_rows * params.dim)),
+        sums(arena.take<double>(tasks * params.weight_rows * params.dim)) {}
 
   void load_weight(const NormParams& params) {
-    for (std::int64_t i = 0; i < params.dim; ++i) {
-      weight[i] = load_element(params.weight.data, params.weight.dtype, i) + params.weight_offset;
+    for (std::int64_t row = 0; row < params.weight_rows; ++row) {
+      for (std::int64_t i = 0; i < params.dim; ++i) {
+        weight[row * params.dim + i] =
+            load_element(params.weight.data, params.weight.dtype, row * params.weight.stride + i) +
+            params.weight_offset;
+      }
     }
   }
 
@@ -53,13 +58,14 @@ void CpuBackend::rms_norm(const NormParams& params) {
 void CpuBackend::rms_norm_backward(const NormParams& params) {
   const KernelSet& kernels = kernels_for(params.x.dtype);
   const std::int64_t tasks = ceil_div(params.rows, kRowsPerTask);
+  const std::int64_t elements = params.weight_rows * params.dim;
   InWorkspace<NormArrays> arrays(host().scratch, params, tasks);
   const WorkerScratch scratch(host(), kernels.rms_norm_backward_scratch(params));
   arrays->load_weight(params);
   parallel_for(workers(), threads_for(workers(), params.rows * params.dim), tasks,
                [&](std::int64_t task, int worker) {
-                 double* const sums = arrays->sums + task * params.dim;
-                 std::fill_n(sums, params.dim, 0.0);
+                 double* const sums = arrays->sums + task * elements;
+                 std::fill_n(sums, elements, 0.0);
                  kernels.rms_norm_backward(params,
                                            {.begin = task * kRowsPerTask,
                                             .end = std::min(params.rows, (task + 1) * kRowsPerTask),
@@ -67,10 +73,11 @@ void CpuBackend::rms_norm_backward(const NormParams& params) {
                                             .sums = sums},
                                            scratch.of(worker));
                });
-  for (std::int64_t i = 0; i < params.dim; ++i) {
-    double sum = load_element(params.dweight.data, params.dweight.dtype, i);
-    for (std::int64_t task = 0; task < tasks; ++task) sum += arrays->sums[task * params.dim + i];
-    store_element(params.dweight.data, params.dweight.dtype, i, sum);
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const std::int64_t at = i / params.dim * params.dweight.stride + i % params.dim;
+    double sum = load_element(params.dweight.data, params.dweight.dtype, at);
+    for (std::int64_t task = 0; task < tasks; ++task) sum += arrays->sums[task * elements + i];
+    store_element(params.dweight.data, params.dweight.dtype, at, sum);
   }
 }
 

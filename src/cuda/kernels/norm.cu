@@ -1,4 +1,5 @@
-// RMS norm of rows, y = x * (weight + offset) / sqrt(mean(x^2) + epsilon).
+// RMS norm of rows, y = x * (weight + offset) / sqrt(mean(x^2) + epsilon), or layer norm, which is
+// that of x less its mean and is computed in double throughout.
 //
 // A row belongs to 1 to 256 threads of a block of 256, a chunk of 8 elements each, and is read
 // twice: for the sum of its squares, and (from L1 or L2) to be scaled. Sums are in double; the
@@ -78,19 +79,23 @@ __global__ void __launch_bounds__(kThreads, 4)
     normalise_rows(const __grid_constant__ NormForwardParams params) {
   const NormParams& norm = params.norm;
   const NormLane lane(norm.dim);
+  constexpr bool kIsWide = sizeof(Compute) == sizeof(double);
   const bool to_odd = size_of(norm.y.dtype) == 2;
   const auto offset = static_cast<Compute>(norm.weight_offset);
   const std::int64_t rows_at_once = kThreads / lane.threads;
   for (std::int64_t first = blockIdx.x * rows_at_once; first < norm.rows;
        first += gridDim.x * rows_at_once) {
     const std::int64_t row = first + lane.group;
+    // Layer norms are computed in double: floats need no center.
+    Compute center = 0;
+    if constexpr (kIsWide) center = center_of_row(norm, lane, row, row < norm.rows);
     double squares = 0;
     if (row < norm.rows) {
       for_each_chunk(lane, norm.dim, [&](std::int64_t i, int count) {
         const Chunk<Compute> x = load_chunk<Compute>(norm.x, row, i, count);
 #pragma unroll
         for (int n = 0; n < kChunk; ++n) {
-          const double value = x.values[n];
+          const double value = kIsWide && n >= count ? 0 : x.values[n] - center;
           squares = fma(value, value, squares);
         }
       });
@@ -100,10 +105,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     const RowFactor<Compute> factor(rsqrt(fma(squares, params.inverse_dim, norm.epsilon)));
     for_each_chunk(lane, norm.dim, [&](std::int64_t i, int count) {
       Chunk<Compute> x = load_chunk<Compute>(norm.x, row, i, count);
-      const Chunk<Compute> weight = load_chunk<Compute>(norm.weight, 0, i, count);
+      const Chunk<Compute> weight =
+          load_chunk<Compute>(norm.weight, row % norm.weight_rows, i, count);
 #pragma unroll
       for (int n = 0; n < kChunk; ++n) {
-        x.values[n] = factor.scaled(x.values[n], weight.values[n] + offset, to_odd);
+        x.values[n] = factor.scaled(x.values[n] - center, weight.values[n] + offset, to_odd);
       }
       store_chunk(norm.y, row, i, count, x);
     });
@@ -117,7 +123,7 @@ void rms_norm(Queue& queue, const NormParams& params) {
   const Grid grid{blocks_for(params.rows, kThreads / threads_per_row(params.dim)), kThreads};
   const NormForwardParams forward{params, 1 / static_cast<double>(params.dim)};
   const bool wide = params.x.dtype == DType::kF64 || params.weight.dtype == DType::kF64 ||
-                    params.y.dtype == DType::kF64;
+                    params.y.dtype == DType::kF64 || params.centered;
   queue.launch(wide ? normalise_rows<double> : normalise_rows<float>, grid, forward);
 }
 

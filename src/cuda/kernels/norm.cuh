@@ -1,4 +1,4 @@
-// What RMS norm and its backward share: which threads have which elements of a row.
+// What RMS and layer norm and their backward share: which threads have which elements of a row.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +49,22 @@ template <class Compute>
 __device__ inline void store_chunk(const Matrix& matrix, std::int64_t row, std::int64_t i,
                                    int count, const Chunk<Compute>& chunk) {
   store_chunk(matrix.data, matrix.dtype, row * matrix.stride + i, count, chunk);
+}
+
+/// The mean of a row where it is subtracted, else 0. Called by the whole block; `row` is not read
+/// where it does not exist.
+__device__ inline double center_of_row(const NormParams& norm, const NormLane& lane,
+                                       std::int64_t row, bool exists) {
+  if (!norm.centered) return 0;
+  double sum = 0;
+  if (exists) {
+    for_each_chunk(lane, norm.dim, [&](std::int64_t i, int count) {
+      const Chunk<double> x = load_chunk<double>(norm.x, row, i, count);
+#pragma unroll
+      for (int n = 0; n < kChunk; ++n) sum += x.values[n];
+    });
+  }
+  return sum_of_threads(sum, lane.threads) / static_cast<double>(norm.dim);
 }
 
 }  // namespace ladon::cuda

@@ -3,6 +3,9 @@
 //
 //   dx = f * (dy * weight - u * mean(u * dy * weight)),    dweight += sum over rows of u * dy
 //
+// In a layer norm x is less its mean, and the mean of dy * weight is subtracted beside u's term.
+// Where heads have weights of their own, each head is a launch, over every heads-th row.
+//
 // A task is a block's: up to 512 tasks share the rows out, by their number alone. Groups of threads
 // take every group-th row of a task, in tiles of 4: first the two sums of each row, then, chunk by
 // chunk of 8 columns, the rows' dx and their part of dweight, which so touches memory once a tile.
@@ -12,6 +15,7 @@
 // f64 operations; x and dy twice, once of that from L2, and dx once. The limit is the conversions.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/kernels/norm.cuh"
@@ -33,15 +37,19 @@ struct NormBackwardParams {
 /// What all elements of a row share.
 struct RowSums {
   double inverse_rms;
-  double mean;  // of u * dy * weight
+  double mean;    // of u * dy * weight
+  double center;  // of x, and of dy * weight: 0 but in a layer norm
+  double gradient_mean;
 };
 
 /// Called by the whole block; `row` is not read where it does not exist.
 __device__ inline RowSums sums_of_row(const NormBackwardParams& params, const NormLane& lane,
                                       std::int64_t row, bool exists) {
   const NormParams& norm = params.norm;
+  const double center = center_of_row(norm, lane, row, exists);
   double squares = 0;
   double products = 0;
+  double gradients = 0;
   if (exists) {
     for_each_chunk(lane, norm.dim, [&](std::int64_t i, int count) {
       const Chunk<double> x = load_chunk<double>(norm.x, row, i, count);
@@ -49,15 +57,19 @@ __device__ inline RowSums sums_of_row(const NormBackwardParams& params, const No
       const Chunk<double> weight = load_chunk<double>(norm.weight, 0, i, count);
 #pragma unroll
       for (int n = 0; n < kChunk; ++n) {
-        squares = fma(x.values[n], x.values[n], squares);
-        products = fma(x.values[n] * dy.values[n], weight.values[n] + norm.weight_offset, products);
+        const double value = n < count ? x.values[n] - center : 0;
+        squares = fma(value, value, squares);
+        products = fma(value * dy.values[n], weight.values[n] + norm.weight_offset, products);
+        gradients = fma(dy.values[n], weight.values[n] + norm.weight_offset, gradients);
       }
     });
   }
   squares = sum_of_threads(squares, lane.threads);
   products = sum_of_threads(products, lane.threads);
+  gradients = norm.centered ? sum_of_threads(gradients, lane.threads) : 0;
   const double inverse_rms = rsqrt(fma(squares, params.inverse_dim, norm.epsilon));
-  return {inverse_rms, inverse_rms * products * params.inverse_dim};
+  return {inverse_rms, inverse_rms * products * params.inverse_dim, center,
+          gradients * params.inverse_dim};
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -83,16 +95,16 @@ __global__ void __launch_bounds__(kThreads)
       if (tile != begin) sum = load_chunk_of<double>(sums + i, count);
       for (int r = 0; r < kTileRows && first + r * groups < end; ++r) {
         const std::int64_t row = first + r * groups;
-        const auto [inverse_rms, mean] = of_row[r][threadIdx.x];
+        const auto [inverse_rms, mean, center, gradient_mean] = of_row[r][threadIdx.x];
         const Chunk<double> x = load_chunk<double>(norm.x, row, i, count);
         Chunk<double> dy = load_chunk<double>(norm.dy, row, i, count);
 #pragma unroll
         for (int n = 0; n < kChunk; ++n) {
-          const double unit = x.values[n] * inverse_rms;
+          const double unit = (x.values[n] - center) * inverse_rms;
           sum.values[n] = fma(unit, dy.values[n], sum.values[n]);
           const double gradient =
               fma(-unit, mean, dy.values[n] * (weight.values[n] + norm.weight_offset));
-          dy.values[n] = inverse_rms * gradient;
+          dy.values[n] = inverse_rms * (gradient - gradient_mean);
         }
         store_chunk(norm.dx, row, i, count, dy);
       }
@@ -138,10 +150,25 @@ __global__ void __launch_bounds__(kColumns* kTaskLanes)
   store_element(params.dweight.data, params.dweight.dtype, column, total);
 }
 
-}  // namespace
+/// Every weight_rows-th row from `first` on, which all have the same weight.
+NormParams rows_of_one_weight(NormParams params, std::int64_t first) {
+  const auto skip = [](Matrix& matrix, std::int64_t rows) {
+    if (matrix.data == nullptr) return;
+    const auto bytes = static_cast<std::size_t>(rows * matrix.stride) * size_of(matrix.dtype);
+    matrix.data = static_cast<std::byte*>(matrix.data) + bytes;
+  };
+  for (Matrix* const matrix : {&params.x, &params.dy, &params.dx}) {
+    skip(*matrix, first);
+    matrix->stride *= params.weight_rows;
+  }
+  skip(params.weight, first);
+  skip(params.dweight, first);
+  params.rows /= params.weight_rows;
+  params.weight_rows = 1;
+  return params;
+}
 
-void rms_norm_backward(Queue& queue, const NormParams& params) {
-  if (params.rows == 0 || params.dim == 0) return;
+void norm_backward(Queue& queue, const NormParams& params) {
   const std::int64_t groups = kThreads / threads_per_row(params.dim);
   const std::int64_t rows_per_task =
       std::max(groups * kTileRows, ceil_div(params.rows, kMostTasks));
@@ -154,6 +181,15 @@ void rms_norm_backward(Queue& queue, const NormParams& params) {
       NormBackwardParams{params, 1 / static_cast<double>(params.dim), rows_per_task, sums});
   queue.launch(add_task_sums, Grid{blocks_for(params.dim, kColumns), {kColumns, kTaskLanes}},
                TaskSumsParams{sums, groups * params.dim, tasks, params.dim, params.dweight});
+}
+
+}  // namespace
+
+void rms_norm_backward(Queue& queue, const NormParams& params) {
+  if (params.rows == 0 || params.dim == 0) return;
+  for (std::int64_t row = 0; row < params.weight_rows; ++row) {
+    norm_backward(queue, rows_of_one_weight(params, row));
+  }
 }
 
 }  // namespace ladon::cuda
