@@ -88,8 +88,11 @@ TEST(CalibrationTest, IsAsItWasAfterAnInterruption) {
         ++interruptions;
       }
       EXPECT_EQ(calibration.tokens(), to_fit ? 160 : 80);
-      if (!to_fit) ASSERT_EQ(saved(), saved_before);
-      if (to_fit) ASSERT_EQ(fitted(), fit_before);
+      if (to_fit) {
+        ASSERT_EQ(fitted(), fit_before);
+      } else {
+        ASSERT_EQ(saved(), saved_before);
+      }
     }
   }
   EXPECT_GE(interruptions, 4);
