@@ -1,7 +1,6 @@
 #include "rank_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 
@@ -10,17 +9,6 @@
 
 namespace ladon::cli {
 namespace {
-
-/// Latencies and bandwidths as programs see them, not as they are sold.
-const std::array<Link, 6>& links() {
-  static const std::array<Link, 6> all = {{{"memory", 0.3e-6, 5.5e9},
-                                           {"nvlink", 5e-6, 450e9},
-                                           {"infiniband", 3e-6, 50e9},
-                                           {"10gbe", 30e-6, 1.2e9},
-                                           {"1gbe", 50e-6, 0.117e9},
-                                           {"internet", 30e-3, 0.012e9}}};
-  return all;
-}
 
 struct Unit {
   std::string_view name;
@@ -38,39 +26,6 @@ double parse_quantity(std::string_view text, std::span<const Unit> units, std::s
     }
   }
   throw UsageError("got \"" + std::string(text) + "\", expected " + std::string(what));
-}
-
-/// Sizes of a model's attention, as the formulas of docs/parallel.md name them.
-struct Sizes {
-  double heads, kv_heads, head_dim, value_dim;
-  double tokens, batch;  // of the prefill; sequences
-  double ranks, element;
-};
-
-double shared_kv_heads(const Sizes& s) { return std::max(1.0, s.kv_heads / s.ranks); }
-
-/// Tensor parallel, for so many rows: attended values are gathered, then outputs.
-double sent_by_heads(const Sizes& s, double rows, double embed_dim) {
-  const double columns = (s.heads * s.value_dim + embed_dim) / s.ranks;
-  return (s.ranks - 1) * rows * columns * s.element;
-}
-
-double sent_by_gather(const Sizes& s) {
-  return (s.ranks - 1) / s.ranks * s.tokens * s.kv_heads * (s.head_dim + s.value_dim) * s.element;
-}
-
-double sent_by_exchange(const Sizes& s) {
-  const double own = s.tokens / s.ranks;
-  const double to_heads =
-      s.heads / s.ranks * own * s.head_dim + shared_kv_heads(s) * own * (s.head_dim + s.value_dim);
-  const double to_tokens = s.heads / s.ranks * own * s.value_dim;
-  return (s.ranks - 1) * (to_heads + to_tokens) * s.element;
-}
-
-/// Partial results in f32 with an f64 lse, then what was merged. `width` is that of a head's sum.
-double sent_by_sequence(const Sizes& s, double width) {
-  const double rows = s.batch * s.heads / s.ranks;
-  return (s.ranks - 1) * rows * (width * 4 + 8 + width * s.element);
 }
 
 std::string why_heads_do_not_divide(const ModelShape& model, std::int64_t ranks) {
@@ -93,11 +48,9 @@ CacheVariant own_variant(const ModelShape& model) {
 
 }  // namespace
 
-std::span<const Link> known_links() { return links(); }
-
 Link parse_link(std::string_view text) {
   std::string names;
-  for (const Link& link : links()) {
+  for (const Link& link : bench::known_links()) {
     if (link.name == text) return link;
     names += link.name + ", ";
   }
@@ -121,24 +74,26 @@ std::vector<RankScheme> rank_schemes(const ModelShape& model, const CacheRequest
   const std::int64_t whole_cache = cache_bytes(model, variant, request);
   // Of a latent model attention runs over expanded keys in prefill.
   const auto as_double = [](std::int64_t value) { return static_cast<double>(value); };
-  const Sizes s{.heads = as_double(model.num_heads),
-                .kv_heads = as_double(latent ? model.num_heads : model.num_kv_heads),
-                .head_dim = as_double(model.head_dim + (latent ? model.rope_dim : 0)),
-                .value_dim = as_double(model.value_dim),
-                .tokens = as_double(request.context) * as_double(request.batch),
-                .batch = as_double(request.batch),
-                .ranks = as_double(ranks),
-                .element = as_double(request.dtype == DType::kI8
-                                         ? 2
-                                         : static_cast<std::int64_t>(size_of(request.dtype)))};
+  const bench::RankSizes s{
+      .heads = as_double(model.num_heads),
+      .kv_heads = as_double(latent ? model.num_heads : model.num_kv_heads),
+      .head_dim = as_double(model.head_dim + (latent ? model.rope_dim : 0)),
+      .value_dim = as_double(model.value_dim),
+      .tokens = as_double(request.context) * as_double(request.batch),
+      .batch = as_double(request.batch),
+      .ranks = as_double(ranks),
+      .element = as_double(
+          request.dtype == DType::kI8 ? 2 : static_cast<std::int64_t>(size_of(request.dtype)))};
   std::vector<RankScheme> schemes;
-  // `steps` collectives in each layer, of which each takes a latency for every other rank.
+  // `steps` collectives in each layer, of which each takes a latency for every other rank, and so
+  // do the rounds of agreement.
   const auto add = [&](RankScheme scheme, double sent, double steps, std::int64_t cache) {
     if (scheme.refused.empty()) {
       const double layers = as_double(model.num_layers());
       scheme.cache_bytes = cache;
       scheme.sent = layers * sent;
-      scheme.seconds = layers * steps * (s.ranks - 1) * link.latency + scheme.sent / link.bandwidth;
+      const double rounds = steps + bench::kAgreementRounds;
+      scheme.seconds = link.seconds(layers * rounds * (s.ranks - 1), scheme.sent);
     }
     schemes.push_back(std::move(scheme));
   };
@@ -155,15 +110,16 @@ std::vector<RankScheme> rank_schemes(const ModelShape& model, const CacheRequest
   const double embed_dim = as_double(model.embed_dim);
 
   add({.phase = "decode", .name = "heads", .refused = refused},
-      sent_by_heads(s, s.batch, embed_dim), 2, by_heads);
+      bench::sent_by_heads(s, s.batch, embed_dim), 2, by_heads);
   add({.phase = "decode", .name = "sequence"},
-      sent_by_sequence(s, as_double(latent ? model.kv_rank : model.value_dim)), 2, by_sequence);
+      bench::sent_by_sequence(s, as_double(latent ? model.kv_rank : model.value_dim)), 2,
+      by_sequence);
   add({.phase = "prefill", .name = "heads", .refused = refused},
-      sent_by_heads(s, s.tokens, embed_dim), 2, by_heads);
+      bench::sent_by_heads(s, s.tokens, embed_dim), 2, by_heads);
   const auto tokens_of = whole_cache / ranks;
-  add({.phase = "prefill", .name = "all-gather"}, sent_by_gather(s), 1, tokens_of);
-  add({.phase = "prefill", .name = "ring"}, sent_by_gather(s), 1, tokens_of);
-  add({.phase = "prefill", .name = "ulysses", .refused = refused}, sent_by_exchange(s), 2,
+  add({.phase = "prefill", .name = "all-gather"}, bench::sent_by_gather(s), 1, tokens_of);
+  add({.phase = "prefill", .name = "ring"}, bench::sent_by_gather(s), 1, tokens_of);
+  add({.phase = "prefill", .name = "ulysses", .refused = refused}, bench::sent_by_exchange(s), 2,
       tokens_of);
   for (const std::string_view phase : {"decode", "prefill"}) {
     RankScheme* best = nullptr;

@@ -2,24 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cache_plan.h"
+#include "rank_model.h"
 
 namespace ladon::cli {
 
-/// Between two ranks: a message of n bytes takes latency + n / bandwidth.
-struct Link {
-  std::string name;
-  double latency = 0;    // seconds
-  double bandwidth = 0;  // bytes per second
-};
+using bench::Link;
 
-/// Usual ones.
-std::span<const Link> known_links();
 /// A usual one by name, or "LATENCY,BANDWIDTH" such as "30us,1.2GB/s". Throws UsageError.
 Link parse_link(std::string_view text);
 

@@ -43,7 +43,9 @@ struct CommunicatorStatistics {
   /// The messages by which ranks agree on a call; not in the numbers above.
   std::int64_t control_messages_sent = 0;
   std::int64_t control_bytes_sent = 0;
+  /// For data, and for agreement, by seconds().
   double seconds_waited = 0;
+  double control_seconds_waited = 0;
 };
 
 /// Bytes for another rank, and from one.
@@ -71,6 +73,8 @@ class LADON_API Communicator {
   const CommunicatorOptions& options() const noexcept { return options_; }
   const CommunicatorStatistics& statistics() const noexcept { return statistics_; }
   void reset_statistics() noexcept { statistics_ = {}; }
+  /// This rank's clock: of an emulated network its own, else that of the machine.
+  virtual double seconds() const;
   /// Why nothing goes through this end any more; empty while all is well.
   const std::string& broken() const noexcept { return broken_; }
 

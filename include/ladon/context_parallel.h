@@ -45,15 +45,17 @@ struct ContextPlan {
   std::vector<std::vector<TokenRange>> queries{};
   std::vector<std::vector<TokenRange>> keys{};
   ContextScheme scheme = ContextScheme::kAuto;
-  /// KV heads that kAllGather holds at once, while the next are on their way. 0: as many as fit
-  /// 64 MiB, at least 1.
+  /// KV heads of one stage: kAllGather gathers them, and kUlysses exchanges so many of each rank's,
+  /// while it computes with those of the stage before. 0: about an eighth of them, more where
+  /// messages would be shorter than 256 KiB, and fewer where they do not fit 64 MiB.
   std::int64_t kv_heads_at_once = 0;
 };
 
-/// Balances the work of the ranks ("zigzag"): the queries are cut into 2 * ranks parts with about
-/// the same number of visible keys by causal, window and lengths, and rank r owns parts r and
-/// 2 * ranks - 1 - r. Where there are as many keys as queries, a token's key has the same owner as
-/// its query; otherwise keys are cut evenly.
+/// Balances the work of the ranks ("zigzag"): the queries are cut into 2 * ranks parts, and rank r
+/// owns parts r and 2 * ranks - 1 - r. The parts are equally long where ranks then have the same
+/// work within 5 %, as in one causal sequence; else they have about the same number of visible keys
+/// by causal, window and lengths. Where there are as many keys as queries, a token's key has the
+/// same owner as its query; otherwise keys are cut evenly.
 LADON_API ContextPlan plan_context(int ranks, std::int64_t query_len, std::int64_t kv_len,
                                    const AttentionOptions& options = {});
 

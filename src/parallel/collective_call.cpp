@@ -164,9 +164,12 @@ void CollectiveCall::poll() {
   }
 }
 
-void CollectiveCall::wait() {
+void CollectiveCall::wait() { wait_for(communicator_.statistics_.seconds_waited); }
+
+void CollectiveCall::wait_for(double& seconds_waited) {
   using Clock = std::chrono::steady_clock;
-  const Clock::time_point began = Clock::now();
+  const Clock::time_point began = Clock::now();  // a deadline is real time
+  const double waits_since = communicator_.seconds();
   for (poll(); in_step_; poll()) {
     if (Clock::now() - began > communicator_.options_.deadline) {
       break_communicator(
@@ -175,8 +178,7 @@ void CollectiveCall::wait() {
     }
     communicator_.pause();
   }
-  communicator_.statistics_.seconds_waited +=
-      std::chrono::duration<double>(Clock::now() - began).count();
+  seconds_waited += communicator_.seconds() - waits_since;
 }
 
 std::vector<CollectiveCall::Record> CollectiveCall::exchange_records(const Record& own) {
@@ -193,7 +195,7 @@ std::vector<CollectiveCall::Record> CollectiveCall::exchange_records(const Recor
     receives.push_back({other, std::as_writable_bytes(std::span(&record, 1))});
   }
   begin_messages(sends, receives, true);
-  wait();
+  wait_for(communicator_.statistics_.control_seconds_waited);
   return records;
 }
 
@@ -213,7 +215,7 @@ std::vector<std::string> CollectiveCall::exchange_texts(const std::vector<Record
     receives.push_back({other, std::as_writable_bytes(std::span(text.data(), text.size()))});
   }
   begin_messages(sends, receives, true);
-  wait();
+  wait_for(communicator_.statistics_.control_seconds_waited);
   return texts;
 }
 

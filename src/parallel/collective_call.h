@@ -73,6 +73,7 @@ class CollectiveCall {
 
   void begin_messages(std::span<const Send> sends, std::span<const Receive> receives,
                       bool is_control);
+  void wait_for(double& seconds_waited);
   std::vector<Record> exchange_records(const Record& own);
   std::vector<std::string> exchange_texts(const std::vector<Record>& records,
                                           const std::string& own);

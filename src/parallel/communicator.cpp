@@ -60,6 +60,10 @@ Communicator::Communicator(const CommunicatorOptions& options) : options_(option
        "got " + std::to_string(options.deadline.count()) + " ms, expected more than 0");
 }
 
+double Communicator::seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 void Communicator::pause() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {

@@ -1,226 +1,334 @@
 // Context-parallel attention by exchange ("Ulysses"): ranks give away the tokens of all heads but
 // their own, and receive all tokens of their own heads; attention runs over whole sequences, and
-// the results go back the same way. Where there are fewer KV heads than ranks, several ranks have
-// the same KV head, and the owner of a key adds their terms of dk and dv in the order of ranks.
+// the results go back the same way, a few heads at a time: those of the next heads come and those
+// of the last ones go while a rank computes. Where there are fewer KV heads than ranks, several
+// ranks have the same KV head, and the owner of a key adds their terms of dk and dv in the order of
+// ranks.
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "attention/attend.h"
 #include "core/compute_dtype.h"
+#include "parallel/array_exchange.h"
 #include "parallel/context_schemes.h"
-#include "parallel/host_messages.h"
-#include "parallel/message_layout.h"
 
 namespace ladon {
 namespace {
 
-/// An array with tokens and heads, of which every rank owns tokens before the exchange and heads
-/// after it: [batch, tokens, heads, dim], or [batch, heads, tokens] of rank 3.
-struct Exchanged {
-  DType dtype = DType::kF32;
-  Dims shape;           // with all tokens and all heads
-  bool is_key = false;  // its tokens and heads are those of keys
-
-  int token_dim() const { return shape.rank() == 4 ? 1 : 2; }
-  int head_dim() const { return shape.rank() == 4 ? 2 : 1; }
-};
-
-class HeadExchange {
+/// Whose heads and tokens are whose.
+class HeadShares {
  public:
-  HeadExchange(const ContextCall& own, CollectiveCall& call) : own_(own), call_(call) {}
+  HeadShares(const ContextCall& own, const CollectiveCall& call)
+      : own_(own), rank_(call.rank()), ranks_(call.size()) {}
 
-  Range heads_of(int rank, bool is_key) const {
-    const AttentionSizes& sizes = own_.whole.sizes();
-    Range heads = share_of(is_key ? sizes.num_kv_heads : sizes.num_heads, rank, call_.size());
-    heads.end = std::max(heads.begin + 1, heads.end);
-    return heads;
+  int rank() const { return rank_; }
+  /// Of one rank: query heads, KV heads, and query heads that share a KV head.
+  std::int64_t num_heads() const { return sizes().num_heads / ranks_; }
+  std::int64_t num_kv_heads() const {
+    return std::max<std::int64_t>(1, sizes().num_kv_heads / ranks_);
   }
-  bool repeats_kv_heads() const { return own_.whole.sizes().num_kv_heads < call_.size(); }
+  std::int64_t group() const { return num_heads() / num_kv_heads(); }
+  bool repeats_kv_heads() const { return sizes().num_kv_heads < ranks_; }
 
-  /// From own tokens of all heads to all tokens of own heads.
-  std::vector<Tensor> to_heads(std::span<const ConstTensorView> views,
-                               std::span<const bool> is_key) {
-    std::vector<Exchanged> arrays;
-    for (std::size_t i = 0; i < views.size(); ++i) {
-      arrays.push_back(described(views[i].dtype(), views[i].shape(), is_key[i]));
-    }
-    const auto layout_of = [&](int tokens_of, int heads_of) {
-      return layout(arrays, tokens_of, heads_of);
-    };
-    std::vector<Tensor> outgoing, incoming;
-    for (int other = 0; other < call_.size(); ++other) {
-      const MessageLayout sent = layout_of(call_.rank(), other);
-      Tensor& message = outgoing.emplace_back(sent.allocate());
-      for (std::size_t i = 0; i < views.size(); ++i) {
-        const Range heads = heads_of(other, is_key[i]);
-        copy(own_.context, views[i].slice(arrays[i].head_dim(), heads.begin, heads.end),
-             sent.array(message, i));
-      }
-      incoming.push_back(layout_of(other, call_.rank()).allocate());
-    }
-    begin_exchange(call_, outgoing, incoming);
-    call_.wait();
-    std::vector<Tensor> whole;
-    for (const Exchanged& array : arrays) {
-      Dims shape = array.shape;
-      const Range heads = heads_of(call_.rank(), array.is_key);
-      shape[array.head_dim()] = heads.length();
-      whole.push_back(Tensor::uninitialized(own_.context, array.dtype, shape));
-    }
-    for (int other = 0; other < call_.size(); ++other) {
-      const MessageLayout received = layout_of(other, call_.rank());
-      for (std::size_t i = 0; i < arrays.size(); ++i) {
-        put_tokens(own_.context, received.array(incoming[static_cast<std::size_t>(other)], i),
-                   tokens_of(other, arrays[i].is_key), arrays[i].token_dim(), whole[i]);
-      }
-    }
-    own_.context.synchronize();
-    return whole;
-  }
-
-  /// And back: from all tokens of own heads into `results`, own tokens of all heads. Where ranks
-  /// repeat a KV head, its terms are added.
-  void to_tokens(std::span<const ConstTensorView> views, std::span<const bool> is_key,
-                 std::span<Tensor* const> results) {
-    std::vector<Exchanged> arrays;
-    for (std::size_t i = 0; i < views.size(); ++i) {
-      arrays.push_back(described(views[i].dtype(), views[i].shape(), is_key[i]));
-    }
-    std::vector<Tensor> outgoing, incoming;
-    for (int other = 0; other < call_.size(); ++other) {
-      const MessageLayout sent = layout(arrays, other, call_.rank());
-      Tensor& message = outgoing.emplace_back(sent.allocate());
-      for (std::size_t i = 0; i < views.size(); ++i) {
-        take_tokens(own_.context, views[i], tokens_of(other, is_key[i]), arrays[i].token_dim(),
-                    sent.array(message, i));
-      }
-      incoming.push_back(layout(arrays, call_.rank(), other).allocate());
-    }
-    begin_exchange(call_, outgoing, incoming);
-    call_.wait();
-    for (std::size_t i = 0; i < arrays.size(); ++i) {
-      for (int other = 0; other < call_.size(); ++other) {
-        const MessageLayout received = layout(arrays, call_.rank(), other);
-        const ConstTensorView part = received.array(incoming[static_cast<std::size_t>(other)], i);
-        const Range heads = heads_of(other, is_key[i]);
-        const TensorView to =
-            results[i]->view().slice(arrays[i].head_dim(), heads.begin, heads.end);
-        const bool repeats =
-            other > 0 && is_key[i] && heads_of(other - 1, true).begin == heads.begin;
-        if (!repeats) {
-          copy(own_.context, part, to);
-          continue;
-        }
-        Tensor there = Tensor::uninitialized(own_.context, part.dtype(), part.shape());
-        copy(own_.context, part, there);
-        add_to(own_.context, there, to);
-      }
-    }
-    own_.context.synchronize();
-  }
-
- private:
-  Exchanged described(DType dtype, const Dims& shape, bool is_key) const {
-    const AttentionSizes& sizes = own_.whole.sizes();
-    Exchanged array{dtype, shape, is_key};
-    array.shape[array.token_dim()] = is_key ? sizes.kv_len : sizes.query_len;
-    array.shape[array.head_dim()] = is_key ? sizes.num_kv_heads : sizes.num_heads;
-    return array;
+  /// Some of a rank's own heads, of which 0 is the first, among all.
+  Range heads_of(int rank, bool is_key, const Range& heads) const {
+    const std::int64_t first =
+        share_of(is_key ? sizes().num_kv_heads : sizes().num_heads, rank, ranks_).begin;
+    return {first + heads.begin, first + heads.end};
   }
   std::span<const TokenRange> tokens_of(int rank, bool is_key) const {
     return is_key ? own_.whole.keys_of(rank) : own_.whole.queries_of(rank);
   }
-  /// The tokens of one rank and the heads of another.
-  MessageLayout layout(const std::vector<Exchanged>& arrays, int tokens, int heads) const {
-    std::vector<MessageLayout::Array> parts;
-    for (const Exchanged& array : arrays) {
-      const Range range = heads_of(heads, array.is_key);
-      Dims shape = array.shape;
-      shape[array.token_dim()] = total_length(tokens_of(tokens, array.is_key));
-      shape[array.head_dim()] = range.length();
-      parts.push_back({array.dtype, shape});
+  std::int64_t num_tokens(bool is_key) const { return is_key ? sizes().kv_len : sizes().query_len; }
+  const ContextCall& own() const { return own_; }
+
+  /// Query heads of each rank that are exchanged together: so many that they share a KV head, or
+  /// have whole ones.
+  std::vector<Range> stages(bool whole_kv_heads) const {
+    std::int64_t at_once = own_.whole.kv_heads_at_once() * group();
+    if (at_once == 0) {
+      at_once = heads_at_once(own_, num_heads(),
+                              sizes().batch * sizes().query_len * sizes().head_dim *
+                                  static_cast<std::int64_t>(size_of(own_.q.dtype())));
     }
-    return MessageLayout(std::move(parts));
+    if (whole_kv_heads) at_once = std::max(at_once, group());
+    if (at_once >= group()) return stages_of(num_heads(), at_once / group() * group());
+    while (group() % at_once != 0) --at_once;
+    return stages_of(num_heads(), at_once);
   }
 
+ private:
+  const AttentionSizes& sizes() const { return own_.whole.sizes(); }
+
   const ContextCall& own_;
-  CollectiveCall& call_;
+  const int rank_;
+  const int ranks_;
+};
+
+/// An array with tokens and heads: [batch, tokens, heads, dim], or [batch, heads, tokens] of
+/// rank 3. A rank has its own tokens of all heads, or all tokens of some of its own heads.
+struct HeadArray {
+  TensorView by_tokens;
+  TensorView by_heads;
+  bool is_key = false;  // its tokens and heads are those of keys
+  Range heads{};        // of a rank's own
+
+  int token_dim() const { return by_tokens.rank() == 4 ? 1 : 2; }
+  int head_dim() const { return by_tokens.rank() == 4 ? 2 : 1; }
+};
+
+/// What both directions have in common: the tokens of one rank and the heads of another.
+class HeadExchange : public ExchangePart {
+ public:
+  explicit HeadExchange(const HeadShares& shares) : shares_(shares) {}
+
+  void add(const HeadArray& array) { arrays_.push_back(array); }
+  void complete() override { shares_.own().context.synchronize(); }  // before messages are freed
+
+ protected:
+  Arrays arrays_of(int tokens) const {
+    Arrays arrays;
+    for (const HeadArray& array : arrays_) {
+      Dims shape = array.by_heads.shape();
+      shape[array.token_dim()] = total_length(shares_.tokens_of(tokens, array.is_key));
+      arrays.push_back({array.by_heads.dtype(), shape});
+    }
+    return arrays;
+  }
+  TensorView heads_of(const HeadArray& array, int rank) const {
+    const Range heads = shares_.heads_of(rank, array.is_key, array.heads);
+    return array.by_tokens.slice(array.head_dim(), heads.begin, heads.end);
+  }
+
+  const HeadShares& shares_;
+  std::vector<HeadArray> arrays_;
+};
+
+/// From own tokens of all heads to all tokens of own heads.
+class ToHeads final : public HeadExchange {
+ public:
+  using HeadExchange::HeadExchange;
+
+  /// Memory for all tokens of some heads.
+  Tensor add_input(const ConstTensorView& input, bool is_key, const Range& heads) {
+    // The input is only read.
+    const TensorView by_tokens(const_cast<void*>(input.data()), input.dtype(), input.shape(),
+                               input.strides(), input.device());
+    HeadArray array{by_tokens, {}, is_key, heads};
+    Dims shape = input.shape();
+    shape[array.token_dim()] = shares_.num_tokens(is_key);
+    shape[array.head_dim()] = heads.length();
+    Tensor whole = Tensor::uninitialized(shares_.own().context, input.dtype(), shape);
+    array.by_heads = whole;
+    add(array);
+    return whole;
+  }
+
+  Arrays outgoing(int /*other*/) const override { return arrays_of(shares_.rank()); }
+  Arrays incoming(int other) const override { return arrays_of(other); }
+  void pack(int other, std::span<const TensorView> arrays) override {
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      copy(shares_.own().context, heads_of(arrays_[i], other), arrays[i]);
+    }
+  }
+  void unpack(int other, std::span<const TensorView> arrays) override {
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      const HeadArray& array = arrays_[i];
+      put_tokens(shares_.own().context, arrays[i], shares_.tokens_of(other, array.is_key),
+                 array.token_dim(), array.by_heads);
+    }
+  }
+};
+
+/// And back. Where ranks repeat a KV head, its terms are added.
+class ToTokens final : public HeadExchange {
+ public:
+  using HeadExchange::HeadExchange;
+
+  Arrays outgoing(int other) const override { return arrays_of(other); }
+  Arrays incoming(int /*other*/) const override { return arrays_of(shares_.rank()); }
+  void pack(int other, std::span<const TensorView> arrays) override {
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      const HeadArray& array = arrays_[i];
+      take_tokens(shares_.own().context, array.by_heads, shares_.tokens_of(other, array.is_key),
+                  array.token_dim(), arrays[i]);
+    }
+  }
+  void unpack(int other, std::span<const TensorView> arrays) override {
+    const Context& context = shares_.own().context;
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      const auto first_head = [&](int rank) {
+        return shares_.heads_of(rank, arrays_[i].is_key, arrays_[i].heads).begin;
+      };
+      const TensorView to = heads_of(arrays_[i], other);
+      if (other == 0 || first_head(other - 1) != first_head(other)) {
+        copy(context, arrays[i], to);
+        continue;
+      }
+      const Tensor term = Tensor::copy_of(context, arrays[i]);
+      add_to(context, term, to);
+      context.synchronize();
+    }
+  }
+};
+
+/// All tokens of some KV heads.
+struct KeyHeads {
+  Tensor k;
+  Tensor v;
+};
+
+/// Attention of some of this rank's heads over whole sequences.
+class ExchangeStage {
+ public:
+  /// Where the heads share a KV head with those of the stage before, `keys` are that stage's; else
+  /// they are empty, and come with this one.
+  ExchangeStage(const HeadShares& shares, const Range& heads, std::shared_ptr<KeyHeads> keys,
+                ContextResults& results)
+      : shares_(shares),
+        heads_(heads),
+        keys_(std::move(keys)),
+        to_heads_(shares),
+        to_tokens_(shares) {
+    const ContextCall& own = shares.own();
+    q_ = to_heads_.add_input(own.q, false, heads);
+    if (keys_->k.rank() == 0) {
+      const std::int64_t group = shares.group();
+      const Range kv_heads{heads.begin / group, (heads.end + group - 1) / group};
+      keys_->k = to_heads_.add_input(own.k, true, kv_heads);
+      keys_->v = to_heads_.add_input(own.v, true, kv_heads);
+    }
+    const auto add_result = [&](Tensor& result, Tensor& local) {
+      if (result.rank() == 0) return;
+      HeadArray array{result, {}, false, heads};
+      Dims shape = result.shape();
+      shape[array.token_dim()] = shares.num_tokens(false);
+      shape[array.head_dim()] = heads.length();
+      local = Tensor::uninitialized(own.context, result.dtype(), shape);
+      array.by_heads = local;
+      to_tokens_.add(array);
+    };
+    add_result(results.out, out_);
+    add_result(results.lse, lse_);
+  }
+
+  ExchangePart* inputs() { return &to_heads_; }
+  ExchangePart* results() { return &to_tokens_; }
+
+  void compute() {
+    const ContextCall& own = shares_.own();
+    const Range heads = shares_.heads_of(shares_.rank(), false, heads_);
+    attend(own.context, q_, keys_->k, keys_->v, own.whole.options_of(heads), out_, present(lse_),
+           {.group = own.whole.group()});
+    own.context.synchronize();
+    q_ = {};
+    keys_.reset();
+  }
+
+ private:
+  const HeadShares& shares_;
+  const Range heads_;
+  std::shared_ptr<KeyHeads> keys_;
+  ToHeads to_heads_;
+  ToTokens to_tokens_;
+  Tensor q_;
+  Tensor out_;
+  Tensor lse_;
+};
+
+/// The same backward, with whole KV heads.
+class ExchangeBackwardStage {
+ public:
+  ExchangeBackwardStage(const HeadShares& shares, const Range& heads, ContextGradients& gradients)
+      : shares_(shares),
+        heads_(heads),
+        gradients_(gradients),
+        to_heads_(shares),
+        to_tokens_(shares) {
+    const ContextCall& own = shares.own();
+    q_ = to_heads_.add_input(own.q, false, heads);
+    k_ = to_heads_.add_input(own.k, true, kv_heads());
+    v_ = to_heads_.add_input(own.v, true, kv_heads());
+    out_ = to_heads_.add_input(own.saved.out, false, heads);
+    lse_ = to_heads_.add_input(own.saved.lse, false, heads);
+    dout_ = to_heads_.add_input(own.saved.dout, false, heads);
+    if (!own.saved.dlse.absent()) dlse_ = to_heads_.add_input(own.saved.dlse, false, heads);
+  }
+
+  ExchangePart* inputs() { return &to_heads_; }
+  ExchangePart* results() { return &to_tokens_; }
+
+  void compute() {
+    const ContextCall& own = shares_.own();
+    const Range heads = shares_.heads_of(shares_.rank(), false, heads_);
+    const AttentionOptions options = own.whole.options_of(heads);
+    SideGradients of_options(own, options);
+    AttentionGradients views;
+    of_options.add_views(views);
+    const auto want = [&](Tensor& result, bool is_key, const Tensor& like, Tensor& local,
+                          TensorView& view) {
+      if (result.rank() == 0) return;
+      local = Tensor::uninitialized(own.context, result.dtype(), like.shape());
+      view = local;
+      to_tokens_.add({result, local, is_key, is_key ? kv_heads() : heads_});
+    };
+    want(gradients_.dq, false, q_, dq_, views.dq);
+    want(gradients_.dk, true, k_, dk_, views.dk);
+    want(gradients_.dv, true, v_, dv_, views.dv);
+    attend_backward(own.context, q_, k_, v_, options,
+                    {.out = out_, .lse = lse_, .dout = dout_, .dlse = present(dlse_)}, views);
+    of_options.add({}, heads, gradients_);
+    own.context.synchronize();
+    for (Tensor* input : {&q_, &k_, &v_, &out_, &lse_, &dout_, &dlse_}) *input = {};
+  }
+
+ private:
+  Range kv_heads() const { return {heads_.begin / shares_.group(), heads_.end / shares_.group()}; }
+
+  const HeadShares& shares_;
+  const Range heads_;
+  ContextGradients& gradients_;
+  ToHeads to_heads_;
+  ToTokens to_tokens_;
+  Tensor q_, k_, v_, out_, lse_, dout_, dlse_;
+  Tensor dq_, dk_, dv_;
 };
 
 }  // namespace
 
 void attend_exchanged(const ContextCall& own, CollectiveCall& call, ContextResults& results) {
-  HeadExchange exchange(own, call);
-  const ConstTensorView inputs[] = {own.q, own.k, own.v};
-  const bool are_keys[] = {false, true, true};
-  const std::vector<Tensor> mine = exchange.to_heads(inputs, are_keys);
-  const Range heads = exchange.heads_of(call.rank(), false);
-  const bool wants_lse = results.lse.rank() != 0;
-  const AttentionSizes& sizes = own.whole.sizes();
-  const std::int64_t count = heads.length();
-  Tensor out = Tensor::uninitialized(own.context, results.out.dtype(),
-                                     {sizes.batch, sizes.query_len, count, sizes.value_dim});
-  Tensor lse;
-  if (wants_lse) {
-    lse = Tensor::uninitialized(own.context, results.lse.dtype(),
-                                {sizes.batch, count, sizes.query_len});
-  }
-  attend(own.context, mine[0], mine[1], mine[2], own.whole.options_of(heads), out,
-         wants_lse ? lse.view() : TensorView(), {.group = own.whole.group()});
-  std::vector<ConstTensorView> views{out};
-  std::vector<Tensor*> targets{&results.out};
-  if (wants_lse) {
-    views.emplace_back(lse);
-    targets.push_back(&results.lse);
-  }
-  const bool no_keys[] = {false, false};
-  exchange.to_tokens(views, std::span(no_keys).first(views.size()), targets);
+  const HeadShares shares(own, call);
+  const std::vector<Range> stages = shares.stages(false);
+  std::shared_ptr<KeyHeads> keys;
+  run_stages(call, stages.size(), [&](std::size_t i) {
+    if (stages[i].begin % shares.group() == 0) keys = std::make_shared<KeyHeads>();
+    return std::make_unique<ExchangeStage>(shares, stages[i], keys, results);
+  });
 }
 
 void attend_exchanged_backward(const ContextCall& own, CollectiveCall& call,
                                ContextGradients& gradients) {
-  HeadExchange exchange(own, call);
-  std::vector<ConstTensorView> inputs{own.q,         own.k,         own.v,
-                                      own.saved.out, own.saved.lse, own.saved.dout};
-  if (!own.saved.dlse.absent()) inputs.push_back(own.saved.dlse);
-  const bool are_keys[] = {false, true, true, false, false, false, false};
-  const std::vector<Tensor> mine =
-      exchange.to_heads(inputs, std::span(are_keys).first(inputs.size()));
-  const Range heads = exchange.heads_of(call.rank(), false);
-  const AttentionOptions options = own.whole.options_of(heads);
-  SideGradients of_options(own, options);
-  AttentionGradients views;
-  of_options.add_views(views);
+  const HeadShares shares(own, call);
+  const std::vector<Range> stages = shares.stages(true);
   // Terms that are to be added travel in the dtype of sums.
-  const bool adds = exchange.repeats_kv_heads();
-  Tensor dq, dk, dv;
-  std::vector<ConstTensorView> computed;
-  std::vector<Tensor*> targets;
-  std::vector<Tensor> sums(2);
-  bool of_keys[3] = {};
-  const auto want = [&](Tensor& local, const Tensor& like, Tensor& target, TensorView& view,
-                        Tensor* sum) {
-    if (target.rank() == 0) return;
-    const bool is_sum = sum != nullptr && adds;
-    const DType dtype = is_sum ? compute_dtype(like.dtype()) : target.dtype();
-    local = Tensor::uninitialized(own.context, dtype, like.shape());
-    view = local;
-    if (is_sum) *sum = Tensor(own.context, dtype, target.shape());
-    of_keys[computed.size()] = sum != nullptr;
-    computed.emplace_back(local);
-    targets.push_back(is_sum ? sum : &target);
-  };
-  want(dq, mine[0], gradients.dq, views.dq, nullptr);
-  want(dk, mine[1], gradients.dk, views.dk, &sums[0]);
-  want(dv, mine[2], gradients.dv, views.dv, &sums[1]);
-  AttentionSaved saved{.out = mine[3], .lse = mine[4], .dout = mine[5]};
-  if (mine.size() > 6) saved.dlse = mine[6];
-  attend_backward(own.context, mine[0], mine[1], mine[2], options, saved, views);
-  of_options.add({}, heads, gradients);
-  exchange.to_tokens(computed, std::span(of_keys).first(computed.size()), targets);
-  if (adds && gradients.dk.rank() != 0) copy(own.context, sums[0], gradients.dk);
-  if (adds && gradients.dv.rank() != 0) copy(own.context, sums[1], gradients.dv);
-  own.context.synchronize();
+  Tensor* const results[] = {&gradients.dk, &gradients.dv};
+  Tensor rounded[2];
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (!shares.repeats_kv_heads() || results[i]->rank() == 0) continue;
+    rounded[i] = std::move(*results[i]);
+    *results[i] = Tensor(own.context, compute_dtype(rounded[i].dtype()), rounded[i].shape());
+  }
+  run_stages(call, stages.size(), [&](std::size_t i) {
+    return std::make_unique<ExchangeBackwardStage>(shares, stages[i], gradients);
+  });
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (rounded[i].rank() == 0) continue;
+    copy(own.context, *results[i], rounded[i]);
+    own.context.synchronize();
+    *results[i] = std::move(rounded[i]);
+  }
 }
 
 }  // namespace ladon

@@ -1,6 +1,7 @@
 // plan_context(): which tokens each rank owns.
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "core/fail.h"
@@ -68,6 +69,36 @@ std::vector<std::int64_t> cut_by_work(const AttentionOptions& options, std::int6
   return borders;
 }
 
+/// The most work of a rank over the mean, where it owns the parts rank and 2 * ranks - 1 - rank.
+double imbalance_of(const AttentionOptions& options, std::int64_t query_len, std::int64_t kv_len,
+                    std::span<const std::int64_t> borders) {
+  const std::size_t parts = borders.size() - 1;
+  std::vector<double> work(parts / 2);
+  std::size_t part = 0;
+  std::int64_t token = 0;
+  for_each_token(options, query_len, kv_len, [&](std::int64_t of_token) {
+    while (token >= borders[part + 1]) ++part;
+    ++token;
+    work[std::min(part, parts - 1 - part)] += static_cast<double>(of_token);
+  });
+  const double total = std::accumulate(work.begin(), work.end(), 0.0);
+  return total == 0 ? 1
+                    : *std::max_element(work.begin(), work.end()) *
+                          static_cast<double>(work.size()) / total;
+}
+
+/// Borders of parts that are equally long where that balances the work, as it does in one causal
+/// sequence: then ranks also hold as many tokens, and every step of a ring takes them as long. Else
+/// of parts with equal work.
+std::vector<std::int64_t> cut(const AttentionOptions& options, std::int64_t query_len,
+                              std::int64_t kv_len, std::int64_t parts) {
+  constexpr double kBalanced = 1.05;
+  std::vector<std::int64_t> borders;
+  for (std::int64_t i = 0; i <= parts; ++i) borders.push_back(query_len * i / parts);
+  if (imbalance_of(options, query_len, kv_len, borders) <= kBalanced) return borders;
+  return cut_by_work(options, query_len, kv_len, parts);
+}
+
 void check_plan_lengths(std::int64_t query_len, std::int64_t kv_len,
                         const AttentionOptions& options) {
   constexpr std::string_view kOperation = "plan_context";
@@ -105,7 +136,7 @@ ContextPlan plan_context(int ranks, std::int64_t query_len, std::int64_t kv_len,
   }
   check_plan_lengths(query_len, kv_len, options);
   const std::int64_t parts = 2 * std::int64_t{ranks};
-  const std::vector<std::int64_t> borders = cut_by_work(options, query_len, kv_len, parts);
+  const std::vector<std::int64_t> borders = cut(options, query_len, kv_len, parts);
   const auto part = [&](std::int64_t i) {
     const auto index = static_cast<std::size_t>(i);
     return TokenRange{borders[index], borders[index + 1]};

@@ -2,16 +2,16 @@
 // while those of the next are under way, and passes them on. Partial results are merged as blocks
 // come round: rank r sees the blocks r, r - 1, r - 2, ..., so the order, and with it every bit, is
 // fixed for a number of ranks. In backward the sums of dk and dv follow their keys round the ring,
-// one hop more, and so come home.
+// one step behind them, and so come home. A rank computes with its own keys twice, with half of its
+// queries each time: first, while the next keys come, and last, while the sums come home.
 
 #include <algorithm>
 #include <array>
 
 #include "attention/attend.h"
 #include "core/compute_dtype.h"
+#include "parallel/array_exchange.h"
 #include "parallel/context_schemes.h"
-#include "parallel/host_messages.h"
-#include "parallel/message_layout.h"
 
 namespace ladon {
 namespace {
@@ -25,28 +25,26 @@ struct KeyRun {
   std::int64_t length = 0;
 };
 
-/// What goes round: two arrays for the tokens of one rank.
+/// Whose keys a rank has at which step, and what it computes with them.
 class Ring {
  public:
-  Ring(const ContextCall& own, CollectiveCall& call) : own_(own), call_(call) {}
+  Ring(const ContextCall& own, const CollectiveCall& call)
+      : own_(own), rank_(call.rank()), ranks_(call.size()) {}
 
-  int block_at(int step) const { return (call_.rank() + call_.size() - step) % call_.size(); }
+  const ContextCall& own() const { return own_; }
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  int next() const { return (rank_ + 1) % ranks_; }
+  int previous() const { return block_at(1); }
+  /// A rank's own block comes again after the last one.
+  int block_at(int step) const { return (rank_ + 2 * ranks_ - step) % ranks_; }
 
   /// Keys and values of a rank, or sums of their gradients.
-  MessageLayout layout_of(int rank, DType dtype) const {
+  ExchangePart::Arrays arrays_of(int rank, DType dtype) const {
     const AttentionSizes& sizes = own_.whole.sizes();
     const std::int64_t tokens = total_length(own_.whole.keys_of(rank));
-    return MessageLayout({{dtype, {sizes.batch, tokens, sizes.num_kv_heads, sizes.head_dim}},
-                          {dtype, {sizes.batch, tokens, sizes.num_kv_heads, sizes.value_dim}}});
-  }
-
-  /// Sends a message to the next rank while the previous one's arrives.
-  void begin(const Tensor& outgoing, Tensor& incoming) {
-    const int ranks = call_.size();
-    const Send send{(call_.rank() + 1) % ranks, host_bytes(outgoing)};
-    const Receive receive{(call_.rank() + ranks - 1) % ranks, host_bytes(incoming.view())};
-    call_.begin(std::span(&send, send.data.empty() ? 0 : 1),
-                std::span(&receive, receive.data.empty() ? 0 : 1));
+    return {{dtype, {sizes.batch, tokens, sizes.num_kv_heads, sizes.head_dim}},
+            {dtype, {sizes.batch, tokens, sizes.num_kv_heads, sizes.value_dim}}};
   }
 
   std::vector<KeyRun> runs_of(int rank) const {
@@ -66,6 +64,22 @@ class Ring {
       }
     });
     return runs;
+  }
+
+  /// The queries of a step of backward: half of each piece with a rank's own keys.
+  std::vector<QueryPiece> pieces_at(int step, std::vector<QueryPiece> pieces) const {
+    for (QueryPiece& piece : pieces) {
+      const std::int64_t half = piece.length / 2;
+      const std::int64_t begin = step == ranks_ ? half : 0;
+      const std::int64_t end = step == 0 ? half : piece.length;
+      piece.local += begin;
+      piece.first += begin;
+      piece.length = end - begin;
+    }
+    pieces.erase(std::remove_if(pieces.begin(), pieces.end(),
+                                [](const QueryPiece& piece) { return piece.length == 0; }),
+                 pieces.end());
+    return pieces;
   }
 
   /// The options of attention of one piece over one run, without sinks.
@@ -100,53 +114,100 @@ class Ring {
 
  private:
   const ContextCall& own_;
-  CollectiveCall& call_;
+  const int rank_;
+  const int ranks_;
 };
 
-/// Keys and values on their way: the block that is computed with, and the next one.
-class RingKeys {
+/// Two arrays that go to the next rank while those of the previous one come.
+class RingPart : public ExchangePart {
  public:
-  RingKeys(const ContextCall& own, CollectiveCall& call, Ring& ring)
-      : own_(own), call_(call), ring_(ring) {
-    const MessageLayout layout = layout_at(0);
-    message_ = layout.allocate();
-    copy(own.context, own.k, layout.array(message_, 0));
-    copy(own.context, own.v, layout.array(message_, 1));
+  RingPart(const Ring& ring, DType dtype) : ring_(ring), dtype_(dtype) {}
+
+  Arrays outgoing(int other) const override {
+    return other == ring_.next() ? ring_.arrays_of(leaving_, dtype_) : Arrays();
+  }
+  Arrays incoming(int other) const override {
+    return other == ring_.previous() ? ring_.arrays_of(coming_, dtype_) : Arrays();
+  }
+  void unpack(int /*other*/, std::span<const TensorView> arrays) override {
+    for (std::size_t i = 0; i < 2; ++i) {
+      here_[i] = {};  // before there is memory for both
+      here_[i] = Tensor::copy_of(ring_.own().context, arrays[i]);
+    }
+    ring_.own().context.synchronize();
   }
 
-  /// Begins to pass the block of this step on, and gives its keys and values.
-  std::array<ConstTensorView, 2> begin(int step) {
-    const MessageLayout layout = layout_at(step);
-    if (step + 1 < call_.size()) {
-      next_ = layout_at(step + 1).allocate();
-      ring_.begin(message_, next_);
-    }
-    std::array<ConstTensorView, 2> views{layout.array(message_, 0), layout.array(message_, 1)};
-    if (own_.context.device() == DeviceId()) return views;
-    for (std::size_t i = 0; i < 2; ++i) {
-      there_[i] = Tensor::uninitialized(own_.context, views[i].dtype(), views[i].shape());
-      copy(own_.context, views[i], there_[i]);
-      views[i] = there_[i];
-    }
-    return views;
+ protected:
+  const Ring& ring_;
+  const DType dtype_;
+  // Whose block they are.
+  int leaving_ = 0;
+  int coming_ = 0;
+  std::array<Tensor, 2> here_;
+};
+
+class RingKeys final : public RingPart {
+ public:
+  explicit RingKeys(const Ring& ring) : RingPart(ring, ring.own().k.dtype()) {}
+
+  /// Of step + 1, while step computes with keys() and values(); null where no more come.
+  ExchangePart* of_next(int step) {
+    leaving_ = ring_.block_at(step);
+    coming_ = ring_.block_at(step + 1);
+    return step + 1 < ring_.ranks() ? this : nullptr;
   }
-  void finish() {
-    call_.wait();
-    own_.context.synchronize();
-    std::swap(message_, next_);
+  ConstTensorView keys() const { return is_own() ? ring_.own().k : here_[0].view(); }
+  ConstTensorView values() const { return is_own() ? ring_.own().v : here_[1].view(); }
+
+  void pack(int /*other*/, std::span<const TensorView> arrays) override {
+    copy(ring_.own().context, keys(), arrays[0]);
+    copy(ring_.own().context, values(), arrays[1]);
   }
 
  private:
-  MessageLayout layout_at(int step) const {
-    return ring_.layout_of(ring_.block_at(step), own_.k.dtype());
+  bool is_own() const { return leaving_ == ring_.rank(); }
+};
+
+/// The sums of dk and dv of a block over the ranks that it has been to.
+class RingSums final : public RingPart {
+ public:
+  RingSums(const Ring& ring, DType dtype, bool wanted) : RingPart(ring, dtype), wanted_(wanted) {}
+
+  bool wanted() const { return wanted_; }
+  DType dtype() const { return dtype_; }
+
+  /// The sums of the block of this step, from the rank before; null where there are none.
+  ExchangePart* of(int step) {
+    if (!wanted_) return nullptr;
+    leaving_ = ring_.block_at(step - 1);
+    coming_ = ring_.block_at(step);
+    const Context& context = ring_.own().context;
+    const Arrays arrays = ring_.arrays_of(coming_, dtype_);
+    for (std::size_t i = 0; i < 2; ++i) terms_[i] = Tensor(context, dtype_, arrays[i].shape);
+    return step > 0 ? this : nullptr;
+  }
+  void pack(int /*other*/, std::span<const TensorView> arrays) override {
+    for (std::size_t i = 0; i < 2; ++i) copy(ring_.own().context, here_[i], arrays[i]);
   }
 
-  const ContextCall& own_;
-  CollectiveCall& call_;
-  Ring& ring_;
-  Tensor message_;
-  Tensor next_;
-  std::array<Tensor, 2> there_;  // on a device
+  /// This rank's terms of the step.
+  TensorView terms(std::size_t i) { return terms_[i]; }
+  /// When the sums of the ranks before have come: their terms come first.
+  void add_terms() {
+    for (std::size_t i = 0; i < 2 && wanted_; ++i) {
+      if (here_[i].rank() == 0) {
+        here_[i] = std::move(terms_[i]);
+      } else {
+        add_to(ring_.own().context, terms_[i], here_[i]);
+      }
+    }
+    ring_.own().context.synchronize();
+  }
+  const Tensor& sum(std::size_t i) const { return here_[i]; }
+
+ private:
+  const bool wanted_;
+  std::array<Tensor, 2> terms_;
 };
 
 /// The result of one piece so far.
@@ -194,7 +255,7 @@ class PieceSum {
 }  // namespace
 
 void attend_ring(const ContextCall& own, CollectiveCall& call, ContextResults& results) {
-  Ring ring(own, call);
+  const Ring ring(own, call);
   const AttentionSizes& sizes = own.whole.sizes();
   const std::vector<QueryPiece> pieces = own.whole.pieces_of(own.whole.queries_of(call.rank()));
   std::vector<PieceSum> sums;
@@ -204,7 +265,8 @@ void attend_ring(const ContextCall& own, CollectiveCall& call, ContextResults& r
                       Dims{1, piece.length, sizes.num_heads, sizes.value_dim},
                       Dims{1, sizes.num_heads, piece.length});
   }
-  RingKeys keys(own, call, ring);
+  RingKeys keys(ring);
+  ArrayExchange exchange(call);
   const auto attend_run = [&](std::size_t i, const KeyRun& run, const ConstTensorView& k,
                               const ConstTensorView& v, const AttentionOptions& options) {
     attend(own.context, rows_of(own.q, pieces[i], ring.all_heads()), Ring::rows_of(k, run),
@@ -212,15 +274,17 @@ void attend_ring(const ContextCall& own, CollectiveCall& call, ContextResults& r
     sums[i].add();
   };
   for (int step = 0; step < call.size(); ++step) {
-    const auto [k, v] = keys.begin(step);
+    exchange.begin({keys.of_next(step)});
     for (const KeyRun& run : ring.runs_of(ring.block_at(step))) {
       for (std::size_t i = 0; i < pieces.size(); ++i) {
         const AttentionOptions options = ring.options_of(pieces[i], run);
-        if (Ring::is_seen(pieces[i], run, options)) attend_run(i, run, k, v, options);
+        if (!Ring::is_seen(pieces[i], run, options)) continue;
+        attend_run(i, run, keys.keys(), keys.values(), options);
         call.poll();
       }
     }
-    keys.finish();
+    own.context.synchronize();
+    exchange.finish();
   }
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     if (sums[i].is_empty()) {  // attention over no keys at all
@@ -237,10 +301,8 @@ void attend_ring(const ContextCall& own, CollectiveCall& call, ContextResults& r
 
 void attend_ring_backward(const ContextCall& own, CollectiveCall& call,
                           ContextGradients& gradients) {
-  Ring ring(own, call);
+  const Ring ring(own, call);
   const Context& context = own.context;
-  const DType sum_dtype = compute_dtype(own.k.dtype());
-  const bool wants_keys = gradients.dk.rank() != 0 || gradients.dv.rank() != 0;
   const std::vector<QueryPiece> pieces = own.whole.pieces_of(own.whole.queries_of(call.rank()));
   const Range heads = ring.all_heads();
   const auto saved_of = [&](const QueryPiece& piece) {
@@ -251,76 +313,49 @@ void attend_ring_backward(const ContextCall& own, CollectiveCall& call,
   };
   Tensor dq;
   if (gradients.dq.rank() != 0) dq = Tensor(context, compute_dtype(own.q.dtype()), own.q.shape());
-  RingKeys keys(own, call, ring);
-  Tensor travelling;  // the sums of the block of this step, from the ranks before
-  for (int step = 0; step < call.size(); ++step) {
-    const auto [k, v] = keys.begin(step);
-    const int block = ring.block_at(step);
-    Tensor dk, dv;
-    if (wants_keys) {
-      dk = Tensor(context, sum_dtype, k.shape());
-      dv = Tensor(context, sum_dtype, v.shape());
-    }
-    for (const KeyRun& run : ring.runs_of(block)) {
-      for (const QueryPiece& piece : pieces) {
+  RingKeys keys(ring);
+  RingSums sums(ring, compute_dtype(own.k.dtype()),
+                gradients.dk.rank() != 0 || gradients.dv.rank() != 0);
+  ArrayExchange exchange(call);
+  for (int step = 0; step <= ring.ranks(); ++step) {
+    exchange.begin({keys.of_next(step), sums.of(step)});
+    for (const KeyRun& run : ring.runs_of(ring.block_at(step))) {
+      const ConstTensorView k = Ring::rows_of(keys.keys(), run);
+      const ConstTensorView v = Ring::rows_of(keys.values(), run);
+      for (const QueryPiece& piece : ring.pieces_at(step, pieces)) {
         const AttentionOptions options = ring.options_of(piece, run);
         if (!Ring::is_seen(piece, run, options)) continue;
         SideGradients of_options(own, options);
         const ConstTensorView q = rows_of(own.q, piece, heads);
-        Tensor piece_dq, piece_dk, piece_dv;
         AttentionGradients views;
-        if (dq.rank() != 0) {
-          piece_dq = Tensor::uninitialized(context, dq.dtype(), q.shape());
-          views.dq = piece_dq;
-        }
-        if (wants_keys) {
-          piece_dk = Tensor::uninitialized(context, sum_dtype, Ring::rows_of(k, run).shape());
-          piece_dv = Tensor::uninitialized(context, sum_dtype, Ring::rows_of(v, run).shape());
-          views.dk = piece_dk;
-          views.dv = piece_dv;
-        }
         of_options.add_views(views);
-        attend_backward(context, q, Ring::rows_of(k, run), Ring::rows_of(v, run), options,
-                        saved_of(piece), views);
+        Tensor piece_dq, piece_dk, piece_dv;
+        const auto want = [&](bool wanted, DType dtype, const Dims& shape, Tensor& term,
+                              TensorView& view) {
+          if (!wanted) return;
+          term = Tensor::uninitialized(context, dtype, shape);
+          view = term;
+        };
+        want(dq.rank() != 0, dq.dtype(), q.shape(), piece_dq, views.dq);
+        want(sums.wanted(), sums.dtype(), k.shape(), piece_dk, views.dk);
+        want(sums.wanted(), sums.dtype(), v.shape(), piece_dv, views.dv);
+        attend_backward(context, q, k, v, options, saved_of(piece), views);
         if (dq.rank() != 0) add_to(context, piece_dq, rows_of(dq.view(), piece, heads));
-        if (wants_keys) {
-          add_to(context, piece_dk, Ring::rows_of(dk.view(), run));
-          add_to(context, piece_dv, Ring::rows_of(dv.view(), run));
+        if (sums.wanted()) {
+          add_to(context, piece_dk, Ring::rows_of(sums.terms(0), run));
+          add_to(context, piece_dv, Ring::rows_of(sums.terms(1), run));
         }
         of_options.add(piece, heads, gradients, run.first);
         call.poll();
         context.synchronize();
       }
     }
-    keys.finish();
-    if (!wants_keys) continue;
-    const MessageLayout layout = ring.layout_of(block, sum_dtype);
-    const auto add_arrived = [&](Tensor& own_terms, std::size_t index) {
-      Tensor sum = Tensor::uninitialized(context, sum_dtype, own_terms.shape());
-      copy(context, layout.array(travelling, index), sum);
-      add_to(context, own_terms, sum);  // the terms of the ranks before come first
-      context.synchronize();
-      own_terms = std::move(sum);
-    };
-    if (step > 0) {
-      add_arrived(dk, 0);
-      add_arrived(dv, 1);
-    }
-    Tensor outgoing = layout.allocate();
-    copy(context, dk, layout.array(outgoing, 0));
-    copy(context, dv, layout.array(outgoing, 1));
-    if (call.size() == 1) {
-      travelling = std::move(outgoing);
-      continue;
-    }
-    travelling = ring.layout_of(ring.block_at(step + 1), sum_dtype).allocate();
-    ring.begin(outgoing, travelling);
-    call.wait();
+    exchange.finish();
+    sums.add_terms();
   }
   if (gradients.dq.rank() != 0) copy(context, dq, gradients.dq);
-  const MessageLayout home = ring.layout_of(call.rank(), sum_dtype);
-  if (gradients.dk.rank() != 0) copy(context, home.array(travelling, 0), gradients.dk);
-  if (gradients.dv.rank() != 0) copy(context, home.array(travelling, 1), gradients.dv);
+  if (gradients.dk.rank() != 0) copy(context, sums.sum(0), gradients.dk);
+  if (gradients.dv.rank() != 0) copy(context, sums.sum(1), gradients.dv);
   if (gradients.dsinks.rank() != 0) {
     // A sink's gradient needs no keys: out and lse are those of all of them.
     for (const QueryPiece& piece : pieces) {
@@ -332,6 +367,7 @@ void attend_ring_backward(const ContextCall& own, CollectiveCall& call,
       attend_backward(context, rows_of(own.q, piece, heads), Ring::rows_of(own.k, none),
                       Ring::rows_of(own.v, none), options, saved_of(piece), {.dsinks = dsinks});
       add_to(context, dsinks, gradients.dsinks);
+      context.synchronize();
     }
   }
   context.synchronize();

@@ -76,6 +76,13 @@ inline TensorView present(Tensor& tensor) {
   return tensor.rank() == 0 ? TensorView() : tensor.view();
 }
 
+/// How many of `heads` heads are to travel and be computed together: few, so that the messages of
+/// most of them hide behind the computation of others, and the memory for them stays small; but
+/// enough for messages whose latency does not count. `bytes` are those of all ranks for one head.
+std::int64_t heads_at_once(const ContextCall& own, std::int64_t heads, std::int64_t bytes);
+/// `count` in runs of `at_once`.
+std::vector<Range> stages_of(std::int64_t count, std::int64_t at_once);
+
 /// to += from, both f32 or both f64; `from` is contiguous.
 void add_to(const Context& context, const ConstTensorView& from, const TensorView& to);
 

@@ -34,12 +34,14 @@ inline void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to)
 Tensor on_host(const Context& context, const ConstTensorView& view);
 
 /// outgoing(r) goes to rank r, whose bytes arrive in incoming(r). Empty ones are left out; this
-/// rank's own bytes are copied.
+/// rank's own bytes are copied. Every rank begins with the one after it, so that not all of them
+/// send to the same one at once.
 template <class Outgoing, class Incoming>
 void begin_exchange(CollectiveCall& call, const Outgoing& outgoing, const Incoming& incoming) {
   std::vector<Send> sends;
   std::vector<Receive> receives;
-  for (int other = 0; other < call.size(); ++other) {
+  for (int step = 0; step < call.size(); ++step) {
+    const int other = (call.rank() + step) % call.size();
     const std::span<const std::byte> out = outgoing(other);
     const std::span<std::byte> in = incoming(other);
     if (other == call.rank()) {

@@ -38,6 +38,7 @@ class WholeAttention {
 
   const AttentionSizes& sizes() const noexcept { return sizes_; }
   const AttentionOptions& options() const noexcept { return options_; }
+  std::int64_t ranks() const noexcept { return static_cast<std::int64_t>(plan_.keys.size()); }
   std::int64_t group() const noexcept { return sizes_.num_heads / sizes_.num_kv_heads; }
   /// Never kAuto.
   ContextScheme scheme() const noexcept { return scheme_; }

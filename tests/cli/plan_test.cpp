@@ -84,8 +84,9 @@ TEST(CliPlan, Ranks) {
   // A cache of 1 GiB.
   EXPECT_EQ(four["decode heads"]["cache_bytes"], kGiB / 4);
   EXPECT_EQ(four["decode sequence"]["cache_bytes"], kGiB / 4);
-  // 32 layers of 2 collectives with 3 others: 192 latencies of 30 us, and 1.2 GB/s.
-  EXPECT_NEAR(four["decode heads"]["seconds"].get<double>(), 192 * 30e-6 + 32 * 12288 / 1.2e9,
+  // 32 layers of 2 collectives and 2 rounds of agreement with 3 others: 384 latencies of 30 us, and
+  // 1.2 GB/s.
+  EXPECT_NEAR(four["decode heads"]["seconds"].get<double>(), 384 * 30e-6 + 32 * 12288 / 1.2e9,
               1e-9);
   EXPECT_TRUE(four["decode heads"]["least"].get<bool>());
   EXPECT_TRUE(four["prefill all-gather"]["least"].get<bool>());
@@ -93,7 +94,7 @@ TEST(CliPlan, Ranks) {
   auto eight = schemes_of({"--ranks", "8", "--link", "3us,50GB/s"});
   EXPECT_TRUE(eight["prefill ulysses"]["least"].get<bool>());  // more ranks than heads of a group
   EXPECT_NEAR(eight["decode heads"]["seconds"].get<double>(),
-              32 * (2 * 7 * 3e-6 + 7 * (32 * 128 + 4096) / 8 * 2 / 50e9), 1e-9);
+              32 * (4 * 7 * 3e-6 + 7 * (32 * 128 + 4096) / 8 * 2 / 50e9), 1e-9);
   auto sixteen = schemes_of({"--ranks", "16"});
   EXPECT_EQ(sixteen["decode heads"]["cache_bytes"], kGiB / 8);  // 8 KV heads, each on two ranks
   EXPECT_EQ(sixteen["decode sequence"]["cache_bytes"], kGiB / 16);

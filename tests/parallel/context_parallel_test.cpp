@@ -179,6 +179,7 @@ struct Run {
   Case problem{};
   ContextScheme scheme = ContextScheme::kAllGather;
   bool check_bounds = false;
+  std::int64_t kv_heads_at_once = 1 + ranks % 2;
 
   std::string describe() const {
     const char* const names[] = {"auto", "all-gather", "ring", "Ulysses"};
@@ -226,7 +227,7 @@ void expect_like_one_process(const Run& run) {
   const Truth truth = run.check_bounds ? truth_of(data) : Truth();
   ContextPlan plan = plan_context(run.ranks, data.q().size(1), data.k().size(1), data.options());
   plan.scheme = run.scheme;
-  plan.kv_heads_at_once = 1 + run.ranks % 2;
+  plan.kv_heads_at_once = run.kv_heads_at_once;
   const std::string what = run.describe();
   expect_all_return(run_ranks(run.ranks, [&](Communicator& communicator) {
     const Context context(ContextOptions{.num_threads = 1, .isa = run.isa});
@@ -295,6 +296,21 @@ TEST_P(ContextParallel, RingIsWithinTheBounds) {
     for (const int ranks : rank_counts()) {
       expect_like_one_process(
           {GetParam(), ranks, problem, ContextScheme::kRing, is_fastest(GetParam()) || ranks == 3});
+    }
+  }
+}
+
+/// Long enough for several stages; with kUlysses they are some of the query heads of one KV head.
+TEST(ContextParallelStages, AreLikeOneProcess) {
+  Case problem{.batch = 1, .query_len = 2100, .kv_len = 2100, .head_dim = 64, .value_dim = 64};
+  problem.causal = true;
+  problem.window_left = 300;
+  problem.num_heads = 16;
+  problem.num_kv_heads = 4;
+  for (const ContextScheme scheme : {ContextScheme::kAllGather, ContextScheme::kUlysses}) {
+    for (const int kv_heads_at_once : {0, 3}) {
+      expect_like_one_process(
+          {runnable_isas().back(), 2, problem, scheme, false, kv_heads_at_once});
     }
   }
 }

@@ -47,6 +47,9 @@ TEST(ContextPlanTest, CausalWorkIsEven) {
 }
 
 TEST(ContextPlanTest, EveryRankOwnsAnEarlyAndALatePart) {
+  // One causal sequence: as many tokens for each rank are as much work.
+  EXPECT_EQ(plan_context(2, 8000, 8000, {.causal = true}).queries,
+            (Ranges{{{0, 2000}, {6000, 8000}}, {{2000, 6000}}}));
   EXPECT_EQ(plan_context(2, 8, 8).queries, (Ranges{{{0, 2}, {6, 8}}, {{2, 6}}}));
   EXPECT_EQ(plan_context(2, 8, 10).keys, (Ranges{{{0, 5}}, {{5, 10}}}));
   EXPECT_EQ(plan_context(1, 5, 5).queries, (Ranges{{{0, 5}}}));

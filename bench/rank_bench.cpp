@@ -1,0 +1,383 @@
+#include "rank_bench.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <thread>
+
+#include "compare_tensors.h"
+#include "ladon/random.h"
+#include "parallel/emulated_network.h"
+#include "parallel/message_layout.h"
+
+namespace ladon::bench {
+namespace {
+
+/// One attention problem, whole on every rank.
+struct Problem {
+  Problem(const Context& context, const RankBenchOptions& wanted, std::int64_t length)
+      : tokens(length), sizes(wanted) {
+    const auto make = [&](std::int64_t heads, std::uint64_t stream) {
+      Tensor tensor = Tensor::uninitialized(DType::kF32, {1, length, heads, sizes.head_dim});
+      if (stream != 0) fill_normal(context, tensor, 0, 1, 42, stream);
+      return tensor;
+    };
+    q = make(sizes.num_heads, 1);
+    k = make(sizes.num_kv_heads, 2);
+    v = make(sizes.num_kv_heads, 3);
+    dout = make(sizes.num_heads, 4);
+    out = make(sizes.num_heads, 0);
+    dq = make(sizes.num_heads, 0);
+    dk = make(sizes.num_kv_heads, 0);
+    dv = make(sizes.num_kv_heads, 0);
+    lse = Tensor::uninitialized(DType::kF32, {1, sizes.num_heads, length});
+  }
+
+  std::int64_t tokens;
+  RankBenchOptions sizes;
+  AttentionOptions options{.causal = true};
+  Tensor q, k, v, dout, out, lse, dq, dk, dv;
+};
+
+/// A rank's tokens of a problem.
+class Part {
+ public:
+  Part(const Context& context, Communicator& communicator, const Problem& whole,
+       ContextScheme scheme)
+      : context_(context),
+        communicator_(communicator),
+        whole_(whole),
+        plan_(plan_context(communicator.size(), whole.tokens, whole.tokens, whole.options)) {
+    plan_.scheme = scheme;
+    q_ = own(whole.q);
+    k_ = own(whole.k);
+    v_ = own(whole.v);
+    dout_ = own(whole.dout);
+    out_ = own(whole.out);
+    lse_ = own(whole.lse, 2);
+    dq_ = own(whole.dq);
+    dk_ = own(whole.dk);
+    dv_ = own(whole.dv);
+  }
+
+  void run(bool backward) {
+    if (!backward) {
+      context_parallel_attention(context_, communicator_, q_, k_, v_, whole_.options, plan_, out_,
+                                 lse_);
+      return;
+    }
+    context_parallel_attention_backward(context_, communicator_, q_, k_, v_, whole_.options, plan_,
+                                        {.out = out_, .lse = lse_, .dout = dout_},
+                                        {.dq = dq_, .dk = dk_, .dv = dv_});
+  }
+
+  /// Against one process.
+  double error(bool backward) const {
+    if (!backward) return largest_error(out_, own(whole_.out));
+    return std::max({largest_error(dq_, own(whole_.dq)), largest_error(dk_, own(whole_.dk)),
+                     largest_error(dv_, own(whole_.dv))});
+  }
+
+ private:
+  Tensor own(const Tensor& whole, int dim = 1) const {
+    const auto& ranges = plan_.queries[static_cast<std::size_t>(communicator_.rank())];
+    Dims shape = whole.shape();
+    shape[dim] = total_length(ranges);
+    Tensor part = Tensor::uninitialized(whole.dtype(), shape);
+    take_tokens(context_, whole, ranges, dim, part);
+    return part;
+  }
+
+  const Context& context_;
+  Communicator& communicator_;
+  const Problem& whole_;
+  ContextPlan plan_;
+  Tensor q_, k_, v_, dout_, out_, lse_, dq_, dk_, dv_;
+};
+
+/// What a rank sends: docs/parallel.md, for an even zigzag over one causal sequence in f32.
+struct Volume {
+  double inputs = 0;
+  double results = 0;
+};
+Volume volume_of(const Problem& problem, ContextScheme scheme, bool backward, int ranks, int rank) {
+  const auto own = static_cast<double>(problem.tokens) / ranks;
+  const auto heads = static_cast<double>(problem.sizes.num_heads) / ranks;
+  const auto kv_heads = static_cast<double>(problem.sizes.num_kv_heads);
+  const auto dim = static_cast<double>(problem.sizes.head_dim);
+  const double others = ranks - 1;
+  const double of_key = kv_heads * 2 * dim * 4;  // key and value of a token, or their sums
+  switch (scheme) {
+    case ContextScheme::kAllGather: {
+      // The first part of a rank's keys is seen by all ranks, the second by those before it.
+      const double sent = own / 2 * (others + rank) * of_key;
+      return {sent, backward ? own / 2 * (others + others - rank) * of_key : 0};
+    }
+    case ContextScheme::kRing: return {others * own * of_key, backward ? ranks * own * of_key : 0};
+    default: {
+      const double of_own_keys = std::max(1.0, kv_heads / ranks) * 2 * dim * 4;
+      const double of_query = heads * dim * 4;
+      const double of_lse = heads * 4;
+      return {
+          others * own * (backward ? 3 * of_query + of_lse + of_own_keys : of_query + of_own_keys),
+          others * own * (backward ? of_query + of_own_keys : of_query + of_lse)};
+    }
+  }
+}
+
+/// A rank's measurement of one call.
+struct Measured {
+  double elapsed = 0;
+  double computed = 0;
+  double waited = 0;
+  double messages = 0;
+  double sent = 0;
+};
+constexpr std::int64_t kFields = 5;
+
+/// Of all ranks.
+std::vector<Measured> gather(const Context& context, Communicator& communicator,
+                             const Measured& own) {
+  const std::array<double, kFields> fields{own.elapsed, own.computed, own.waited, own.messages,
+                                           own.sent};
+  Tensor part(DType::kF64, {kFields});
+  std::copy(fields.begin(), fields.end(), part.data_as<double>());
+  Tensor all(DType::kF64, {communicator.size(), kFields});
+  all_gather(context, communicator, part, all);
+  std::vector<Measured> ranks;
+  for (std::int64_t rank = 0; rank < communicator.size(); ++rank) {
+    const double* const values = all.data_as<double>() + rank * kFields;
+    ranks.push_back({values[0], values[1], values[2], values[3], values[4]});
+  }
+  return ranks;
+}
+
+template <class Field>
+double most(const std::vector<Measured>& ranks, const Field& field) {
+  double value = 0;
+  for (const Measured& rank : ranks) value = std::max(value, rank.*field);
+  return value;
+}
+template <class Field>
+double sum(const std::vector<Measured>& ranks, const Field& field) {
+  double value = 0;
+  for (const Measured& rank : ranks) value += rank.*field;
+  return value;
+}
+
+class RankBench {
+ public:
+  RankBench(const Context& context, Communicator& communicator, const RankBenchOptions& options,
+            const Link& link)
+      : context_(context), communicator_(communicator), options_(options), link_(link) {}
+
+  void run(std::int64_t tokens, std::vector<RankRow>& rows) {
+    Problem problem(context_, options_, tokens);
+    // All ranks compute the whole at the same time, so that they share the machine as later on.
+    const double forward = least([&] {
+      attention(context_, problem.q, problem.k, problem.v, problem.options, problem.out,
+                problem.lse);
+    });
+    const double backward = least([&] {
+      attention_backward(context_, problem.q, problem.k, problem.v, problem.options,
+                         {.out = problem.out, .lse = problem.lse, .dout = problem.dout},
+                         {.dq = problem.dq, .dk = problem.dk, .dv = problem.dv});
+    });
+    for (const ContextScheme scheme :
+         {ContextScheme::kAllGather, ContextScheme::kUlysses, ContextScheme::kRing}) {
+      const bool divides = options_.num_heads % communicator_.size() == 0 &&
+                           options_.num_kv_heads % communicator_.size() == 0;
+      if (scheme == ContextScheme::kUlysses && !divides) continue;
+      Part part(context_, communicator_, problem, scheme);
+      rows.push_back(row(problem, part, scheme, false, forward));
+      rows.push_back(row(problem, part, scheme, true, backward));
+    }
+  }
+
+ private:
+  /// The least time of the rank that took longest.
+  template <class Work>
+  double least(const Work& work) {
+    double least = 0;
+    for (int i = 0; i < options_.repetitions; ++i) {
+      barrier(communicator_);
+      const double began = communicator_.seconds();
+      work();
+      const Measured own{.elapsed = communicator_.seconds() - began};
+      const double now = most(gather(context_, communicator_, own), &Measured::elapsed);
+      if (i == 0 || now < least) least = now;
+    }
+    return least;
+  }
+
+  Measured measure(Part& part, bool backward) {
+    barrier(communicator_);
+    communicator_.reset_statistics();
+    const double on_links = link_seconds_waited(communicator_);
+    const double began = communicator_.seconds();
+    part.run(backward);
+    Measured own;
+    own.elapsed = communicator_.seconds() - began;
+    const CommunicatorStatistics& statistics = communicator_.statistics();
+    own.computed = own.elapsed - statistics.seconds_waited - statistics.control_seconds_waited;
+    own.waited = link_.name.empty() ? statistics.seconds_waited
+                                    : link_seconds_waited(communicator_) - on_links;
+    own.messages = static_cast<double>(statistics.messages_sent);
+    own.sent = static_cast<double>(statistics.bytes_sent);
+    return own;
+  }
+
+  RankRow row(const Problem& problem, Part& part, ContextScheme scheme, bool backward,
+              double alone) {
+    std::vector<Measured> best;
+    for (int i = 0; i < options_.repetitions; ++i) {
+      const std::vector<Measured> ranks = gather(context_, communicator_, measure(part, backward));
+      const auto elapsed = &Measured::elapsed;
+      if (i == 0 || most(ranks, elapsed) < most(best, elapsed)) best = ranks;
+    }
+    const int count = communicator_.size();
+    const Measured wrong{.elapsed = part.error(backward)};
+    const double error = most(gather(context_, communicator_, wrong), &Measured::elapsed);
+    const double others = std::max(1, count - 1);
+    // Every stage sends to all others; where results are sent, that is one step more.
+    const bool has_results = backward || scheme == ContextScheme::kUlysses;
+    const int stages =
+        std::max(1, static_cast<int>(best[0].messages / others) - (has_results ? 1 : 0));
+    double expected = 0;
+    Volume largest;
+    for (int rank = 0; rank < count; ++rank) {
+      const Volume volume = volume_of(problem, scheme, backward, count, rank);
+      expected += volume.inputs + volume.results;
+      largest.inputs = std::max(largest.inputs, volume.inputs);
+      largest.results = std::max(largest.results, volume.results);
+    }
+    const bool is_ring = scheme == ContextScheme::kRing;
+    const double messages = is_ring ? others : stages * others;
+    const std::vector<RankStep> steps = steps_of(
+        scheme, backward, count, stages, alone / count, link_.seconds(messages, largest.inputs),
+        has_results ? link_.seconds(messages, largest.results) : 0);
+    const double agreement = link_.seconds(kAgreementRounds * (count - 1), 0);
+    const double communication =
+        link_.seconds(sum(best, &Measured::messages), sum(best, &Measured::sent));
+    const double computed = sum(best, &Measured::computed);
+    RankRow result{.scheme = is_ring                             ? "ring"
+                             : scheme == ContextScheme::kUlysses ? "Ulysses"
+                                                                 : "all-gather",
+                   .backward = backward,
+                   .ranks = count,
+                   .tokens = problem.tokens,
+                   .sent = static_cast<std::int64_t>(sum(best, &Measured::sent)),
+                   .expected = static_cast<std::int64_t>(expected),
+                   .seconds = most(best, &Measured::elapsed),
+                   .predicted = seconds_of(steps) + agreement,
+                   .overlap = 1 - sum(best, &Measured::waited) / communication,
+                   .imbalance = most(best, &Measured::computed) * count / computed};
+    result.efficiency = alone / (count * result.seconds);
+    constexpr double kMostError = 1e-4;
+    if (!(error <= kMostError)) result.fault = "error " + std::to_string(error);
+    return result;
+  }
+
+  const Context& context_;
+  Communicator& communicator_;
+  const RankBenchOptions& options_;
+  const Link& link_;
+};
+
+/// From collectives with little and with much data, which have three rounds of messages.
+void measure_link(const Context& context, Communicator& communicator, Link& link) {
+  const auto time = [&](std::int64_t bytes) {
+    const Tensor part(DType::kU8, {bytes});
+    Tensor all(DType::kU8, {communicator.size(), bytes});
+    double least = 1e30;
+    for (int i = 0; i < 10; ++i) {
+      barrier(communicator);
+      const double began = communicator.seconds();
+      all_gather(context, communicator, part, all);
+      least = std::min(least, communicator.seconds() - began);
+    }
+    return least;
+  };
+  constexpr std::int64_t kLarge = 4 << 20;
+  const double others = std::max(1, communicator.size() - 1);
+  const double little = time(64);
+  const double much = time(kLarge);
+  const Measured own{.elapsed = little / (3 * others),
+                     .computed = others * kLarge / std::max(much - little, 1e-9)};
+  const std::vector<Measured> ranks = gather(context, communicator, own);
+  link.latency = most(ranks, &Measured::elapsed);
+  link.bandwidth = most(ranks, &Measured::computed);
+}
+
+}  // namespace
+
+std::vector<RankRow> bench_ranks(const Context& context, Communicator& communicator,
+                                 const RankBenchOptions& options, Link& link) {
+  if (link.bandwidth == 0) measure_link(context, communicator, link);
+  std::vector<RankRow> rows;
+  for (int count = 2; count <= communicator.size();
+       count = count < communicator.size() ? std::min(2 * count, communicator.size()) : count + 1) {
+    const bool takes_part = communicator.rank() < count;
+    const auto group = communicator.split(takes_part ? 0 : 1, communicator.rank());
+    if (takes_part) {
+      RankBench bench(context, *group, options, link);
+      bench.run(options.tokens, rows);
+      if (count < communicator.size())
+        bench.run(options.tokens / communicator.size() * count, rows);
+    }
+    barrier(communicator);
+  }
+  return rows;
+}
+
+std::vector<RankRow> bench_emulated_ranks(const ContextOptions& context_options, int ranks,
+                                          const RankBenchOptions& options, const Link& link) {
+  const auto ends =
+      make_emulated_communicators(ranks, {.latency = link.latency, .bandwidth = link.bandwidth},
+                                  {.deadline = std::chrono::minutes(10)});
+  std::vector<RankRow> rows;
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> failures(ends.size());
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        ContextOptions own = context_options;
+        own.num_threads = 1;  // the clock is that of the rank's thread
+        const Context context(own);
+        Link own_link = link;
+        std::vector<RankRow> own_rows = bench_ranks(context, *ends[rank], options, own_link);
+        if (rank == 0) rows = std::move(own_rows);
+      } catch (...) {
+        failures[rank] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+  return rows;
+}
+
+std::string rank_table(const std::vector<RankRow>& rows) {
+  std::string text =
+      "scheme      pass      ranks  tokens         sent   formula  time (ms)  predicted  ratio"
+      "  overlap  imbalance  efficiency\n";
+  for (const RankRow& row : rows) {
+    std::array<char, 256> line{};
+    std::snprintf(
+        line.data(), line.size(),
+        "%-11s %-8s %6d %7lld %12lld %9s %10.2f %10.2f %6.2f %7.1f%% %10.3f %10.1f%%%s%s\n",
+        row.scheme.c_str(), row.backward ? "backward" : "forward", row.ranks,
+        static_cast<long long>(row.tokens), static_cast<long long>(row.sent),
+        row.sent == row.expected ? "equal" : "UNEQUAL", 1e3 * row.seconds, 1e3 * row.predicted,
+        row.seconds / row.predicted, 100 * row.overlap, row.imbalance, 100 * row.efficiency,
+        row.fault.empty() ? "" : "  WRONG: ", row.fault.c_str());
+    text += line.data();
+  }
+  return text;
+}
+
+}  // namespace ladon::bench
