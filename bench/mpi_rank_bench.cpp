@@ -1,7 +1,8 @@
 // The benchmark over ranks, for the processes of an MPI program:
-//   mpirun -n 4 build/release/bench/mpi_rank_bench [tokens]
+//   mpirun -n 4 build/release/bench/mpi_rank_bench [times the usual number of tokens]
 #include <ladon/mpi.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -13,13 +14,8 @@ namespace {
 int run(int argc, char** argv) {
   using namespace ladon;
   MpiCommunicator communicator(MPI_COMM_WORLD, {.deadline = std::chrono::minutes(10)});
-  bench::RankBenchOptions options;
-  if (argc > 1) options.tokens = std::atoll(argv[1]);
-  if (options.tokens <= 0 || options.tokens % (2 * communicator.size()) != 0) {
-    std::fprintf(stderr, "tokens: got %lld, expected a multiple of %d\n",
-                 static_cast<long long>(options.tokens), 2 * communicator.size());
-    return 2;
-  }
+  const bench::RankBenchOptions options{.tokens = bench::usual_tokens(communicator.size()) *
+                                                  (argc > 1 ? std::max(1, std::atoi(argv[1])) : 1)};
   const Context context(ContextOptions{.num_threads = 1});
   bench::Link link;
   const auto rows = bench::bench_ranks(context, communicator, options, link);
@@ -28,10 +24,7 @@ int run(int argc, char** argv) {
                 communicator.size(), 1e6 * link.latency, 1e-9 * link.bandwidth,
                 bench::rank_table(rows).c_str());
   }
-  for (const bench::RankRow& row : rows) {
-    if (!row.fault.empty() || row.sent != row.expected) return 1;
-  }
-  return 0;
+  return bench::all_right(rows) ? 0 : 1;
 }
 
 }  // namespace

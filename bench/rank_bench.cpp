@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <exception>
-#include <optional>
+#include <numeric>
 #include <thread>
 
 #include "compare_tensors.h"
@@ -311,14 +310,28 @@ void measure_link(const Context& context, Communicator& communicator, Link& link
   link.bandwidth = most(ranks, &Measured::computed);
 }
 
+/// 2, 4, ... and all of them.
+std::vector<int> counts_up_to(int ranks) {
+  std::vector<int> counts;
+  for (int count = 2; count < ranks; count *= 2) counts.push_back(count);
+  counts.push_back(ranks);
+  return counts;
+}
+
 }  // namespace
+
+std::int64_t usual_tokens(int ranks) {
+  std::int64_t unit = 1;
+  for (const int count : counts_up_to(ranks)) unit = std::lcm(unit, std::int64_t{2} * count);
+  constexpr std::int64_t kAbout = 2048;
+  return (kAbout + unit - 1) / unit * unit;
+}
 
 std::vector<RankRow> bench_ranks(const Context& context, Communicator& communicator,
                                  const RankBenchOptions& options, Link& link) {
   if (link.bandwidth == 0) measure_link(context, communicator, link);
   std::vector<RankRow> rows;
-  for (int count = 2; count <= communicator.size();
-       count = count < communicator.size() ? std::min(2 * count, communicator.size()) : count + 1) {
+  for (const int count : counts_up_to(communicator.size())) {
     const bool takes_part = communicator.rank() < count;
     const auto group = communicator.split(takes_part ? 0 : 1, communicator.rank());
     if (takes_part) {
@@ -359,25 +372,6 @@ std::vector<RankRow> bench_emulated_ranks(const ContextOptions& context_options,
     if (failure != nullptr) std::rethrow_exception(failure);
   }
   return rows;
-}
-
-std::string rank_table(const std::vector<RankRow>& rows) {
-  std::string text =
-      "scheme      pass      ranks  tokens         sent   formula  time (ms)  predicted  ratio"
-      "  overlap  imbalance  efficiency\n";
-  for (const RankRow& row : rows) {
-    std::array<char, 256> line{};
-    std::snprintf(
-        line.data(), line.size(),
-        "%-11s %-8s %6d %7lld %12lld %9s %10.2f %10.2f %6.2f %7.1f%% %10.3f %10.1f%%%s%s\n",
-        row.scheme.c_str(), row.backward ? "backward" : "forward", row.ranks,
-        static_cast<long long>(row.tokens), static_cast<long long>(row.sent),
-        row.sent == row.expected ? "equal" : "UNEQUAL", 1e3 * row.seconds, 1e3 * row.predicted,
-        row.seconds / row.predicted, 100 * row.overlap, row.imbalance, 100 * row.efficiency,
-        row.fault.empty() ? "" : "  WRONG: ", row.fault.c_str());
-    text += line.data();
-  }
-  return text;
 }
 
 }  // namespace ladon::bench

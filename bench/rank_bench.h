@@ -15,7 +15,7 @@ namespace ladon::bench {
 
 /// A causal sequence in f32.
 struct RankBenchOptions {
-  std::int64_t tokens = 2048;  // a multiple of twice the ranks
+  std::int64_t tokens = 2048;  // as usual_tokens(), or a multiple
   std::int64_t num_heads = 16;
   std::int64_t num_kv_heads = 8;
   std::int64_t head_dim = 64;
@@ -37,6 +37,9 @@ struct RankRow {
   std::string fault{};    // where the result is wrong
 };
 
+/// About 2048, and such that 2, 4, ... ranks up to these have equally long parts.
+std::int64_t usual_tokens(int ranks);
+
 /// Every rank calls it, with a Context of one thread; all get the same rows. Strong scaling: 2, 4,
 /// ... ranks up to all of them with `tokens`. Weak scaling: the same with as many tokens a rank as
 /// all ranks have of `tokens`. A link without a bandwidth is measured first.
@@ -48,6 +51,8 @@ std::vector<RankRow> bench_ranks(const Context& context, Communicator& communica
 std::vector<RankRow> bench_emulated_ranks(const ContextOptions& context, int ranks,
                                           const RankBenchOptions& options, const Link& link);
 
+/// Are the results right, and the bytes those of the formulas?
+bool all_right(const std::vector<RankRow>& rows);
 /// Lines of text.
 std::string rank_table(const std::vector<RankRow>& rows);
 

@@ -11,6 +11,8 @@
 #include "output_file.h"
 #include "plot/bench_chart.h"
 #include "progress.h"
+#include "rank_bench.h"
+#include "rank_plan.h"
 #include "signals.h"
 #include "standard_streams.h"
 
@@ -26,12 +28,37 @@ void draw(const std::string& path, const bench::BenchmarkResults& results, std::
   OutputFile("bench: --plot", output_path(path), picture).commit();
 }
 
+/// --ranks: attention over threads with emulated links.
+int run_rank_bench(const BenchOptions& options) {
+  if (!options.filter.empty() || !options.peers.empty() || !options.plot.empty() || options.json) {
+    throw UsageError("bench: --ranks: goes with --link, --quick, --isa and nothing else");
+  }
+  if (options.machinery.device != DeviceId()) {
+    throw UsageError("bench: --ranks: emulated links need the CPU");
+  }
+  const Link link = parse_link(options.link);
+  const auto ranks = static_cast<int>(options.ranks);
+  const bench::RankBenchOptions wanted{.tokens = bench::usual_tokens(ranks),
+                                       .repetitions = options.quick ? 1 : 3};
+  std::printf(
+      "%d ranks over an emulated %s (%.3g us, %.3g GB/s); f32, causal, %lld heads, %lld KV "
+      "heads of %lld\n",
+      ranks, link.name.c_str(), 1e6 * link.latency, 1e-9 * link.bandwidth,
+      static_cast<long long>(wanted.num_heads), static_cast<long long>(wanted.num_kv_heads),
+      static_cast<long long>(wanted.head_dim));
+  const auto rows =
+      bench::bench_emulated_ranks(options.machinery.context_options(), ranks, wanted, link);
+  std::printf("%s", bench::rank_table(rows).c_str());
+  return bench::all_right(rows) ? kExitGood : kExitFailed;
+}
+
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
   if (options.machinery.isa == Isa::kReference) {
     throw UsageError("bench: --isa: the reference is not benchmarked");
   }
+  if (options.ranks > 1) return run_rank_bench(options);
   if (!options.plot.empty()) {
     check_picture_path("bench: --plot", options.plot);
     claim_standard_output("bench", {options.plot}, options.json);

@@ -69,6 +69,15 @@ Work compare(CLI::App& app) {
   return [options] { return run_compare(*options); };
 }
 
+CLI::Option* add_link(CLI::App* sub, std::string& link) {
+  return sub
+      ->add_option("--link", link,
+                   "Between ranks: memory, nvlink, infiniband, 10gbe, 1gbe, internet, or "
+                   "LATENCY,BANDWIDTH such as 30us,1.2GB/s")
+      ->type_name("LINK")
+      ->capture_default_str();
+}
+
 Work plan(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* sub = app.add_subcommand(
@@ -104,12 +113,7 @@ Work plan(CLI::App& app) {
   constexpr std::int64_t kMostRanks = 1 << 20;
   CLI::Option* ranks = add_count(sub, "--ranks", options->ranks, 1, kMostRanks,
                                  "Say what each of so many ranks would hold and send");
-  sub->add_option("--link", options->link,
-                  "Between ranks: memory, nvlink, infiniband, 10gbe, 1gbe, internet, or "
-                  "LATENCY,BANDWIDTH such as 30us,1.2GB/s")
-      ->type_name("LINK")
-      ->capture_default_str()
-      ->needs(ranks);
+  add_link(sub, options->link)->needs(ranks);
   add_json(sub, options->json);
   return [options] { return run_plan(*options); };
 }
@@ -230,6 +234,10 @@ Work bench(CLI::App& app) {
       ->expected(0, 1);
   add_count(sub, "--peer-limit", options->peer_limit, 1, kMostSeconds,
             "Seconds that a peer may take for one answer");
+  CLI::Option* ranks =
+      add_count(sub, "--ranks", options->ranks, 1, 64,
+                "Measure attention over so many ranks instead, threads with emulated links");
+  add_link(sub, options->link)->needs(ranks);
   add_plot(sub, options->plot);
   add_machinery(sub, options->machinery, "all that can run");
   add_device(sub, options->machinery);

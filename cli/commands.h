@@ -124,6 +124,8 @@ struct BenchOptions {
   std::string peers{};            // the Python that runs them; empty: none
   std::int64_t peer_limit = 120;  // seconds
   std::string plot{};             // empty: none
+  std::int64_t ranks = 1;         // above 1: context-parallel attention over them instead
+  std::string link{"10gbe"};      // between ranks
   bool json = false;
 };
 int run_bench(const BenchOptions& options);

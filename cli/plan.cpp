@@ -282,21 +282,13 @@ Json ranks_json(const ModelShape& model, const PlanOptions& options, const Link&
   return json;
 }
 
-Link parsed_link(const std::string& text) {
-  try {
-    return parse_link(text);
-  } catch (const UsageError& error) {
-    throw UsageError("--link: " + std::string(error.what()));
-  }
-}
-
 }  // namespace
 
 int run_plan(const PlanOptions& options) {
   const bool all = options.model.empty() && options.config.empty();
   const bool has_ranks = options.ranks > 1;
   if (has_ranks && all) throw UsageError("--ranks: needs one model, by --model or --config");
-  const Link link = parsed_link(options.link);
+  const Link link = parse_link(options.link);
   std::vector<ModelShape> models;
   if (!options.config.empty()) {
     models.push_back(model_from_config(options.config, options.ignored_fields));

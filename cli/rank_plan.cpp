@@ -25,7 +25,7 @@ double parse_quantity(std::string_view text, std::span<const Unit> units, std::s
       if (known.name == unit) return value * known.factor;
     }
   }
-  throw UsageError("got \"" + std::string(text) + "\", expected " + std::string(what));
+  throw UsageError("--link: got \"" + std::string(text) + "\", expected " + std::string(what));
 }
 
 std::string why_heads_do_not_divide(const ModelShape& model, std::int64_t ranks) {
@@ -56,7 +56,7 @@ Link parse_link(std::string_view text) {
   }
   const std::size_t comma = text.find(',');
   if (comma == std::string_view::npos) {
-    throw UsageError("got \"" + std::string(text) + "\", expected one of " + names +
+    throw UsageError("--link: got \"" + std::string(text) + "\", expected one of " + names +
                      "or LATENCY,BANDWIDTH such as 30us,1.2GB/s");
   }
   constexpr Unit kTimes[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}};

@@ -13,7 +13,8 @@ namespace ladon::cli {
 
 using bench::Link;
 
-/// A usual one by name, or "LATENCY,BANDWIDTH" such as "30us,1.2GB/s". Throws UsageError.
+/// What --link says: a usual one by name, or "LATENCY,BANDWIDTH" such as "30us,1.2GB/s". Throws
+/// UsageError.
 Link parse_link(std::string_view text);
 
 /// One way to divide attention among ranks (docs/parallel.md), for all layers of a model.

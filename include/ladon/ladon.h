@@ -9,6 +9,7 @@
 #include "ladon/communicator.h"
 #include "ladon/context.h"
 #include "ladon/context_parallel.h"
+#include "ladon/context_parallel_latent.h"
 #include "ladon/convert.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"

@@ -131,6 +131,8 @@ class LADON_API LatentAttention final : public AttentionLayer {
   const Plan& plan() const noexcept { return *plan_; }
 
  private:
+  friend class LatentContextAccess;
+
   LatentAttention(const LatentAttentionOptions& options, std::optional<std::uint64_t> seed);
 
   LatentAttentionOptions options_;

@@ -7,6 +7,7 @@
 #include "attention/attend.h"
 #include "core/checks.h"
 #include "core/context_impl.h"
+#include "core/fail.h"
 #include "layers/norm.h"
 #include "layers/projection.h"
 
@@ -36,7 +37,23 @@ void HeadsBackward::run(const Tensor& dattended) {
                   {.out = saved_.attended, .lse = saved_.lse, .dout = dattended},
                   {.dq = dqueries, .dk = dkeys, .dv = dvalues});
   queries_back(dqueries);
-  latents_back(dkeys, dvalues);
+  Tensor dlatents = sums(saved_.latents.shape());
+  const TensorView rows = rows_of(dlatents);
+  expansion_back(rows_of(saved_.latents), 0, dkeys, dvalues, rows);
+  if (options_.rope_dim != 0) {
+    sum_rope_keys(dkeys, rows.slice(1, options_.kv_rank, heads_.latent_dim()));
+  }
+  add_other_heads_(dlatents);
+  latents_back(dlatents);
+}
+
+Tensor HeadsBackward::out_back(const ConstTensorView& grad_out) {
+  const InputRows dout(context_, with_batch(grad_out));
+  Tensor total = sums(saved_.attended.shape());
+  add_input_gradient(context_, dout.view(), steps_.weight(plan_.out.weight), merged(total));
+  add_weight_gradient(context_, merged(saved_.attended), dout.view(), pending_.of(plan_.out.weight),
+                      pending_.of(plan_.out.bias));
+  return Tensor::copy_of(context_, total, heads_.dtype());
 }
 
 InputGradients HeadsBackward::finished() const {
@@ -77,29 +94,27 @@ void HeadsBackward::queries_back(Tensor& dqueries) {
   project_back(rows_of(std::as_const(dlow)), plan_.query_low, rows_of(saved_.x), rows_of(dx_));
 }
 
-/// The rope key's gradient is the sum over the heads that share it.
-void HeadsBackward::sum_rope_keys(const Tensor& dkeys, const TensorView& dlatents) const {
+void HeadsBackward::sum_rope_keys(const Tensor& dkeys, const TensorView& drope_key) const {
   const ConstTensorView from = merged(dkeys).slice(1, options_.nope_dim, heads_.head_dim());
-  const TensorView to = dlatents.slice(1, options_.kv_rank, heads_.latent_dim());
   backend_of(context_).sum_heads({.rows = from.size(0),
-                                  .group = options_.num_heads,
+                                  .group = dkeys.size(2),
                                   .dim = options_.rope_dim,
                                   .x = matrix_of(from),
                                   .x_head_stride = heads_.head_dim(),
-                                  .y = matrix_of(to)});
+                                  .y = matrix_of(drope_key)});
 }
 
-void HeadsBackward::latents_back(const Tensor& dkeys, const Tensor& dvalues) {
-  const std::int64_t rank = options_.kv_rank;
-  Tensor dlatents = sums(saved_.latents.shape());
-  const TensorView rows = rows_of(dlatents);
-  const TensorView dlatent = rows.slice(1, 0, rank);
-  const ConstTensorView latent = rows_of(saved_.latents).slice(1, 0, rank);
+void HeadsBackward::expansion_back(const ConstTensorView& latents, std::int64_t first_head,
+                                   const Tensor& dkeys, const Tensor& dvalues,
+                                   const TensorView& dlatents) {
+  const TensorView dlatent = dlatents.slice(1, 0, options_.kv_rank);
+  const ConstTensorView latent = latents.slice(1, 0, options_.kv_rank);
   const ConstTensorView kv_b = steps_.weight(plan_.kv_b);
   const TensorView dkv_b = pending_.of(plan_.kv_b);
-  for (std::int64_t head = 0; head < options_.num_heads; ++head) {
-    const std::int64_t key = head * heads_.head_dim();
-    const std::int64_t value = head * options_.value_dim;
+  for (std::int64_t i = 0; i < dkeys.size(2); ++i) {
+    const std::int64_t head = first_head + i;
+    const std::int64_t key = i * heads_.head_dim();
+    const std::int64_t value = i * options_.value_dim;
     const ConstTensorView dvalue = merged(dvalues).slice(1, value, value + options_.value_dim);
     if (options_.nope_dim != 0) {
       const ConstTensorView dkey = merged(dkeys).slice(1, key, key + options_.nope_dim);
@@ -109,10 +124,13 @@ void HeadsBackward::latents_back(const Tensor& dkeys, const Tensor& dvalues) {
     add_input_gradient(context_, dvalue, steps_.value_rows(kv_b, head), dlatent);
     add_weight_gradient(context_, latent, dvalue, steps_.value_rows(dkv_b, head), {});
   }
-  if (options_.rope_dim != 0) sum_rope_keys(dkeys, rows);
-  add_other_heads_(dlatents);
+}
+
+void HeadsBackward::latents_back(Tensor& dlatents) {
+  const TensorView rows = rows_of(dlatents);
   if (options_.kv_norm) {
-    rms_norm_backward(context_, rows_of(saved_.compressed).slice(1, 0, rank),
+    const TensorView dlatent = rows.slice(1, 0, options_.kv_rank);
+    rms_norm_backward(context_, rows_of(saved_.compressed).slice(1, 0, options_.kv_rank),
                       steps_.weight(plan_.latent_norm), options_.norm_epsilon, dlatent, dlatent,
                       pending_.of(plan_.latent_norm));
   }
@@ -132,20 +150,17 @@ InputGradients LatentAttention::backward(const Context& context, const ConstTens
   const auto& state =
       static_cast<const latent::Saved&>(check_saved(operation, *this, saved, identity_));
   check_device(operation, "saved", state.x.device());
+  if (state.keys.rank() == 0) {
+    fail(operation, "saved",
+         "got what context_parallel_forward_training() saved, expected forward_training()");
+  }
   const std::int64_t batch = state.x.size(0);
   const std::int64_t length = state.x.size(1);
   check_tensor(operation, {"grad_out", grad_out}, dtype(),
                state.batched ? Dims{batch, length, embed_dim()} : Dims{length, embed_dim()});
 
   latent::HeadsBackward backward(context, *this, *this, state, [](const TensorView&) {});
-  const InputRows dout(context, with_batch(grad_out));
-  Tensor total(context, compute_dtype(dtype()), state.attended.shape());
-  add_input_gradient(context, dout.view(), weight_of(*this, plan_->out.weight), merged(total));
-  const Tensor dattended = Tensor::copy_of(context, total, dtype());
-  add_weight_gradient(context, merged(state.attended), dout.view(),
-                      backward.pending().of(plan_->out.weight),
-                      backward.pending().of(plan_->out.bias));
-  backward.run(dattended);
+  backward.run(backward.out_back(grad_out));
   InputGradients gradients = backward.finished();
   backward.pending().commit();
   return gradients;

@@ -8,7 +8,8 @@
 
 namespace ladon::latent {
 
-/// Sums the gradients of inputs and parameters, all but those of the output projection.
+/// Sums the gradients of inputs and parameters. Those of the output projection only by out_back(),
+/// where the whole of it is here.
 class HeadsBackward {
  public:
   /// Adds to a sum over the heads that are here the sums over those that are elsewhere. What comes
@@ -19,7 +20,21 @@ class HeadsBackward {
   HeadsBackward(const Context& context, AttentionLayer& layer, const LatentHeads& heads,
                 const Saved& saved, AddOtherHeads add_other_heads);
 
+  /// The gradients of attended values.
+  Tensor out_back(const ConstTensorView& grad_out);
   void run(const Tensor& dattended);
+
+  // Its parts.
+  /// From the gradients of queries, which are overwritten.
+  void queries_back(Tensor& dqueries);
+  /// Adds what the keys and values of some heads, [.., heads, dim], give to the gradients of their
+  /// latents, [tokens, latent_dim] each, the rope key's excepted, and to kv_b_proj's.
+  void expansion_back(const ConstTensorView& latents, std::int64_t first_head, const Tensor& dkeys,
+                      const Tensor& dvalues, const TensorView& dlatents);
+  /// The rope key's gradient is the sum over the heads that share it.
+  void sum_rope_keys(const Tensor& dkeys, const TensorView& drope_key) const;
+  /// From the gradients of latents, which are overwritten.
+  void latents_back(Tensor& dlatents);
 
   PendingGradients& pending() { return pending_; }
   /// The gradients of inputs in the layer's dtype, without a batch where the inputs had none.
@@ -30,9 +45,6 @@ class HeadsBackward {
   Tensor finished(const Tensor& sum) const;
   void project_back(const ConstTensorView& dy, const LinearIndex& linear, const ConstTensorView& x,
                     const TensorView& dx);
-  void queries_back(Tensor& dqueries);
-  void sum_rope_keys(const Tensor& dkeys, const TensorView& dlatents) const;
-  void latents_back(const Tensor& dkeys, const Tensor& dvalues);
 
   const Context& context_;
   const LatentHeads heads_;

@@ -31,23 +31,18 @@ class Forward {
  public:
   Forward(const Context& context, const LatentHeads& heads, const CheckedInputs& inputs,
           const LayerCall& call)
-      : context_(context), heads_(heads), steps_(context, heads), inputs_(inputs), call_(call) {
-    AttentionOptions& options = result_.options;
-    options = steps_.attention_options(call.causal);
-    options.mask = call.mask;
-    options.bias = call.bias;
-    options.kv_lengths = call.kv_lengths;
-    // Token i of a sequence has position i, however many of the tokens after it are padding.
-    if (query_len() == kv_len()) options.alignment = Alignment::kTopLeft;
-    if (heads.layer.is_training()) {
-      options.dropout.probability = heads.options.dropout;
-      options.dropout.seed = call.dropout_seed;
-    }
+      : context_(context), heads_(heads), steps_(context, heads), inputs_(inputs), call_(call) {}
+
+  AttendedHeads project() {
+    make_queries();
+    make_latents();
+    return std::move(result_);
   }
 
   AttendedHeads run(bool saves) {
     make_queries();
     make_latents();
+    result_.options = attention_options(steps_, heads_, call_, query_len(), kv_len());
     result_.attended = tensor(query_len(), {heads_.num_heads(), heads_.value_dim()});
     if (!saves && heads_.form_for(query_len(), kv_len()) == LatentForm::kAbsorbed) {
       attend_absorbed();
@@ -177,6 +172,27 @@ CheckedInputs latent::check_call(const Operation& operation, const AttentionLaye
   check_apart(operation, {"weights", call.weights}, {"query", checked.query});
   check_apart(operation, {"weights", call.weights}, {"key", checked.key});
   return checked;
+}
+
+AttentionOptions latent::attention_options(const Steps& steps, const LatentHeads& heads,
+                                           const LayerCall& call, std::int64_t query_len,
+                                           std::int64_t kv_len) {
+  AttentionOptions options = steps.attention_options(call.causal);
+  options.mask = call.mask;
+  options.bias = call.bias;
+  options.kv_lengths = call.kv_lengths;
+  // Token i of a sequence has position i, however many of the tokens after it are padding.
+  if (query_len == kv_len) options.alignment = Alignment::kTopLeft;
+  if (heads.layer.is_training()) {
+    options.dropout.probability = heads.options.dropout;
+    options.dropout.seed = call.dropout_seed;
+  }
+  return options;
+}
+
+AttendedHeads latent::project_heads(const Context& context, const LatentHeads& heads,
+                                    const CheckedInputs& inputs, const LayerCall& call) {
+  return Forward(context, heads, inputs, call).project();
 }
 
 AttendedHeads latent::attend_heads(const Context& context, const LatentHeads& heads,

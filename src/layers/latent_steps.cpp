@@ -124,26 +124,28 @@ ConstTensorView Steps::value_rows(const ConstTensorView& kv_b, std::int64_t head
   return kv_b.slice(0, end - options_.value_dim, end);
 }
 
-void Steps::expand_keys(const ConstTensorView& latents, const TensorView& keys) const {
+void Steps::expand_keys(const ConstTensorView& latents, std::int64_t first_head, std::int64_t heads,
+                        const TensorView& keys) const {
   const std::int64_t head_dim = heads_.head_dim();
   if (options_.nope_dim != 0) {
-    project(context_, columns(latents, 0, options_.kv_rank), key_rows(weight(plan_.kv_b), 0), {},
-            columns(keys, 0, options_.nope_dim),
-            {.heads = options_.num_heads, .w = kv_b_step(), .y = head_dim});
+    project(context_, columns(latents, 0, options_.kv_rank),
+            key_rows(weight(plan_.kv_b), first_head), {}, columns(keys, 0, options_.nope_dim),
+            {.heads = heads, .w = kv_b_step(), .y = head_dim});
   }
   if (options_.rope_dim == 0) return;
   // Every head gets the same rope key.
   const ConstTensorView rope_key = columns(latents, options_.kv_rank, heads_.latent_dim());
   const ConstTensorView spread(rope_key.data(), rope_key.dtype(),
-                               {1, rope_key.size(0), options_.num_heads, options_.rope_dim},
+                               {1, rope_key.size(0), heads, options_.rope_dim},
                                {0, rope_key.stride(0), 0, 1}, rope_key.device());
-  copy(context_, spread, head_columns(keys, 0, options_.num_heads, options_.nope_dim, head_dim));
+  copy(context_, spread, head_columns(keys, 0, heads, options_.nope_dim, head_dim));
 }
 
-void Steps::expand_values(const ConstTensorView& latents, const TensorView& values) const {
-  project(context_, columns(latents, 0, options_.kv_rank), value_rows(weight(plan_.kv_b), 0), {},
-          columns(values, 0, options_.value_dim),
-          {.heads = options_.num_heads, .w = kv_b_step(), .y = options_.value_dim});
+void Steps::expand_values(const ConstTensorView& latents, std::int64_t first_head,
+                          std::int64_t heads, const TensorView& values) const {
+  project(context_, columns(latents, 0, options_.kv_rank),
+          value_rows(weight(plan_.kv_b), first_head), {}, columns(values, 0, options_.value_dim),
+          {.heads = heads, .w = kv_b_step(), .y = options_.value_dim});
 }
 
 void Steps::absorb_queries(const ConstTensorView& queries, const TensorView& absorbed) const {

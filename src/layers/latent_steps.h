@@ -121,8 +121,17 @@ class Steps {
   void norm_latents(const ConstTensorView& from, const TensorView& to) const;
 
   /// Finished latents to [rows, heads * (nope + rope)] and [rows, heads * value].
-  void expand_keys(const ConstTensorView& latents, const TensorView& keys) const;
-  void expand_values(const ConstTensorView& latents, const TensorView& values) const;
+  void expand_keys(const ConstTensorView& latents, const TensorView& keys) const {
+    expand_keys(latents, 0, options_.num_heads, keys);
+  }
+  void expand_values(const ConstTensorView& latents, const TensorView& values) const {
+    expand_values(latents, 0, options_.num_heads, values);
+  }
+  /// The same for some heads.
+  void expand_keys(const ConstTensorView& latents, std::int64_t first_head, std::int64_t heads,
+                   const TensorView& keys) const;
+  void expand_values(const ConstTensorView& latents, std::int64_t first_head, std::int64_t heads,
+                     const TensorView& values) const;
 
   /// Queries to [rows, heads * (kv_rank + rope)]: their product with a latent is that of the query
   /// with its key.
@@ -176,6 +185,11 @@ CheckedInputs check_call(const Operation& operation, const AttentionLayer& layer
                          const LatentAttentionOptions& options, const LayerInputs& inputs,
                          const LayerCall& call);
 
+/// The options of attention in a call of forward() or forward_training(), whose lengths these are.
+AttentionOptions attention_options(const Steps& steps, const LatentHeads& heads,
+                                   const LayerCall& call, std::int64_t query_len,
+                                   std::int64_t kv_len);
+
 /// Everything up to the output projection.
 struct AttendedHeads {
   AttentionOptions options;
@@ -183,6 +197,9 @@ struct AttendedHeads {
   Tensor keys, values;  // of the expanded form
   Tensor attended, lse;
 };
+/// Queries and latents alone.
+AttendedHeads project_heads(const Context& context, const LatentHeads& heads,
+                            const CheckedInputs& inputs, const LayerCall& call);
 /// With `saves`, takes the expanded form and computes lse, for backward.
 AttendedHeads attend_heads(const Context& context, const LatentHeads& heads,
                            const CheckedInputs& inputs, const LayerCall& call, bool saves);

@@ -7,8 +7,8 @@
 
 #include "attention/attend.h"
 #include "core/compute_dtype.h"
-#include "parallel/array_exchange.h"
 #include "parallel/context_schemes.h"
+#include "parallel/token_exchange.h"
 
 namespace ladon {
 namespace {
@@ -29,156 +29,64 @@ Range query_heads(const ContextCall& own, const Range& kv_heads) {
   return {kv_heads.begin * own.whole.group(), kv_heads.end * own.whole.group()};
 }
 
-/// Keys and values of some KV heads: a rank is sent those that its queries may see.
-class GatheredKeys final : public ExchangePart {
+/// Keys and values of some KV heads.
+GatheredTokens gathered_keys(const ContextCall& own, int rank, const Range& kv_heads) {
+  return GatheredTokens(
+      own.context, own.whole, rank,
+      {own.k.slice(2, kv_heads.begin, kv_heads.end), own.v.slice(2, kv_heads.begin, kv_heads.end)});
+}
+
+/// The keys of a piece's sequence, of what has all keys.
+ConstTensorView keys_of(const ContextCall& own, const QueryPiece& piece, const Tensor& all) {
+  const TokenRange keys = own.whole.keys_of_sequence(piece.sequence);
+  return all.view().slice(0, piece.batch, piece.batch + 1).slice(1, keys.begin, keys.end);
+}
+TensorView keys_of(const ContextCall& own, const QueryPiece& piece, Tensor& all) {
+  const TokenRange keys = own.whole.keys_of_sequence(piece.sequence);
+  return all.view().slice(0, piece.batch, piece.batch + 1).slice(1, keys.begin, keys.end);
+}
+
+/// This rank's terms of dk and dv for some KV heads.
+class KeyGradients {
  public:
-  GatheredKeys(const ContextCall& own, int rank, const Range& heads)
-      : own_(own), rank_(rank), heads_(heads) {
-    const AttentionSizes& sizes = own_.whole.sizes();
-    k_ = Tensor::uninitialized(own.context, own.k.dtype(),
-                               {sizes.batch, sizes.kv_len, heads.length(), sizes.head_dim});
-    v_ = Tensor::uninitialized(own.context, own.v.dtype(),
-                               {sizes.batch, sizes.kv_len, heads.length(), sizes.value_dim});
-    put_tokens(own.context, own_k(), own.whole.keys_of(rank), 1, k_);
-    put_tokens(own.context, own_v(), own.whole.keys_of(rank), 1, v_);
-  }
-
-  Arrays outgoing(int other) const override { return arrays_of(rank_, other); }
-  Arrays incoming(int other) const override { return arrays_of(other, rank_); }
-
-  void pack(int other, std::span<const TensorView> arrays) override {
-    const auto take = [&](std::int64_t local, std::int64_t first, std::int64_t count) {
-      copy(own_.context, own_k().slice(1, local, local + count),
-           arrays[0].slice(1, first, first + count));
-      copy(own_.context, own_v().slice(1, local, local + count),
-           arrays[1].slice(1, first, first + count));
-    };
-    for_each_own(own_.whole.keys_of(rank_), own_.whole.keys_between(rank_, other), take);
-  }
-
-  void unpack(int other, std::span<const TensorView> arrays) override {
-    const std::vector<TokenRange> keys = own_.whole.keys_between(other, rank_);
-    put_tokens(own_.context, arrays[0], keys, 1, k_);
-    put_tokens(own_.context, arrays[1], keys, 1, v_);
-  }
-  void complete() override { own_.context.synchronize(); }  // before the messages are freed
-
-  /// The keys or values of one sequence. Those that this rank's queries may not see are not set.
-  ConstTensorView k_of(const QueryPiece& piece) const { return sequence(k_, piece); }
-  ConstTensorView v_of(const QueryPiece& piece) const { return sequence(v_, piece); }
-
- private:
-  ConstTensorView own_k() const { return own_.k.slice(2, heads_.begin, heads_.end); }
-  ConstTensorView own_v() const { return own_.v.slice(2, heads_.begin, heads_.end); }
-  Arrays arrays_of(int owner, int reader) const {
-    if (owner == reader) return {};
-    const AttentionSizes& sizes = own_.whole.sizes();
-    const std::int64_t tokens = total_length(own_.whole.keys_between(owner, reader));
-    return {{own_.k.dtype(), {sizes.batch, tokens, heads_.length(), sizes.head_dim}},
-            {own_.v.dtype(), {sizes.batch, tokens, heads_.length(), sizes.value_dim}}};
-  }
-  ConstTensorView sequence(const Tensor& tensor, const QueryPiece& piece) const {
-    const TokenRange keys = own_.whole.keys_of_sequence(piece.sequence);
-    return tensor.view().slice(0, piece.batch, piece.batch + 1).slice(1, keys.begin, keys.end);
-  }
-
-  const ContextCall& own_;
-  const int rank_;
-  const Range heads_;
-  Tensor k_;
-  Tensor v_;
-};
-
-/// This rank's terms of dk and dv for some KV heads, over all keys; then their sums over ranks for
-/// its own keys. Each rank has terms for the keys that its queries may see; the others' are 0.
-class KeyGradients final : public ExchangePart {
- public:
-  KeyGradients(const ContextCall& own, int rank, const Range& heads, ContextGradients& gradients)
-      : own_(own), rank_(rank), heads_(heads) {
+  KeyGradients(const ContextCall& own, int rank, const Range& kv_heads, ContextGradients& gradients)
+      : own_(own), terms_(own.context, own.whole, rank) {
     const auto want = [&](Tensor& result, TensorView AttentionGradients::*view) {
       if (result.rank() == 0) return;
-      const Dims shape{result.size(0), own.whole.sizes().kv_len, heads.length(), result.size(3)};
-      const DType dtype = compute_dtype(result.dtype());
-      sums_.push_back({result, view, Tensor(own.context, dtype, shape), {}, {}});
+      Dims shape = result.shape();
+      shape[1] = own.whole.sizes().kv_len;
+      shape[2] = kv_heads.length();
+      terms_.add(Tensor(own.context, compute_dtype(result.dtype()), shape),
+                 result.view().slice(2, kv_heads.begin, kv_heads.end));
+      views_.push_back(view);
     };
     want(gradients.dk, &AttentionGradients::dk);
     want(gradients.dv, &AttentionGradients::dv);
+    pieces_.resize(views_.size());
   }
 
-  bool wanted() const { return !sums_.empty(); }
+  ExchangePart* part() { return terms_.empty() ? nullptr : &terms_; }
 
   /// Memory for the terms of one piece: add_views(), attend_backward(), add().
   void add_views(const QueryPiece& piece, AttentionGradients& gradients) {
-    for (Sum& sum : sums_) {
-      sum.piece =
-          Tensor::uninitialized(own_.context, sum.terms.dtype(), keys_of(piece, sum.terms).shape());
-      gradients.*sum.view = sum.piece;
+    for (std::size_t i = 0; i < views_.size(); ++i) {
+      const TensorView terms = keys_of(own_, piece, terms_.terms(i));
+      pieces_[i] = Tensor::uninitialized(own_.context, terms.dtype(), terms.shape());
+      gradients.*views_[i] = pieces_[i];
     }
   }
   void add(const QueryPiece& piece) {
-    for (Sum& sum : sums_) add_to(own_.context, sum.piece, keys_of(piece, sum.terms));
-  }
-
-  Arrays outgoing(int other) const override { return arrays_of(other, rank_); }
-  Arrays incoming(int other) const override { return arrays_of(rank_, other); }
-
-  void pack(int other, std::span<const TensorView> arrays) override {
-    const std::vector<TokenRange> keys = own_.whole.keys_between(other, rank_);
-    for (std::size_t i = 0; i < sums_.size(); ++i) {
-      take_tokens(own_.context, sums_[i].terms, keys, 1, arrays[i]);
+    for (std::size_t i = 0; i < views_.size(); ++i) {
+      add_to(own_.context, pieces_[i], keys_of(own_, piece, terms_.terms(i)));
     }
-  }
-  void unpack(int other, std::span<const TensorView> arrays) override {
-    for (std::size_t i = 0; i < sums_.size(); ++i) {
-      Tensor& sum = sums_[i].sum;
-      if (sum.rank() == 0) {
-        sum = Tensor(own_.context, sums_[i].terms.dtype(), result_of(sums_[i]).shape());
-      }
-      const auto add = [&](std::int64_t local, std::int64_t first, std::int64_t count) {
-        const Tensor term = Tensor::copy_of(own_.context, arrays[i].slice(1, first, first + count));
-        add_to(own_.context, term, sum.view().slice(1, local, local + count));
-        own_.context.synchronize();  // before `term` is freed
-      };
-      for_each_own(own_.whole.keys_of(rank_), own_.whole.keys_between(rank_, other), add);
-    }
-  }
-  void complete() override {
-    for (const Sum& sum : sums_) copy(own_.context, sum.sum, result_of(sum));
-    own_.context.synchronize();
   }
 
  private:
-  /// Of dk or dv.
-  struct Sum {
-    Tensor& result;  // of own keys and all KV heads
-    TensorView AttentionGradients::*view;
-    Tensor terms;  // of all keys
-    Tensor piece;  // those of one piece
-    Tensor sum;    // of own keys, over ranks
-  };
-
-  TensorView result_of(const Sum& sum) const {
-    return sum.result.view().slice(2, heads_.begin, heads_.end);
-  }
-  TensorView keys_of(const QueryPiece& piece, Tensor& terms) const {
-    const TokenRange keys = own_.whole.keys_of_sequence(piece.sequence);
-    return terms.view().slice(0, piece.batch, piece.batch + 1).slice(1, keys.begin, keys.end);
-  }
-  Arrays arrays_of(int owner, int reader) const {
-    const std::int64_t tokens = total_length(own_.whole.keys_between(owner, reader));
-    Arrays arrays;
-    for (const Sum& sum : sums_) {
-      Dims shape = sum.terms.shape();
-      shape[1] = tokens;
-      arrays.push_back({sum.terms.dtype(), shape});
-    }
-    return arrays;
-  }
-
   const ContextCall& own_;
-  const int rank_;
-  const Range heads_;
-  std::vector<Sum> sums_;
+  ReturnedTerms terms_;
+  // For each of dk and dv that is wanted.
+  std::vector<TensorView AttentionGradients::*> views_;
+  std::vector<Tensor> pieces_;
 };
 
 /// Attention of a rank's queries over some KV heads.
@@ -189,7 +97,7 @@ class GatherStage {
       : own_(own),
         call_(call),
         heads_(query_heads(own, kv_heads)),
-        keys_(own, call.rank(), kv_heads),
+        keys_(gathered_keys(own, call.rank(), kv_heads)),
         results_(results) {}
 
   ExchangePart* inputs() { return &keys_; }
@@ -197,8 +105,9 @@ class GatherStage {
 
   void compute() {
     for (const QueryPiece& piece : own_.whole.pieces_of(own_.whole.queries_of(call_.rank()))) {
-      attend(own_.context, rows_of(own_.q, piece, heads_), keys_.k_of(piece), keys_.v_of(piece),
-             own_.whole.options_of(piece, heads_), rows_of(results_.out.view(), piece, heads_),
+      attend(own_.context, rows_of(own_.q, piece, heads_), keys_of(own_, piece, keys_.all(0)),
+             keys_of(own_, piece, keys_.all(1)), own_.whole.options_of(piece, heads_),
+             rows_of(results_.out.view(), piece, heads_),
              lse_of(present(results_.lse), piece, heads_), own_.whole.whole_of(piece));
       call_.poll();
     }
@@ -209,7 +118,7 @@ class GatherStage {
   const ContextCall& own_;
   CollectiveCall& call_;
   const Range heads_;
-  GatheredKeys keys_;
+  GatheredTokens keys_;
   ContextResults& results_;
 };
 
@@ -221,11 +130,11 @@ class GatherBackwardStage {
       : own_(own),
         call_(call),
         kv_heads_(kv_heads),
-        keys_(std::in_place, own, call.rank(), kv_heads),
+        keys_(gathered_keys(own, call.rank(), kv_heads)),
         gradients_(gradients) {}
 
   ExchangePart* inputs() { return &*keys_; }
-  ExchangePart* results() { return of_keys_->wanted() ? &*of_keys_ : nullptr; }
+  ExchangePart* results() { return of_keys_->part(); }
 
   void compute() {
     const Range heads = query_heads(own_, kv_heads_);
@@ -236,8 +145,9 @@ class GatherBackwardStage {
       AttentionGradients views{.dq = rows_of(present(gradients_.dq), piece, heads)};
       of_keys_->add_views(piece, views);
       of_options.add_views(views);
-      attend_backward(own_.context, rows_of(own_.q, piece, heads), keys_->k_of(piece),
-                      keys_->v_of(piece), options,
+      attend_backward(own_.context, rows_of(own_.q, piece, heads),
+                      keys_of(own_, piece, keys_->all(0)), keys_of(own_, piece, keys_->all(1)),
+                      options,
                       {.out = rows_of(own_.saved.out, piece, heads),
                        .lse = lse_of(own_.saved.lse, piece, heads),
                        .dout = rows_of(own_.saved.dout, piece, heads),
@@ -255,7 +165,7 @@ class GatherBackwardStage {
   const ContextCall& own_;
   CollectiveCall& call_;
   const Range kv_heads_;
-  std::optional<GatheredKeys> keys_;
+  std::optional<GatheredTokens> keys_;
   std::optional<KeyGradients> of_keys_;
   ContextGradients& gradients_;
 };

@@ -7,10 +7,12 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ladon/random.h"
 #include "ladon/tensor_parallel.h"
 #include "support/host_context.h"
+#include "support/run_case.h"
 
 namespace ladon::test {
 
@@ -57,6 +59,16 @@ inline void expect_gradients_near(const TensorParallelLayer& layer, const Attent
     expect_near(parameter.gradient, of_whole.slice(0, slice.first, slice.first + slice.rows),
                 tolerance, parameter.name + ", " + what);
   }
+}
+
+/// A tensor that every rank has must have the same bits on each.
+inline void expect_same_on_all(Communicator& communicator, const Tensor& own,
+                               const std::string& what) {
+  std::vector<std::int64_t> shape{communicator.size()};
+  shape.insert(shape.end(), own.shape().begin(), own.shape().end());
+  Tensor all(own.dtype(), Dims(shape));
+  all_gather(host_context(), communicator, own, all);
+  EXPECT_TRUE(same_bits(all.view().select(0, 0), own)) << what;
 }
 
 /// What a rank sends for one sum of f32 elements over all ranks.

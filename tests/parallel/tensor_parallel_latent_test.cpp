@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ladon/paged_kv_cache.h"
-#include "parallel/layer_support.h"
+#include "parallel/latent_layers.h"
 #include "parallel/ranks.h"
 #include "support/error_of.h"
 #include "support/isas.h"
@@ -17,41 +17,6 @@
 
 namespace ladon::test {
 namespace {
-
-constexpr std::int64_t kEmbed = 29;  // no number of ranks divides it
-constexpr std::int64_t kQueryRank = 11;
-
-/// Queries of low rank and direct ones, with biases and without, with rope and without, f32 and
-/// bf16.
-std::vector<LatentAttentionOptions> layer_options(int ranks) {
-  LatentAttentionOptions options{.embed_dim = kEmbed,
-                                 .num_heads = 2 * ranks,
-                                 .query_rank = kQueryRank,
-                                 .kv_rank = 14,
-                                 .nope_dim = 6,
-                                 .rope_dim = 4,
-                                 .value_dim = 5,
-                                 .query_bias = true,
-                                 .kv_bias = true,
-                                 .out_bias = true,
-                                 .causal = true};
-  std::vector<LatentAttentionOptions> all{options};
-  options.query_rank = 0;
-  options.query_bias = options.kv_bias = options.out_bias = false;
-  options.dtype = DType::kBF16;
-  all.push_back(options);
-  options.dtype = DType::kF32;
-  options.rope_dim = 0;
-  options.kv_norm = false;
-  all.push_back(options);
-  return all;
-}
-
-LatentAttention whole_layer(const LatentAttentionOptions& options) {
-  LatentAttention layer(options, 5);
-  randomise_vectors(layer);
-  return layer;
-}
 
 class TensorParallelLatent : public testing::TestWithParam<Isa> {
  protected:
@@ -72,8 +37,6 @@ class TensorParallelLatent : public testing::TestWithParam<Isa> {
 
 INSTANTIATE_TEST_SUITE_P(Isas, TensorParallelLatent, testing::ValuesIn(runnable_isas()),
                          isa_test_name);
-
-constexpr LatentForm kForms[] = {LatentForm::kAuto, LatentForm::kExpanded, LatentForm::kAbsorbed};
 
 TEST_P(TensorParallelLatent, ForwardHasTheBitsOfOneProcess) {
   for_each_layer([&](LatentAttention whole, int ranks, const std::string& what) {
@@ -162,15 +125,9 @@ TEST_P(TensorParallelLatent, GradientsAreThoseOfOneProcess) {
       expect_near(got.query, expected.query, tolerance, "query, " + what);
       expect_near(got.key, expected.key, tolerance, "key, " + what);
       expect_gradients_near(layer, whole, tolerance, what);
-      // What every rank has gets the same gradient on each.
       for (const Parameter& parameter : layer.named_parameters()) {
         if (layer.slice_of(parameter.name, 0).end_rank != ranks) continue;
-        const Tensor& gradient = parameter.gradient;
-        std::vector<std::int64_t> shape{ranks};
-        shape.insert(shape.end(), gradient.shape().begin(), gradient.shape().end());
-        Tensor all(gradient.dtype(), Dims(shape));
-        all_gather(own, communicator, gradient, all);
-        EXPECT_TRUE(same_bits(all.view().select(0, 0), gradient)) << parameter.name << ", " << what;
+        expect_same_on_all(communicator, parameter.gradient, parameter.name + ", " + what);
       }
     }));
   });
