@@ -63,6 +63,15 @@ const SavedForward::Impl& check_saved(std::string_view operation, const Attentio
   return *saved.impl();
 }
 
+void check_grad_out(const Operation& operation, const AttentionLayer& layer, const Tensor& query,
+                    bool batched, const ConstTensorView& grad_out) {
+  check_device(operation, "saved", query.device());
+  const std::int64_t length = query.size(1);
+  check_tensor(
+      operation, {"grad_out", grad_out}, layer.dtype(),
+      batched ? Dims{query.size(0), length, layer.embed_dim()} : Dims{length, layer.embed_dim()});
+}
+
 SavedForward::SavedForward() = default;
 SavedForward::~SavedForward() = default;
 SavedForward::SavedForward(SavedForward&&) noexcept = default;

@@ -146,19 +146,12 @@ void HeadsBackward::latents_back(Tensor& dlatents) {
 InputGradients LatentAttention::backward(const Context& context, const ConstTensorView& grad_out,
                                          const SavedForward& saved) {
   const Operation operation("LatentAttention::backward", context);
-  check_device(operation, "layer", device());
-  const auto& state =
-      static_cast<const latent::Saved&>(check_saved(operation, *this, saved, identity_));
-  check_device(operation, "saved", state.x.device());
+  const auto& state = check_backward<latent::Saved>(operation, *this, saved, identity_,
+                                                    &latent::Saved::x, grad_out);
   if (state.keys.rank() == 0) {
     fail(operation, "saved",
          "got what context_parallel_forward_training() saved, expected forward_training()");
   }
-  const std::int64_t batch = state.x.size(0);
-  const std::int64_t length = state.x.size(1);
-  check_tensor(operation, {"grad_out", grad_out}, dtype(),
-               state.batched ? Dims{batch, length, embed_dim()} : Dims{length, embed_dim()});
-
   latent::HeadsBackward backward(context, *this, *this, state, [](const TensorView&) {});
   backward.run(backward.out_back(grad_out));
   InputGradients gradients = backward.finished();

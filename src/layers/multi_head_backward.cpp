@@ -138,14 +138,8 @@ InputGradients run_backward(const Context& context, MultiHeadAttention& layer, c
 InputGradients MultiHeadAttention::backward(const Context& context, const ConstTensorView& grad_out,
                                             const SavedForward& saved) {
   const Operation operation(kOperation, context);
-  check_device(operation, "layer", device());
-  const auto& state = static_cast<const Saved&>(check_saved(operation, *this, saved, identity_));
-  check_device(operation, "saved", state.query.device());
-  const std::int64_t batch = state.query.size(0);
-  const std::int64_t length = state.query.size(1);
-  check_tensor(
-      operation, {"grad_out", grad_out}, options_.dtype,
-      state.batched ? Dims{batch, length, options_.embed_dim} : Dims{length, options_.embed_dim});
+  const auto& state =
+      check_backward<Saved>(operation, *this, saved, identity_, &Saved::query, grad_out);
   return run_backward(context, *this, state, with_batch(grad_out));
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/checks.h"
 #include "ladon/attention.h"
 #include "ladon/attention_layer.h"
 
@@ -46,5 +47,20 @@ class SavedForward::Impl {
 const SavedForward::Impl& check_saved(std::string_view operation, const AttentionLayer& layer,
                                       const SavedForward& saved,
                                       const std::shared_ptr<const char>& identity);
+
+/// The gradient of a layer's output, whose queries' input, [batch, seq, width], was `query`.
+void check_grad_out(const Operation& operation, const AttentionLayer& layer, const Tensor& query,
+                    bool batched, const ConstTensorView& grad_out);
+
+/// All arguments of backward(); `query` is where a State keeps the queries' input.
+template <class State, class Kept>
+const State& check_backward(const Operation& operation, const AttentionLayer& layer,
+                            const SavedForward& saved, const std::shared_ptr<const char>& identity,
+                            Tensor Kept::*query, const ConstTensorView& grad_out) {
+  check_device(operation, "layer", layer.device());
+  const auto& state = static_cast<const State&>(check_saved(operation, layer, saved, identity));
+  check_grad_out(operation, layer, state.*query, state.batched, grad_out);
+  return state;
+}
 
 }  // namespace ladon

@@ -107,18 +107,12 @@ InputGradients context_parallel_backward(const Context& context, Communicator& c
   run_collective(
       communicator, operation,
       [&](CallSignature& signature) {
-        check_device(operation, "layer", layer.device());
-        state = dynamic_cast<const ContextSaved*>(
-            &check_saved(operation, layer, saved, LatentContextAccess::identity(layer)));
+        state = dynamic_cast<const ContextSaved*>(&check_backward<Saved>(
+            operation, layer, saved, LatentContextAccess::identity(layer), &Saved::x, grad_out));
         if (state == nullptr) {
           fail(operation, "saved",
                "got what forward_training() saved, expected context_parallel_forward_training()");
         }
-        const std::int64_t batch = state->x.size(0);
-        const std::int64_t length = state->x.size(1);
-        check_tensor(operation, {"grad_out", grad_out}, layer.dtype(),
-                     state->batched ? Dims{batch, length, layer.embed_dim()}
-                                    : Dims{length, layer.embed_dim()});
         own.emplace(operation, context, communicator, layer, *state);
         own->describe(signature);
       },

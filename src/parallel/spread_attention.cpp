@@ -215,6 +215,7 @@ void SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces
     return MessageLayout(std::move(arrays));
   };
   std::vector<Tensor> outgoing, incoming;
+  std::vector<MessageLayout> layouts;  // of incoming: long sequences have many parts
   for (int other = 0; other < ranks; ++other) {
     const MessageLayout layout = layout_of(call.rank(), other);
     Tensor& message = outgoing.emplace_back(layout.allocate());
@@ -228,7 +229,8 @@ void SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces
              layout.array(message, array++));
       }
     }
-    incoming.push_back(layout_of(other, call.rank()).allocate());
+    layouts.push_back(layout_of(other, call.rank()));
+    incoming.push_back(layouts.back().allocate());
   }
   begin_exchange(call, outgoing, incoming);
   call.wait();
@@ -252,10 +254,10 @@ void SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces
       const int rank = static_cast<int>(i % ranks);
       if (i / ranks >= count_of(piece, rank)) continue;
       const auto index = static_cast<std::size_t>(rank);
-      const MessageLayout layout = layout_of(rank, call.rank());
+      const auto next_array = [&] { return layouts[index].array(incoming[index], next[index]++); };
       Part& part = arrived.emplace_back();
-      part.out = Tensor::copy_of(context_, layout.array(incoming[index], next[index]++));
-      part.lse = Tensor::copy_of(context_, layout.array(incoming[index], next[index]++));
+      part.out = Tensor::copy_of(context_, next_array());
+      part.lse = Tensor::copy_of(context_, next_array());
     }
     const std::int64_t end = row + piece.length;
     merge_parts(context_, arrived, merged.out.view().slice(1, row, end),

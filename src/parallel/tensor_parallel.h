@@ -38,6 +38,14 @@ void describe_call(CallSignature& signature, const LayerCall& call, bool layer_i
 void describe_call(CallSignature& signature, const ConstTensorView& x, const KvCache& cache,
                    const CachedCall& call, bool layer_is_causal);
 
+/// A LayerCall or CachedCall for some heads: their part of mask and bias.
+template <class Call>
+Call of_heads(Call call, const Range& heads) {
+  call.mask = slice_unless_one(call.mask, 1, heads);
+  call.bias = slice_unless_one(call.bias, 1, heads);
+  return call;
+}
+
 /// Throws where a call wants the weights of attention.
 void check_no_weights(const Operation& operation, const LayerCall& call);
 

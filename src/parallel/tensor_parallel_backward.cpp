@@ -29,15 +29,8 @@ InputGradients TensorParallelAttention::backward(const Context& context,
   run_collective(
       communicator(), operation,
       [&](CallSignature& signature) {
-        check_device(operation, "layer", device());
-        state = static_cast<const TensorParallelSaved<Saved>*>(
-            &check_saved(operation, *this, saved, identity_));
-        check_device(operation, "saved", state->query.device());
-        const std::int64_t batch = state->query.size(0);
-        const std::int64_t length = state->query.size(1);
-        check_tensor(operation, {"grad_out", grad_out}, whole_.dtype,
-                     state->batched ? Dims{batch, length, whole_.embed_dim}
-                                    : Dims{length, whole_.embed_dim});
+        state = &check_backward<TensorParallelSaved<Saved>>(operation, *this, saved, identity_,
+                                                            &Saved::query, grad_out);
         describe(context, signature);
         signature.add("grad_out", grad_out);
         signature.add("one_position", std::int64_t{state->one_position});

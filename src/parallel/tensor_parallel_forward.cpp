@@ -60,9 +60,7 @@ Tensor TensorParallelAttention::forward_ranks(const Context& context, const Laye
         signature.add("saves", std::int64_t{saved != nullptr});
       },
       [&](CollectiveCall& ranks) {
-        LayerCall own_call = call;
-        own_call.mask = slice_unless_one(call.mask, 1, range_of(heads));
-        own_call.bias = slice_unless_one(call.bias, 1, range_of(heads));
+        const LayerCall own_call = of_heads(call, range_of(heads));
         AttendedHeads attended = attend_heads(context, heads, *checked, own_call, saved != nullptr);
         Tensor all = gather_columns(context, ranks, merged(std::as_const(attended.attended)),
                                     whole_.num_heads * whole_.head_dim);
@@ -81,19 +79,6 @@ Tensor TensorParallelAttention::forward_ranks(const Context& context, const Laye
   copy(context, out.view().reshape(shape), result);
   context.synchronize();
   return result;
-}
-
-Tensor TensorParallelAttention::forward(const Context& context, const LayerInputs& inputs,
-                                        const LayerCall& call) const {
-  return forward_ranks(context, inputs, call, nullptr);
-}
-
-TrainingForward TensorParallelAttention::forward_training(const Context& context,
-                                                          const LayerInputs& inputs,
-                                                          const LayerCall& call) const {
-  SavedForward saved;
-  Tensor out = forward_ranks(context, inputs, call, &saved);
-  return {std::move(out), std::move(saved)};
 }
 
 void TensorParallelAttention::forward(const Context& context, const ConstTensorView& x,
@@ -125,8 +110,9 @@ void TensorParallelAttention::forward(const Context& context, const ConstTensorV
         appended.emplace(context, cache, heads_of_rows(t.k, own_.num_kv_heads),
                          heads_of_rows(t.v, own_.num_kv_heads), (*lists)->counts);
         AttentionOptions options = steps.attention_options(call.causal);
-        options.mask = slice_unless_one(call.mask, 1, range_of(heads));
-        options.bias = slice_unless_one(call.bias, 1, range_of(heads));
+        const CachedCall own_call = of_heads(call, range_of(heads));
+        options.mask = own_call.mask;
+        options.bias = own_call.bias;
         options.query_offsets = (*lists)->offsets;
         attend(context, heads_of_rows(t.q, own_.num_heads), appended->view(), options,
                heads_of_rows(t.attended, own_.num_heads), {}, {.group = heads.whole_group});

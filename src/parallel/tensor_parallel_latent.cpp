@@ -104,9 +104,7 @@ Tensor TensorParallelLatentAttention::forward_ranks(const Context& context,
         signature.add("saves", std::int64_t{saved != nullptr});
       },
       [&](CollectiveCall& ranks) {
-        LayerCall own_call = call;
-        own_call.mask = slice_unless_one(call.mask, 1, range_of(heads));
-        own_call.bias = slice_unless_one(call.bias, 1, range_of(heads));
+        const LayerCall own_call = of_heads(call, range_of(heads));
         AttendedHeads attended = attend_heads(context, heads, checked, own_call, saved != nullptr);
         Tensor all = gather_columns(context, ranks, merged(std::as_const(attended.attended)),
                                     whole_.num_heads * whole_.value_dim);
@@ -120,19 +118,6 @@ Tensor TensorParallelLatentAttention::forward_ranks(const Context& context,
       [] {});
   if (saved != nullptr) *saved = SavedForward(std::move(kept));
   return Tensor::copy_of(context, out.view().reshape(inputs.query.shape()));
-}
-
-Tensor TensorParallelLatentAttention::forward(const Context& context, const LayerInputs& inputs,
-                                              const LayerCall& call) const {
-  return forward_ranks(context, inputs, call, nullptr);
-}
-
-TrainingForward TensorParallelLatentAttention::forward_training(const Context& context,
-                                                                const LayerInputs& inputs,
-                                                                const LayerCall& call) const {
-  SavedForward saved;
-  Tensor out = forward_ranks(context, inputs, call, &saved);
-  return {std::move(out), std::move(saved)};
 }
 
 void TensorParallelLatentAttention::forward(const Context& context, const ConstTensorView& x,
@@ -153,8 +138,7 @@ void TensorParallelLatentAttention::forward(const Context& context, const ConstT
       },
       [&](CollectiveCall& ranks) {
         if (tokens.batch == 0) return;
-        own_call.mask = slice_unless_one(call.mask, 1, range_of(own_heads()));
-        own_call.bias = slice_unless_one(call.bias, 1, range_of(own_heads()));
+        own_call = of_heads(call, range_of(own_heads()));
         heads.emplace(context, own_heads(), own_call, tokens, x, cache, out);
         heads->run(cache);
         const Tensor all =
@@ -179,14 +163,8 @@ InputGradients TensorParallelLatentAttention::backward(const Context& context,
   run_collective(
       communicator(), operation,
       [&](CallSignature& signature) {
-        check_device(operation, "layer", device());
-        state = static_cast<const TensorParallelSaved<Saved>*>(
-            &check_saved(operation, *this, saved, identity_));
-        check_device(operation, "saved", state->x.device());
-        const std::int64_t batch = state->x.size(0);
-        const std::int64_t length = state->x.size(1);
-        check_tensor(operation, {"grad_out", grad_out}, dtype(),
-                     state->batched ? Dims{batch, length, embed_dim()} : Dims{length, embed_dim()});
+        state = &check_backward<TensorParallelSaved<Saved>>(operation, *this, saved, identity_,
+                                                            &Saved::x, grad_out);
         describe(context, signature);
         signature.add("grad_out", grad_out);
         signature.add("key", state->self ? ConstTensorView() : state->key);

@@ -27,6 +27,19 @@ Parameter& TensorParallelLayer::add_parameter(const std::string& name, DType dty
   return parameters_.back() = Parameter::zeros_without_gradient(name, dtype, own);
 }
 
+Tensor TensorParallelLayer::forward(const Context& context, const LayerInputs& inputs,
+                                    const LayerCall& call) const {
+  return forward_ranks(context, inputs, call, nullptr);
+}
+
+TrainingForward TensorParallelLayer::forward_training(const Context& context,
+                                                      const LayerInputs& inputs,
+                                                      const LayerCall& call) const {
+  SavedForward saved;
+  Tensor out = forward_ranks(context, inputs, call, &saved);
+  return {std::move(out), std::move(saved)};
+}
+
 TensorParallelLayer::Slice TensorParallelLayer::slice_of(std::string_view name, int rank) const {
   static_cast<void>(parameter(name));  // throws where there is none
   const Cut& cut = cuts_[static_cast<std::size_t>(index_of(parameters_, name))];
@@ -88,6 +101,9 @@ double TensorParallelLayer::clip_gradients(const Context& context, double max_no
       [&](CallSignature& signature) {
         std::vector<Parameter*> counted;
         for (Parameter& parameter : parameters_) {
+          if (!(parameter.gradient.shape() == parameter.value.shape())) {
+            fail(operation, parameter.name, "got no gradient, expected that of backward()");
+          }
           if (slice_of(parameter.name, communicator_.rank()).first_rank == communicator_.rank()) {
             counted.push_back(&parameter);
           }
