@@ -44,16 +44,15 @@ class HeadShares {
   std::int64_t num_tokens(bool is_key) const { return is_key ? sizes().kv_len : sizes().query_len; }
   const ContextCall& own() const { return own_; }
 
-  /// Query heads of each rank that are exchanged together: so many that they share a KV head, or
-  /// have whole ones.
-  std::vector<Range> stages(bool whole_kv_heads) const {
+  /// Query heads of each rank that are exchanged together: they share a KV head, or have whole
+  /// ones.
+  std::vector<Range> stages() const {
     std::int64_t at_once = own_.whole.kv_heads_at_once() * group();
     if (at_once == 0) {
       at_once = heads_at_once(own_, num_heads(),
                               sizes().batch * sizes().query_len * sizes().head_dim *
                                   static_cast<std::int64_t>(size_of(own_.q.dtype())));
     }
-    if (whole_kv_heads) at_once = std::max(at_once, group());
     if (at_once >= group()) return stages_of(num_heads(), at_once / group() * group());
     while (group() % at_once != 0) --at_once;
     return stages_of(num_heads(), at_once);
@@ -174,17 +173,29 @@ class ToTokens final : public HeadExchange {
   }
 };
 
-/// All tokens of some KV heads.
+/// All tokens of some KV heads: those of one stage, or one that several stages in a row share.
 struct KeyHeads {
+  Range heads{};  // of a rank's own
   Tensor k;
   Tensor v;
+  // Backward: terms of these heads, where several stages add to them.
+  Tensor dk;
+  Tensor dv;
+
+  /// They come with the first stage of a KV head.
+  void bring(ToHeads& to_heads, const HeadShares& shares, const Range& query_heads) {
+    if (k.rank() != 0) return;
+    const std::int64_t group = shares.group();
+    heads = {query_heads.begin / group, (query_heads.end + group - 1) / group};
+    k = to_heads.add_input(shares.own().k, true, heads);
+    v = to_heads.add_input(shares.own().v, true, heads);
+  }
 };
 
 /// Attention of some of this rank's heads over whole sequences.
 class ExchangeStage {
  public:
-  /// Where the heads share a KV head with those of the stage before, `keys` are that stage's; else
-  /// they are empty, and come with this one.
+  /// Where the heads share a KV head with those of the stage before, `keys` are that stage's.
   ExchangeStage(const HeadShares& shares, const Range& heads, std::shared_ptr<KeyHeads> keys,
                 ContextResults& results)
       : shares_(shares),
@@ -194,12 +205,7 @@ class ExchangeStage {
         to_tokens_(shares) {
     const ContextCall& own = shares.own();
     q_ = to_heads_.add_input(own.q, false, heads);
-    if (keys_->k.rank() == 0) {
-      const std::int64_t group = shares.group();
-      const Range kv_heads{heads.begin / group, (heads.end + group - 1) / group};
-      keys_->k = to_heads_.add_input(own.k, true, kv_heads);
-      keys_->v = to_heads_.add_input(own.v, true, kv_heads);
-    }
+    keys_->bring(to_heads_, shares, heads);
     const auto add_result = [&](Tensor& result, Tensor& local) {
       if (result.rank() == 0) return;
       HeadArray array{result, {}, false, heads};
@@ -238,19 +244,20 @@ class ExchangeStage {
   Tensor lse_;
 };
 
-/// The same backward, with whole KV heads.
+/// The same backward. Terms of dk and dv go with the last stage of a KV head.
 class ExchangeBackwardStage {
  public:
-  ExchangeBackwardStage(const HeadShares& shares, const Range& heads, ContextGradients& gradients)
+  ExchangeBackwardStage(const HeadShares& shares, const Range& heads,
+                        std::shared_ptr<KeyHeads> keys, ContextGradients& gradients)
       : shares_(shares),
         heads_(heads),
+        keys_(std::move(keys)),
         gradients_(gradients),
         to_heads_(shares),
         to_tokens_(shares) {
     const ContextCall& own = shares.own();
     q_ = to_heads_.add_input(own.q, false, heads);
-    k_ = to_heads_.add_input(own.k, true, kv_heads());
-    v_ = to_heads_.add_input(own.v, true, kv_heads());
+    keys_->bring(to_heads_, shares, heads);
     out_ = to_heads_.add_input(own.saved.out, false, heads);
     lse_ = to_heads_.add_input(own.saved.lse, false, heads);
     dout_ = to_heads_.add_input(own.saved.dout, false, heads);
@@ -267,51 +274,78 @@ class ExchangeBackwardStage {
     SideGradients of_options(own, options);
     AttentionGradients views;
     of_options.add_views(views);
-    const auto want = [&](Tensor& result, bool is_key, const Tensor& like, Tensor& local,
+    const auto want = [&](const Tensor& result, DType dtype, const Tensor& like, Tensor& local,
                           TensorView& view) {
       if (result.rank() == 0) return;
-      local = Tensor::uninitialized(own.context, result.dtype(), like.shape());
+      local = Tensor::uninitialized(own.context, dtype, like.shape());
       view = local;
-      to_tokens_.add({result, local, is_key, is_key ? kv_heads() : heads_});
     };
-    want(gradients_.dq, false, q_, dq_, views.dq);
-    want(gradients_.dk, true, k_, dk_, views.dk);
-    want(gradients_.dv, true, v_, dv_, views.dv);
-    attend_backward(own.context, q_, k_, v_, options,
+    // Several terms of a KV head are added in the dtype of sums.
+    const bool adds = heads_.length() < shares_.group();
+    const auto dtype_of = [&](const Tensor& result) {
+      return adds ? compute_dtype(result.dtype()) : result.dtype();
+    };
+    want(gradients_.dq, gradients_.dq.dtype(), q_, dq_, views.dq);
+    want(gradients_.dk, dtype_of(gradients_.dk), keys_->k, dk_, views.dk);
+    want(gradients_.dv, dtype_of(gradients_.dv), keys_->v, dv_, views.dv);
+    attend_backward(own.context, q_, keys_->k, keys_->v, options,
                     {.out = out_, .lse = lse_, .dout = dout_, .dlse = present(dlse_)}, views);
     of_options.add({}, heads, gradients_);
+    if (gradients_.dq.rank() != 0) to_tokens_.add({gradients_.dq, dq_, false, heads_});
+    add_term(gradients_.dk, keys_->dk, dk_);
+    add_term(gradients_.dv, keys_->dv, dv_);
     own.context.synchronize();
-    for (Tensor* input : {&q_, &k_, &v_, &out_, &lse_, &dout_, &dlse_}) *input = {};
+    for (Tensor* input : {&q_, &out_, &lse_, &dout_, &dlse_}) *input = {};
+    keys_.reset();
   }
 
  private:
-  Range kv_heads() const { return {heads_.begin / shares_.group(), heads_.end / shares_.group()}; }
+  /// Adds this stage's term of dk or dv, and sends the sum where it is complete.
+  void add_term(Tensor& result, Tensor& sum, Tensor& term) {
+    if (result.rank() == 0) return;
+    const Context& context = shares_.own().context;
+    if (sum.rank() == 0) {
+      sum = std::move(term);
+    } else {
+      add_to(context, term, sum);
+      context.synchronize();  // before `term` is freed
+    }
+    if (heads_.end % shares_.group() != 0) return;
+    term = sum.dtype() == result.dtype() ? std::move(sum)
+                                         : Tensor::copy_of(context, sum, result.dtype());
+    to_tokens_.add({result, term, true, keys_->heads});
+  }
 
   const HeadShares& shares_;
   const Range heads_;
+  std::shared_ptr<KeyHeads> keys_;
   ContextGradients& gradients_;
   ToHeads to_heads_;
   ToTokens to_tokens_;
-  Tensor q_, k_, v_, out_, lse_, dout_, dlse_;
+  Tensor q_, out_, lse_, dout_, dlse_;
   Tensor dq_, dk_, dv_;
 };
+
+/// Runs the stages of a call; those that share a KV head have the same keys.
+template <class Stage, class Results>
+void run_head_stages(const HeadShares& shares, CollectiveCall& call, Results& results) {
+  const std::vector<Range> stages = shares.stages();
+  std::shared_ptr<KeyHeads> keys;
+  run_stages(call, stages.size(), [&](std::size_t i) {
+    if (stages[i].begin % shares.group() == 0) keys = std::make_shared<KeyHeads>();
+    return std::make_unique<Stage>(shares, stages[i], keys, results);
+  });
+}
 
 }  // namespace
 
 void attend_exchanged(const ContextCall& own, CollectiveCall& call, ContextResults& results) {
-  const HeadShares shares(own, call);
-  const std::vector<Range> stages = shares.stages(false);
-  std::shared_ptr<KeyHeads> keys;
-  run_stages(call, stages.size(), [&](std::size_t i) {
-    if (stages[i].begin % shares.group() == 0) keys = std::make_shared<KeyHeads>();
-    return std::make_unique<ExchangeStage>(shares, stages[i], keys, results);
-  });
+  run_head_stages<ExchangeStage>(HeadShares(own, call), call, results);
 }
 
 void attend_exchanged_backward(const ContextCall& own, CollectiveCall& call,
                                ContextGradients& gradients) {
   const HeadShares shares(own, call);
-  const std::vector<Range> stages = shares.stages(true);
   // Terms that are to be added travel in the dtype of sums.
   Tensor* const results[] = {&gradients.dk, &gradients.dv};
   Tensor rounded[2];
@@ -320,9 +354,7 @@ void attend_exchanged_backward(const ContextCall& own, CollectiveCall& call,
     rounded[i] = std::move(*results[i]);
     *results[i] = Tensor(own.context, compute_dtype(rounded[i].dtype()), rounded[i].shape());
   }
-  run_stages(call, stages.size(), [&](std::size_t i) {
-    return std::make_unique<ExchangeBackwardStage>(shares, stages[i], gradients);
-  });
+  run_head_stages<ExchangeBackwardStage>(shares, call, gradients);
   for (std::size_t i = 0; i < 2; ++i) {
     if (rounded[i].rank() == 0) continue;
     copy(own.context, *results[i], rounded[i]);

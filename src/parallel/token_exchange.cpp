@@ -1,7 +1,9 @@
 #include "parallel/token_exchange.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "core/context_impl.h"
 #include "parallel/context_schemes.h"
 
 namespace ladon {
@@ -13,15 +15,38 @@ Dims with_tokens(Dims shape, std::int64_t tokens) {
   return shape;
 }
 
+/// Keys that are neither a rank's own nor sent to it.
+std::vector<TokenRange> unseen_by(const WholeAttention& whole, int rank) {
+  std::vector<TokenRange> seen(whole.keys_of(rank).begin(), whole.keys_of(rank).end());
+  for (int owner = 0; owner < static_cast<int>(whole.ranks()); ++owner) {
+    const std::vector<TokenRange> sent = whole.keys_between(owner, rank);
+    seen.insert(seen.end(), sent.begin(), sent.end());
+  }
+  std::sort(seen.begin(), seen.end(),
+            [](const TokenRange& a, const TokenRange& b) { return a.begin < b.begin; });
+  seen.push_back({whole.sizes().kv_len, whole.sizes().kv_len});
+  std::vector<TokenRange> unseen;
+  std::int64_t next = 0;
+  for (const TokenRange& range : seen) {
+    if (range.begin > next) unseen.push_back({next, range.begin});
+    next = std::max(next, range.end);
+  }
+  return unseen;
+}
+
 }  // namespace
 
 GatheredTokens::GatheredTokens(const Context& context, const WholeAttention& whole, int rank,
                                std::vector<ConstTensorView> own)
     : context_(context), whole_(whole), rank_(rank), own_(std::move(own)) {
+  const std::vector<TokenRange> unseen = unseen_by(whole, rank);
   for (const ConstTensorView& array : own_) {
-    Tensor& all =
-        all_.emplace_back(context, array.dtype(), with_tokens(array.shape(), whole.sizes().kv_len));
+    Tensor& all = all_.emplace_back(Tensor::uninitialized(
+        context, array.dtype(), with_tokens(array.shape(), whole.sizes().kv_len)));
     put_tokens(context, array, whole.keys_of(rank), 1, all);
+    for (const TokenRange& range : unseen) {
+      backend_of(context).zero(all.view().slice(1, range.begin, range.end));
+    }
   }
 }
 
