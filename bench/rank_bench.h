@@ -13,10 +13,10 @@
 
 namespace ladon::bench {
 
-/// A causal sequence in f32.
+/// A causal sequence in f32, with the heads of Llama 3 8B.
 struct RankBenchOptions {
-  std::int64_t tokens = 2048;  // as usual_tokens(), or a multiple
-  std::int64_t num_heads = 16;
+  std::int64_t tokens = 4096;  // as usual_tokens(), or a multiple
+  std::int64_t num_heads = 32;
   std::int64_t num_kv_heads = 8;
   std::int64_t head_dim = 64;
   int repetitions = 3;  // of which the fastest counts
@@ -37,7 +37,7 @@ struct RankRow {
   std::string fault{};    // where the result is wrong
 };
 
-/// About 2048, and such that 2, 4, ... ranks up to these have equally long parts.
+/// About 4096, and such that 2, 4, ... ranks up to these have equally long parts.
 std::int64_t usual_tokens(int ranks);
 
 /// Every rank calls it, with a Context of one thread; all get the same rows. Strong scaling: 2, 4,

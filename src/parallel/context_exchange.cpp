@@ -13,6 +13,7 @@
 #include "core/compute_dtype.h"
 #include "parallel/array_exchange.h"
 #include "parallel/context_schemes.h"
+#include "parallel/host_messages.h"
 
 namespace ladon {
 namespace {
@@ -166,7 +167,7 @@ class ToTokens final : public HeadExchange {
         copy(context, arrays[i], to);
         continue;
       }
-      const Tensor term = Tensor::copy_of(context, arrays[i]);
+      const Tensor term = on_device(context, arrays[i]);
       add_to(context, term, to);
       context.synchronize();
     }

@@ -11,6 +11,12 @@ Tensor on_host(const Context& context, const ConstTensorView& view) {
   return copied;
 }
 
+Tensor on_device(const Context& context, const ConstTensorView& view) {
+  Tensor copied = Tensor::uninitialized(context, view.dtype(), view.shape());
+  copy(context, view, copied);
+  return copied;
+}
+
 void begin_exchange(CollectiveCall& call, const std::vector<Tensor>& outgoing,
                     std::vector<Tensor>& incoming) {
   begin_exchange(

@@ -30,8 +30,9 @@ inline void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to)
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
 }
 
-/// A contiguous copy on the host.
+/// A contiguous copy on the host, and one on the Context's device.
 Tensor on_host(const Context& context, const ConstTensorView& view);
+Tensor on_device(const Context& context, const ConstTensorView& view);
 
 /// outgoing(r) goes to rank r, whose bytes arrive in incoming(r). Empty ones are left out; this
 /// rank's own bytes are copied. Every rank begins with the one after it, so that not all of them

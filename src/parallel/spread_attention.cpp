@@ -256,8 +256,8 @@ void SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces
       const auto index = static_cast<std::size_t>(rank);
       const auto next_array = [&] { return layouts[index].array(incoming[index], next[index]++); };
       Part& part = arrived.emplace_back();
-      part.out = Tensor::copy_of(context_, next_array());
-      part.lse = Tensor::copy_of(context_, next_array());
+      part.out = on_device(context_, next_array());
+      part.lse = on_device(context_, next_array());
     }
     const std::int64_t end = row + piece.length;
     merge_parts(context_, arrived, merged.out.view().slice(1, row, end),

@@ -5,6 +5,7 @@
 
 #include "core/context_impl.h"
 #include "parallel/context_schemes.h"
+#include "parallel/host_messages.h"
 
 namespace ladon {
 namespace {
@@ -102,7 +103,7 @@ void ReturnedTerms::unpack(int other, std::span<const TensorView> arrays) {
       sum = Tensor(context_, sums_[i].terms.dtype(), sums_[i].result.shape());
     }
     const auto add = [&](std::int64_t local, std::int64_t first, std::int64_t count) {
-      const Tensor term = Tensor::copy_of(context_, arrays[i].slice(1, first, first + count));
+      const Tensor term = on_device(context_, arrays[i].slice(1, first, first + count));
       add_to(context_, term, sum.view().slice(1, local, local + count));
       context_.synchronize();  // before `term` is freed
     };

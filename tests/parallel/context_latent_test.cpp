@@ -186,7 +186,7 @@ TEST(ContextParallelLatentErrors, WhatIsRefused) {
     const Tensor bias(DType::kF32, {1, 1, 4, 8});
     EXPECT_EQ(refusal({.bias = bias}, ErrorCode::kInvalidArgument),
               "context_parallel_forward: bias: got [1, 1, 4, 8], expected [1, 4, 8, 8] or 1 in any "
-              "dimension");
+              "place");
     plan.scheme = ContextScheme::kRing;
     EXPECT_EQ(refusal({}, ErrorCode::kUnsupported),
               "context_parallel_forward: plan.scheme: got 2, expected kAllGather or kAuto: latents "

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "ladon/context_parallel.h"
+#include "ladon/context_parallel_latent.h"
 #include "ladon/random.h"
+#include "ladon/spread_cache.h"
 #include "ladon/tensor_parallel.h"
 #include "parallel/ranks.h"
 #include "support/contexts.h"
@@ -79,6 +81,46 @@ Results run_tensor_parallel(const Context& context, Communicator& communicator,
   return results;
 }
 
+Results run_spread_cache(const Context& context, Communicator& communicator) {
+  const KvCacheOptions options{
+      .batch = 1, .num_kv_heads = 2, .head_dim = 8, .num_heads = 4, .format = DType::kF32};
+  SpreadKvCache cache(communicator, KvCache::contiguous(context, options));
+  const Tensor q = normal_on(context, {1, 700, 4, 8}, 1);
+  const Tensor k = normal_on(context, {1, 700, 2, 8}, 2);
+  Tensor out(context, DType::kF32, q.shape());
+  append_and_attend(context, cache, q, k, k, {.causal = true}, out);
+  return {elements_of(out)};
+}
+
+Results run_context_latent(const Context& context, Communicator& communicator) {
+  LatentAttention layer({.embed_dim = 12,
+                         .num_heads = 4,
+                         .query_rank = 5,
+                         .kv_rank = 6,
+                         .nope_dim = 4,
+                         .rope_dim = 2,
+                         .causal = true},
+                        3);
+  layer.to(context);
+  const auto rank = static_cast<std::uint64_t>(communicator.rank());
+  const Tensor x = normal_on(context, {1, kTokens / kRanks, 12}, 1 + rank);
+  const ContextPlan plan = plan_context(kRanks, kTokens, kTokens);
+  Results results;
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    layer.set_form(form);
+    results.push_back(
+        elements_of(context_parallel_forward(context, communicator, layer, {.query = x}, plan)));
+  }
+  const TrainingForward forward =
+      context_parallel_forward_training(context, communicator, layer, {.query = x}, plan);
+  results.push_back(
+      elements_of(context_parallel_backward(context, communicator, layer, x, forward.saved).query));
+  for (const Parameter& parameter : layer.named_parameters()) {
+    results.push_back(elements_of(parameter.gradient));
+  }
+  return results;
+}
+
 /// The pretended device computes as the host does, to the bit; a GPU comes near.
 void expect_same(const Results& got, const Results& expected, bool exactly) {
   ASSERT_EQ(got.size(), expected.size());
@@ -129,6 +171,10 @@ TEST(DeviceRanks, ResultsAreThoseOfTheHost) {
                                    .causal = true});
       };
       expect_same(run_latent(there), run_latent(here), !place.is_cuda());
+      expect_same(run_spread_cache(there, communicator), run_spread_cache(here, communicator),
+                  !place.is_cuda());
+      expect_same(run_context_latent(there, communicator), run_context_latent(here, communicator),
+                  !place.is_cuda());
       const Tensor part = normal_on(there, {3}, 1);
       Tensor all(there, DType::kF32, {kRanks, 3});
       all_gather(there, communicator, part, all);
