@@ -51,12 +51,17 @@ function(ladon_add_cuda target)
   foreach(source IN LISTS kernel_sources)
     if(source MATCHES "/hopper/")
       # Hopper's own instructions: for no other GPU, not even newer ones.
-      set(code arch=compute_90a,code=sm_90a)
+      set(code -gencode=arch=compute_90a,code=sm_90a)
+    elseif(source MATCHES "/(forward_bf16|forward_f16|kv_rows|norm|projection_decode|projection_decode_fma|rope)\\.cu$")
+      # Kernels of a decode step start before the one before them has ended, which takes instructions
+      # that Ampere does not have (kernels/dependent_launch.cuh).
+      set(code -gencode=arch=compute_80,code=[compute_80,sm_80]
+        -gencode=arch=compute_90,code=sm_90)
     else()
       # One front-end pass for all: PTX of Ampere, and machine code of Ampere and Hopper from it.
-      set(code arch=compute_80,code=[compute_80,sm_80,sm_90])
+      set(code -gencode=arch=compute_80,code=[compute_80,sm_80,sm_90])
     endif()
-    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -gencode ${code})
+    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${code})
   endforeach()
   target_compile_options(${target} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-std=c++20 --expt-relaxed-constexpr --extended-lambda -Xcompiler=-Wall,-Wextra>")

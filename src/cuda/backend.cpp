@@ -65,6 +65,9 @@ void CudaBackend::merge(const MergeParams& params) {
 }
 
 void CudaBackend::project(const ProjectionParams& params) {
+  enqueue([&] { cuda::project(queue_, {&params, 1}); });
+}
+void CudaBackend::project_all(std::span<const ProjectionParams> params) {
   enqueue([&] { cuda::project(queue_, params); });
 }
 void CudaBackend::project_input_gradient(const ProjectionParams& params) {
@@ -81,6 +84,9 @@ void CudaBackend::rms_norm_backward(const NormParams& params) {
   enqueue([&] { cuda::rms_norm_backward(queue_, params); });
 }
 void CudaBackend::rotate(const RopeParams& params) {
+  enqueue([&] { cuda::rotate(queue_, {&params, 1}); });
+}
+void CudaBackend::rotate_all(std::span<const RopeParams> params) {
   enqueue([&] { cuda::rotate(queue_, params); });
 }
 void CudaBackend::fill_rope_table(std::span<const double> frequencies, double magnitude,

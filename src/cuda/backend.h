@@ -31,12 +31,14 @@ class CudaBackend final : public Backend {
   void merge(const MergeParams& params) override;
 
   void project(const ProjectionParams& params) override;
+  void project_all(std::span<const ProjectionParams> params) override;
   void project_input_gradient(const ProjectionParams& params) override;
   void project_weight_gradient(const ProjectionParams& params) override;
 
   void rms_norm(const NormParams& params) override;
   void rms_norm_backward(const NormParams& params) override;
   void rotate(const RopeParams& params) override;
+  void rotate_all(std::span<const RopeParams> params) override;
   void fill_rope_table(std::span<const double> frequencies, double magnitude, const TensorView& cos,
                        const TensorView& sin) override;
   void sum_heads(const HeadSumParams& params) override;

@@ -86,6 +86,18 @@ void Gpu::allow_shared_memory(const void* kernel, std::size_t bytes) {
   allowed = bytes;
 }
 
+bool Gpu::waits_by_itself(const void* kernel) {
+  constexpr int kHopper = 90;
+  const std::lock_guard lock(mutex_);
+  const auto [found, is_new] = waits_.try_emplace(kernel, false);
+  if (is_new) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel), "launch");
+    found->second = attributes.ptxVersion >= kHopper;
+  }
+  return found->second;
+}
+
 void Gpu::add(cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
   streams_.push_back(stream);

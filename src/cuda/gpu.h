@@ -34,6 +34,9 @@ class Gpu {
   /// Lets a kernel use so much dynamic shared memory; never less than before, because launches of
   /// other sizes may be gathered. Throws Error.
   void allow_shared_memory(const void* kernel, std::size_t bytes);
+  /// Whether the code of a kernel that may start early is Hopper's, in which it waits. Code from PTX
+  /// of Ampere does not.
+  bool waits_by_itself(const void* kernel);
 
   /// Streams of living Contexts.
   void add(cudaStream_t stream);
@@ -63,6 +66,7 @@ class Gpu {
   int holds_ = 0;
   std::vector<void*> held_;                                    // to be freed when nobody holds
   std::unordered_map<const void*, std::size_t> shared_bytes_;  // that kernels may use
+  std::unordered_map<const void*, bool> waits_;
 };
 
 }  // namespace ladon::cuda

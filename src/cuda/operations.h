@@ -31,13 +31,15 @@ void attention_weights(Queue& queue, const AttentionParams& params, ScoreStage s
                        const WeightsOperand& weights);
 void merge(Queue& queue, const MergeParams& params);
 
-void project(Queue& queue, const ProjectionParams& params);
+/// None reads what another one writes.
+void project(Queue& queue, std::span<const ProjectionParams> params);
 void project_input_gradient(Queue& queue, const ProjectionParams& params);
 void project_weight_gradient(Queue& queue, const ProjectionParams& params);
 
 void rms_norm(Queue& queue, const NormParams& params);
 void rms_norm_backward(Queue& queue, const NormParams& params);
-void rotate(Queue& queue, const RopeParams& params);
+/// None reads what another one writes.
+void rotate(Queue& queue, std::span<const RopeParams> params);
 void fill_rope_table(Queue& queue, std::span<const double> frequencies, double magnitude,
                      const TensorView& cos, const TensorView& sin);
 void sum_heads(Queue& queue, const HeadSumParams& params);

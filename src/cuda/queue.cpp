@@ -1,5 +1,7 @@
 #include "cuda/queue.h"
 
+#include <algorithm>
+
 #include "core/fail.h"
 #include "cuda/error.h"
 #include "cuda/recording.h"
@@ -32,15 +34,28 @@ Metadata& Queue::metadata() noexcept {
   return recording == nullptr ? metadata_ : recording->metadata();
 }
 
-void Queue::launch_kernel(const void* kernel, const Grid& grid, void* params, std::size_t bytes) {
+int* Queue::counters(std::int64_t count) {
+  constexpr std::int64_t kFewest = 4096;
+  const std::lock_guard lock(counters_mutex_);
+  if (count > num_counters_) {
+    num_counters_ = 0;
+    const std::int64_t rounded = std::max(count, kFewest);
+    const auto bytes = static_cast<std::size_t>(rounded) * sizeof(int);
+    counters_.emplace(scratch_, bytes);
+    zero(counters_->data(), bytes);
+    num_counters_ = rounded;
+  }
+  return reinterpret_cast<int*>(counters_->data());
+}
+
+void Queue::launch_kernel(const void* kernel, Grid grid, void* params, std::size_t bytes) {
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
+  grid.starts_early = grid.starts_early && memory_->gpu().waits_by_itself(kernel);
   memory_->gpu().allow_shared_memory(kernel, grid.shared_bytes);
   if (Recording* const recording = memory_->recording()) {
     return recording->add_kernel(kernel, grid, params, bytes);
   }
-  void* arguments[] = {params};
-  check(cudaLaunchKernel(kernel, grid.blocks, grid.threads, arguments, grid.shared_bytes, stream_),
-        "launch");
+  check(enqueue_kernel(kernel, grid, params, stream_), "launch");
 }
 
 void Queue::upload(void* to, const void* from, std::size_t bytes) {

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 
 #include "core/workspace.h"
@@ -34,6 +36,8 @@ class Queue {
   WorkspacePool& scratch() noexcept { return scratch_; }
   /// For lists that describe calls.
   Metadata& metadata() noexcept;
+  /// `count` integers on the device that are 0, and that a kernel leaves so.
+  int* counters(std::int64_t count);
 
   /// Throws Error where the program captures the stream: its graph would run kernels again over
   /// lists and scratch memory that other calls use by then.
@@ -57,7 +61,7 @@ class Queue {
   void synchronize();
 
  private:
-  void launch_kernel(const void* kernel, const Grid& grid, void* params, std::size_t bytes);
+  void launch_kernel(const void* kernel, Grid grid, void* params, std::size_t bytes);
 
   const std::shared_ptr<CudaMemory> memory_;
   const cudaStream_t stream_;
@@ -66,6 +70,9 @@ class Queue {
   Metadata metadata_;
   int num_multiprocessors_ = 1;
   const KernelSet kernels_;
+  std::mutex counters_mutex_;
+  std::optional<Workspace> counters_;
+  std::int64_t num_counters_ = 0;
 };
 
 /// A list of the host's, as kernels of one call see it.

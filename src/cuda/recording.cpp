@@ -16,7 +16,7 @@ bool is_same(const dim3& a, const dim3& b) { return a.x == b.x && a.y == b.y && 
 
 bool is_same(const Grid& a, const Grid& b) {
   return is_same(a.blocks, b.blocks) && is_same(a.threads, b.threads) &&
-         a.shared_bytes == b.shared_bytes;
+         a.shared_bytes == b.shared_bytes && a.starts_early == b.starts_early;
 }
 
 cudaKernelNodeParams kernel_params(const void* kernel, const Grid& grid, void** arguments) {
@@ -37,6 +37,25 @@ cudaMemsetParams zero_params(void* to, std::size_t bytes) {
   params.height = 1;
   params.pitch = bytes;
   return params;
+}
+
+/// `early`: both are kernels, and the second waits for the first by itself.
+cudaError_t add_edge(cudaGraph_t graph, cudaGraphNode_t from, cudaGraphNode_t to, bool early) {
+#if CUDART_VERSION >= 12030
+  cudaGraphEdgeData edge{};
+  if (early) {
+    edge.type = cudaGraphDependencyTypeProgrammatic;
+    edge.from_port = cudaGraphKernelNodePortProgrammatic;
+  }
+#if CUDART_VERSION >= 13000
+  return cudaGraphAddDependencies(graph, &from, &to, &edge, 1);
+#else
+  return cudaGraphAddDependencies_v2(graph, &from, &to, &edge, 1);
+#endif
+#else
+  static_cast<void>(early);
+  return cudaGraphAddDependencies(graph, &from, &to, 1);
+#endif
 }
 
 }  // namespace
@@ -101,6 +120,7 @@ void Recording::add_kernel(const void* kernel, const Grid& grid, const void* par
   step.is_changed = !is_same(step.grid, grid) || step.params.size() != bytes ||
                     std::memcmp(step.params.data(), from, bytes) != 0;
   if (!step.is_changed) return;
+  if (step.grid.starts_early != grid.starts_early) is_same_graph_ = false;  // another kind of edge
   step.grid = grid;
   try {
     step.params.assign(from, from + bytes);
@@ -113,6 +133,7 @@ void Recording::add_kernel(const void* kernel, const Grid& grid, const void* par
 
 void Recording::add_transfer(Kind kind, void* to, const void* from, std::size_t bytes) {
   Step& step = next(kind, nullptr);
+  step.grid = {};
   step.is_changed = step.to != to || step.from != from || step.bytes != bytes;
   step.to = to;
   step.from = from;
@@ -158,18 +179,17 @@ void Recording::add_upload(void* to, const void* from, std::size_t bytes) {
   add_transfer(Kind::kUpload, to, step.pinned, bytes);
 }
 
-cudaError_t Recording::add_node(cudaGraph_t graph, const cudaGraphNode_t* after, Step& step) {
-  const std::size_t count = after == nullptr ? 0 : 1;
+cudaError_t Recording::add_node(cudaGraph_t graph, Step& step) {
   void* arguments[] = {step.params.data()};
   const cudaKernelNodeParams kernel = kernel_params(step.kernel, step.grid, arguments);
   const cudaMemsetParams zero = zero_params(step.to, step.bytes);
   switch (step.kind) {
-    case Kind::kKernel: return cudaGraphAddKernelNode(&step.node, graph, after, count, &kernel);
+    case Kind::kKernel: return cudaGraphAddKernelNode(&step.node, graph, nullptr, 0, &kernel);
     case Kind::kUpload:
     case Kind::kCopy:
-      return cudaGraphAddMemcpyNode1D(&step.node, graph, after, count, step.to, step.from,
-                                      step.bytes, cudaMemcpyDefault);
-    case Kind::kZero: return cudaGraphAddMemsetNode(&step.node, graph, after, count, &zero);
+      return cudaGraphAddMemcpyNode1D(&step.node, graph, nullptr, 0, step.to, step.from, step.bytes,
+                                      cudaMemcpyDefault);
+    case Kind::kZero: return cudaGraphAddMemsetNode(&step.node, graph, nullptr, 0, &zero);
   }
   return cudaErrorInvalidValue;
 }
@@ -207,7 +227,12 @@ void Recording::build() {
   for (Step& step : steps_) step.node = nullptr;
   check(cudaGraphCreate(&graph_, 0), "Graph");
   for (std::size_t i = 0; i < num_steps_; ++i) {
-    check(add_node(graph_, i == 0 ? nullptr : &steps_[i - 1].node, steps_[i]), "Graph");
+    Step& step = steps_[i];
+    check(add_node(graph_, step), "Graph");
+    if (i == 0) continue;
+    const Step& before = steps_[i - 1];
+    const bool early = step.grid.starts_early && before.kind == Kind::kKernel;
+    check(add_edge(graph_, before.node, step.node, early), "Graph");
   }
   check(cudaGraphInstantiate(&executable_, graph_, 0), "Graph");
   statistics_.num_changed = static_cast<std::int64_t>(num_steps_);
@@ -215,11 +240,10 @@ void Recording::build() {
 }
 
 cudaError_t Recording::enqueue_step(const Step& step, cudaStream_t stream) {
-  void* arguments[] = {const_cast<std::byte*>(step.params.data())};
   switch (step.kind) {
     case Kind::kKernel:
-      return cudaLaunchKernel(step.kernel, step.grid.blocks, step.grid.threads, arguments,
-                              step.grid.shared_bytes, stream);
+      return enqueue_kernel(step.kernel, step.grid, const_cast<std::byte*>(step.params.data()),
+                            stream);
     case Kind::kUpload:
     case Kind::kCopy:
       return cudaMemcpyAsync(step.to, step.from, step.bytes, cudaMemcpyDefault, stream);

@@ -80,7 +80,7 @@ class Recording {
   /// As the graph, or where CUDA cannot make one, step by step: caches count on the steps by now.
   void enqueue(cudaStream_t stream);
   static cudaError_t enqueue_step(const Step& step, cudaStream_t stream);
-  static cudaError_t add_node(cudaGraph_t graph, const cudaGraphNode_t* after, Step& step);
+  static cudaError_t add_node(cudaGraph_t graph, Step& step);
   cudaError_t change_node(Step& step) const;
   void discard_graph() noexcept;
 

@@ -1,5 +1,7 @@
 #include "layers/multi_head.h"
 
+#include <array>
+
 #include "layers/norm.h"
 #include "layers/projection.h"
 
@@ -32,11 +34,16 @@ Tensor Steps::project_heads(const ConstTensorView& x, const LinearIndex& linear,
   return y;
 }
 
-void Steps::norm_and_rope(const TensorView& heads, int norm, const RopePositions& positions) const {
+void Steps::norm_and_rope(const TensorView& q, const RopePositions& query_positions,
+                          const TensorView& k, const RopePositions& key_positions) const {
   const MultiHeadAttentionOptions& options = heads_.options;
-  if (options.qk_norm) rms_norm(context_, heads, weight(norm), norm_constants(options), heads);
+  const MultiHeadAttention::Plan& plan = heads_.plan;
+  if (options.qk_norm) {
+    rms_norm(context_, q, weight(plan.query_norm), norm_constants(options), q);
+    rms_norm(context_, k, weight(plan.key_norm), norm_constants(options), k);
+  }
   if (options.rope.has_value()) {
-    rope_internal::rotate_in_place(context_, heads, heads_.plan.rope, positions);
+    rope_internal::rotate_in_place(context_, {q, query_positions}, {k, key_positions}, plan.rope);
   }
 }
 
@@ -44,12 +51,16 @@ void Steps::project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& 
                                const TensorView& q, const TensorView& k,
                                const TensorView& v) const {
   const MultiHeadAttention::Plan& plan = heads_.plan;
-  project_rows(inputs.queries, plan.query, q);
-  project_rows(inputs.tokens, plan.key, k);
-  project_rows(inputs.tokens, plan.value, v);
-  norm_and_rope(heads_of_rows(q, heads_.options.num_heads), plan.query_norm,
-                {.explicit_positions = lists.query_positions});
-  norm_and_rope(heads_of_rows(k, heads_.options.num_kv_heads), plan.key_norm,
+  const auto projection = [&](const ConstTensorView& x, const LinearIndex& linear,
+                              const TensorView& y) -> Projection {
+    return {x, weight(linear.weight), weight(linear.bias), y};
+  };
+  project_all(context_, std::array{projection(inputs.queries, plan.query, q),
+                                   projection(inputs.tokens, plan.key, k),
+                                   projection(inputs.tokens, plan.value, v)});
+  norm_and_rope(heads_of_rows(q, heads_.options.num_heads),
+                {.explicit_positions = lists.query_positions},
+                heads_of_rows(k, heads_.options.num_kv_heads),
                 {.explicit_positions = lists.positions});
 }
 

@@ -126,8 +126,9 @@ class Steps {
   /// x W^T + b as [batch, seq, heads, head_dim].
   Tensor project_heads(const ConstTensorView& x, const LinearIndex& linear,
                        std::int64_t heads) const;
-  /// In place; `norm` is the norm's weight.
-  void norm_and_rope(const TensorView& heads, int norm, const RopePositions& positions) const;
+  /// Of queries and keys, in place.
+  void norm_and_rope(const TensorView& q, const RopePositions& query_positions,
+                     const TensorView& k, const RopePositions& key_positions) const;
   /// Queries, keys and values of a cached call: rows of its inputs to rows of all heads.
   void project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& lists,
                           const TensorView& q, const TensorView& k, const TensorView& v) const;

@@ -124,8 +124,7 @@ AttendedHeads multi_head::attend_heads(const Context& context, const LayerHeads&
   }
   result.q = steps.project_heads(inputs.query, heads.plan.query, layer.num_heads);
   result.k = steps.project_heads(inputs.key, heads.plan.key, layer.num_kv_heads);
-  steps.norm_and_rope(result.q, heads.plan.query_norm, call.query_positions);
-  steps.norm_and_rope(result.k, heads.plan.key_norm, call.key_positions);
+  steps.norm_and_rope(result.q, call.query_positions, result.k, call.key_positions);
   const Dims& shape = result.q.shape();
   result.attended = Tensor::uninitialized(context, layer.dtype, shape);
   if (keeps_lse) {

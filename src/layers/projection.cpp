@@ -1,5 +1,8 @@
 #include "layers/projection.h"
 
+#include <algorithm>
+#include <array>
+
 #include "core/context_impl.h"
 
 namespace ladon {
@@ -10,16 +13,34 @@ Matrix matrix_of(const ConstTensorView& view) {
   return {const_cast<void*>(view.data()), view.dtype(), view.rank() == 1 ? 0 : view.stride(0)};
 }
 
+namespace {
+
+ProjectionParams params_of(const Projection& projection, const HeadSteps& steps) {
+  return {.rows = projection.x.size(0),
+          .in_features = projection.x.size(1),
+          .out_features = projection.w.size(0),
+          .steps = steps,
+          .x = matrix_of(projection.x),
+          .w = matrix_of(projection.w),
+          .b = matrix_of(projection.b),
+          .y = matrix_of(projection.y)};
+}
+
+}  // namespace
+
 void project(const Context& context, const ConstTensorView& x, const ConstTensorView& w,
              const ConstTensorView& b, const TensorView& y, const HeadSteps& steps) {
-  backend_of(context).project({.rows = x.size(0),
-                               .in_features = x.size(1),
-                               .out_features = w.size(0),
-                               .steps = steps,
-                               .x = matrix_of(x),
-                               .w = matrix_of(w),
-                               .b = matrix_of(b),
-                               .y = matrix_of(y)});
+  backend_of(context).project(params_of({x, w, b, y}, steps));
+}
+
+void project_all(const Context& context, std::span<const Projection> projections) {
+  constexpr std::size_t kAtOnce = 4;
+  std::array<ProjectionParams, kAtOnce> params;
+  for (; !projections.empty(); projections = projections.subspan(std::min(projections.size(), kAtOnce))) {
+    const std::size_t count = std::min(projections.size(), kAtOnce);
+    for (std::size_t i = 0; i < count; ++i) params[i] = params_of(projections[i], {});
+    backend_of(context).project_all({params.data(), count});
+  }
 }
 
 void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,

@@ -2,6 +2,8 @@
 // they call these.
 #pragma once
 
+#include <span>
+
 #include "core/projection_params.h"
 #include "ladon/context.h"
 #include "ladon/tensor_view.h"
@@ -15,6 +17,15 @@ Matrix matrix_of(const ConstTensorView& view);
 /// row's bits do not depend on the other rows or on threads.
 void project(const Context& context, const ConstTensorView& x, const ConstTensorView& w,
              const ConstTensorView& b, const TensorView& y, const HeadSteps& steps = {});
+
+/// Several projections, of which none reads what another one writes.
+struct Projection {
+  ConstTensorView x;
+  ConstTensorView w;
+  ConstTensorView b;  // or absent
+  TensorView y;
+};
+void project_all(const Context& context, std::span<const Projection> projections);
 
 /// dx += dy W; dx is f64 where w is, else f32.
 void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,

@@ -1,6 +1,7 @@
 // rope(): checks, then the backend.
 #include "ladon/rope.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -100,16 +101,33 @@ RopePlan::RopePlan(const RopeOptions& options, std::int64_t head_dim)
       magnitude(rope_magnitude(options)),
       position_limit(rope_internal::position_limit(options)) {}
 
-void rope_internal::rotate_in_place(const Context& context, const TensorView& x,
-                                    const RopePlan& plan, const RopePositions& positions,
-                                    bool backward) {
+namespace {
+
+RopeParams planned_params(const TensorView& x, const RopePlan& plan,
+                          const RopePositions& positions) {
   check_position_limit("rope", positions, x.size(1), plan.position_limit);
   const auto rotary_dim = 2 * static_cast<std::int64_t>(plan.frequencies.size());
   RopeParams params = params_of(x, x, plan.layout, rotary_dim, positions);
-  params.backward = backward;
   params.frequencies = plan.frequencies.data();
   params.magnitude = plan.magnitude;
+  return params;
+}
+
+}  // namespace
+
+void rope_internal::rotate_in_place(const Context& context, const TensorView& x,
+                                    const RopePlan& plan, const RopePositions& positions,
+                                    bool backward) {
+  RopeParams params = planned_params(x, plan, positions);
+  params.backward = backward;
   backend_of(context).rotate(params);
+}
+
+void rope_internal::rotate_in_place(const Context& context, const PositionedHeads& queries,
+                                    const PositionedHeads& keys, const RopePlan& plan) {
+  backend_of(context).rotate_all(
+      std::array{planned_params(queries.x, plan, queries.positions),
+                 planned_params(keys.x, plan, keys.positions)});
 }
 
 void rope(const Context& context, const ConstTensorView& x, const RopeOptions& options,

@@ -76,4 +76,12 @@ struct RopePlan {
 void rotate_in_place(const Context& context, const TensorView& x, const RopePlan& plan,
                      const RopePositions& positions, bool backward = false);
 
+/// rope() of queries and keys, in place.
+struct PositionedHeads {
+  const TensorView& x;
+  const RopePositions& positions;
+};
+void rotate_in_place(const Context& context, const PositionedHeads& queries,
+                     const PositionedHeads& keys, const RopePlan& plan);
+
 }  // namespace ladon::rope_internal

@@ -2,7 +2,8 @@
 //
 // Which kernel computes a call depends on its dtypes, head_dim and rules; how many rows it has
 // changes the shape of the kernel but not the arithmetic. Few rows over many keys (decoding) are
-// computed segment by segment, each by a block of threads, and folded by a second kernel.
+// computed segment by segment, each by a block of threads, and folded by the block that finishes
+// last or by a second kernel.
 
 #include <algorithm>
 #include <numbers>
@@ -10,7 +11,9 @@
 #include "core/fail.h"
 #include "cuda/hopper/attend.h"
 #include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_fold.cuh"
 #include "cuda/kernels/forward_launch.h"
+#include "cuda/kernels/grid.cuh"
 #include "cuda/kernels/tile_stream.cuh"
 #include "cuda/operations.h"
 #include "cuda/sequences.h"
@@ -24,69 +27,29 @@ constexpr std::int64_t kMostSplitRows = 256;
 // Longer heads would not leave room for the queries in shared memory.
 constexpr std::int64_t kLongestMmaHead = 640;
 
-// Segments that a thread reads before it folds them: one by one, each would wait for memory.
-constexpr int kFoldedAtOnce = 16;
-
-/// Folds one row's segments. One block of threads a row; threads have columns.
+/// Folds segments that were computed apart: a warp for each row and 128 columns.
 template <class Compute, class Exp>
 struct FoldParams {
   ForwardParams<Compute> forward;
   Exp exp_of;
-  Compute unit;  // what a weight of 1 is in the sums
+  Compute unit;
 };
+constexpr int kFoldWarps = 4;  // of a block
 
 template <class Compute, class Exp>
-__global__ void fold_segments(const __grid_constant__ FoldParams<Compute, Exp> params) {
+__global__ void __launch_bounds__(kFoldWarps * kWarp)
+    fold_segments(const __grid_constant__ FoldParams<Compute, Exp> params) {
   const AttentionParams& call = params.forward.call;
-  const Partials<Compute>& partials = params.forward.partials;
-  const std::int64_t row = blockIdx.x % partials.rows;
-  const std::int64_t place = blockIdx.x / partials.rows;
+  const std::int64_t rows = params.forward.partials.rows;
+  std::int64_t index = std::int64_t{blockIdx.x} * kFoldWarps + threadIdx.x / kWarp;
+  const std::int64_t column = index % params.forward.value_chunks * kFoldColumns * kWarp;
+  index /= params.forward.value_chunks;
+  const std::int64_t row = index % rows;
+  const std::int64_t place = index / rows;
+  if (place >= call.num_sequences * call.num_kv_heads) return;
   const Sequence& sequence = call.sequences[place / call.num_kv_heads];
   if (row >= sequence.query_len * call.group) return;
-  const std::int64_t token = row / call.group;
-  const std::int64_t head = place % call.num_kv_heads * call.group + row % call.group;
-
-  const BlockRange blocks = visible_blocks(call.rules, sequence, token, token);
-  const std::int64_t first_segment = sequence.key_origin / kSegmentKeys;
-  const std::int64_t begin = blocks.begin / kSegmentBlocks - first_segment;
-  const std::int64_t end = blocks.begin == blocks.end
-                               ? begin
-                               : (blocks.end + kSegmentBlocks - 1) / kSegmentBlocks - first_segment;
-  for (std::int64_t column = threadIdx.x; column < call.value_dim; column += blockDim.x) {
-    RowState<Compute> total;
-    Compute sum = 0;
-    for (std::int64_t first = begin; first < end; first += kFoldedAtOnce) {
-      RowState<Compute> added[kFoldedAtOnce];
-      Compute sums[kFoldedAtOnce];
-#pragma unroll
-      for (int i = 0; i < kFoldedAtOnce; ++i) {
-        if (first + i >= end) continue;
-        const std::int64_t index = partials.index(place, first + i, row);
-        added[i] = {partials.maximum[index], partials.sum[index]};
-        sums[i] = partials.out[index * call.value_dim + column];
-      }
-#pragma unroll
-      for (int i = 0; i < kFoldedAtOnce; ++i) {
-        if (first + i >= end) continue;
-        const Fold<Compute> fold(total, added[i], params.exp_of);
-        total = fold.state;
-        sum = fold(sum, sums[i]);
-      }
-    }
-    const RowResult<Compute> result =
-        finish_row(call.rules, head, total.maximum * static_cast<Compute>(params.forward.natural),
-                   total.sum, params.unit);
-    const Compute out = total.sum == 0 ? Compute{0} : sum * result.weight;
-    store_element(
-        call.out.data, call.out.dtype,
-        sequence.out + token * call.out.token_stride + head * call.out.head_stride + column,
-        out + Compute{0});
-    if (column == 0 && call.lse.data != nullptr) {
-      store_lse(call.lse,
-                sequence.lse + token * call.lse.token_stride + head * call.lse.head_stride,
-                result.lse);
-    }
-  }
+  fold_columns(params.forward, sequence, place, row, column, params.exp_of, params.unit);
 }
 
 /// Whether every row of an operand starts at a multiple of `bytes` and has whole multiples.
@@ -152,13 +115,13 @@ class PartialMemory {
   Partials<Compute> partials_;
 };
 
-/// Launches the kernel for all tasks, then folds.
+/// Launches the kernel for all tasks. Then folds, unless the kernel does (`folds`).
 template <class Compute, class Launch, class Exp>
-void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_tile,
-         std::int64_t columns, const Launch& launch, Exp exp_of, Compute unit) {
+void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_tile, bool folds,
+         const Launch& launch, Exp exp_of, Compute unit) {
   const AttentionParams& call = params.call;
   params.row_tiles = (call.max_query_len * call.group + rows_per_tile - 1) / rows_per_tile;
-  params.value_chunks = (call.value_dim + columns - 1) / columns;
+  params.value_chunks = (call.value_dim + kTileColumns - 1) / kTileColumns;
   const bool is_split = params.partials.maximum != nullptr;
   const std::int64_t tasks = call.num_sequences * call.num_kv_heads * params.value_chunks *
                              params.row_tiles * (is_split ? params.partials.segments : 1);
@@ -168,11 +131,15 @@ void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_til
          "got " + std::to_string(tasks) + " tiles of work, expected at most 2^31 - 1");
   }
   if (tasks == 0) return;
+  const std::int64_t places = call.num_sequences * call.num_kv_heads;
+  if (is_split && folds) params.partials.arrivals = queue.counters(places * params.row_tiles);
   launch(tasks, params);
-  if (!is_split) return;
-  const std::int64_t rows = call.num_sequences * call.num_kv_heads * params.partials.rows;
-  queue.launch(fold_segments<Compute, Exp>, {dim3(static_cast<unsigned>(rows)), dim3(128)},
-               FoldParams<Compute, Exp>{params, exp_of, unit});
+  if (!is_split || folds) return;
+  queue.launch(
+      fold_segments<Compute, Exp>,
+      {blocks_for(places * params.partials.rows * params.value_chunks, kFoldWarps),
+       kFoldWarps * kWarp},
+      FoldParams<Compute, Exp>{params, exp_of, unit});
 }
 
 }  // namespace
@@ -209,7 +176,7 @@ void attend(Queue& queue, const AttentionParams& call) {
       return;
     }
     run(
-        queue, params, mma_rows(kind.few_rows), kTileColumns,
+        queue, params, mma_rows(kind.few_rows), kind.few_rows,
         [&](std::int64_t tasks, const ForwardParams<float>& ready) {
           is_bf16 ? launch_forward_bf16(queue, kind, tasks, ready)
                   : launch_forward_f16(queue, kind, tasks, ready);
@@ -225,7 +192,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.call = sequences.params();
     params.partials = memory.partials();
     run(
-        queue, params, simt_rows(kind.few_rows, is_f64), std::int64_t{128},
+        queue, params, simt_rows(kind.few_rows, is_f64), false,
         [&](std::int64_t tasks, const ForwardParams<Compute>& ready) {
           launch(queue, kind, tasks, ready);
         },

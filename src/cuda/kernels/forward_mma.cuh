@@ -24,7 +24,9 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_fold.cuh"
 #include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/forward_scores.cuh"
 #include "cuda/kernels/forward_sums.cuh"
@@ -102,10 +104,15 @@ class ForwardTile {
     const int last_row = min(rows_, first_row_ + kRows) - 1;
     BlockRange blocks =
         visible_blocks(call_.rules, sequence_, first_row_ / call_.group, last_row / call_.group);
-    if (is_partial()) {
-      blocks = blocks_in_segment(sequence_, blocks, task_.segment);
-      if (blocks.begin == blocks.end) return;
+    if (is_partial()) blocks = blocks_in_segment(sequence_, blocks, task_.segment);
+    if (!is_partial() || blocks.begin != blocks.end) run_blocks(blocks);
+    if constexpr (kRows == 16) {
+      if (params_.partials.arrivals != nullptr && arrives_last()) fold_tile();
     }
+  }
+
+ private:
+  __device__ __forceinline__ void run_blocks(const BlockRange& blocks) {
     load_queries();
     stream_.start(blocks);
     for (int block = blocks.begin; block < blocks.end;) {
@@ -126,7 +133,6 @@ class ForwardTile {
     if (!is_partial()) store_rows();
   }
 
- private:
   __device__ __forceinline__ bool is_partial() const { return params_.partials.maximum != nullptr; }
 
   /// The thread's two rows.
@@ -344,6 +350,35 @@ class ForwardTile {
     }
   }
 
+  /// Whether all other blocks have stored what they have of this tile.
+  __device__ __forceinline__ bool arrives_last() {
+    __threadfence();  // what this thread has stored comes before the arrival
+    __syncthreads();
+    bool is_last = false;
+    if (threadIdx.x == 0) {
+      const std::int64_t tile =
+          (task_.sequence * call_.num_kv_heads + task_.kv_head) * params_.row_tiles +
+          task_.row_tile;
+      const std::int64_t blocks = params_.partials.segments * params_.value_chunks;
+      int& arrived = params_.partials.arrivals[tile];
+      is_last = atomicAdd(&arrived, 1) + 1 == blocks;
+      if (is_last) arrived = 0;  // for the next call
+    }
+    is_last = __syncthreads_or(is_last) != 0;
+    __threadfence();  // what the others have stored is read after it
+    return is_last;
+  }
+
+  __device__ __forceinline__ void fold_tile() const {
+    const std::int64_t place = task_.sequence * call_.num_kv_heads + task_.kv_head;
+    for (int row = first_row_ + warp_; row < min(rows_, first_row_ + kRows); row += kWarps) {
+      for (std::int64_t column = 0; column < call_.value_dim; column += kTileColumns) {
+        fold_columns(params_, sequence_, place, row, column, Base2Exp{params_.factor},
+                     exp2f(kWeightShift<Half>));
+      }
+    }
+  }
+
   __device__ __forceinline__ void store_rows() const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -388,6 +423,7 @@ __global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, k
     forward_mma(const __grid_constant__ ForwardParams<float> params) {
   using Tile = ForwardTile<Half, kWarps, kStreamed, kRules, kShared>;
   extern __shared__ __align__(128) unsigned char shared[];
+  if constexpr (Tile::kRows == 16) take_over();
   const ForwardTask task(params, blockIdx.x);
   Tile(params, task, params.call.sequences[task.sequence],
        *reinterpret_cast<typename Tile::Memory*>(shared))

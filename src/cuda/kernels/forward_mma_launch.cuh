@@ -15,7 +15,9 @@ void launch_forward_mma(Queue& queue, std::int64_t tasks, const ForwardParams<fl
     bytes += static_cast<std::size_t>(tiles * Memory::kQueryBytes);
   }
   queue.launch(forward_mma<Half, kWarps, kStreamed, kRules, kShared>,
-               {dim3(static_cast<unsigned>(tasks)), dim3(32 * kWarps), bytes}, params);
+               {dim3(static_cast<unsigned>(tasks)), dim3(32 * kWarps), bytes,
+                ForwardTile<Half, kWarps, kStreamed, kRules, kShared>::kRows == 16},
+               params);
 }
 
 template <class Half, int kWarps>

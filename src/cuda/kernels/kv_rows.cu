@@ -15,6 +15,7 @@
 #include <span>
 
 #include "cuda/kernels/chunk.cuh"
+#include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/grid.cuh"
 #include "cuda/kernels/kernel_list.cuh"
 #include "cuda/kernels/reduce.cuh"
@@ -100,6 +101,7 @@ __device__ inline void for_each_row_chunk(const KvKernelParams& params, const Kv
 template <class Bits>
 __global__ void __launch_bounds__(kThreads)
     move_rows(const __grid_constant__ KvKernelParams params) {
+  take_over();
   constexpr int kWidth = sizeof(uint4) / sizeof(Bits);
   const KvPart& part = params.parts[blockIdx.y];
   for_each_row_chunk(params, part, kWidth, [&](const KvRow& row, std::int64_t i, int count) {
@@ -118,6 +120,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class Compute>
 __global__ void __launch_bounds__(kThreads)
     convert_rows(const __grid_constant__ KvKernelParams params) {
+  take_over();
   const KvPart& part = params.parts[blockIdx.y];
   for_each_row_chunk(params, part, kChunk, [&](const KvRow& row, std::int64_t i, int count) {
     if (params.writes) {
@@ -168,6 +171,7 @@ __device__ inline void quantise_row(const KvPart& part, const KvRow& row) {
 
 __global__ void __launch_bounds__(kThreads)
     quantise_rows(const __grid_constant__ KvKernelParams params) {
+  take_over();
   const KvPart& part = params.parts[blockIdx.y];
   const std::int64_t rows = params.num_tokens * part.heads;
   const std::int64_t warps = std::int64_t{gridDim.x} * (kThreads / kWarp);
@@ -179,6 +183,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     dequantise_rows(const __grid_constant__ KvKernelParams params) {
+  take_over();
   const KvPart& part = params.parts[blockIdx.y];
   for_each_row_chunk(params, part, kChunk, [&](const KvRow& row, std::int64_t i, int count) {
     const auto* const from = static_cast<const signed char*>(part.slots.data) + row.inside + i;
@@ -273,7 +278,9 @@ void launch_parts(Queue& queue, KvKernelParams params, std::span<const KvPart> p
     threads = std::max(threads, params.num_tokens * part.heads * per_row);
   }
   queue.launch(launch.kernel,
-               Grid{{blocks_for(threads, kThreads), static_cast<unsigned>(parts.size())}, kThreads},
+               Grid{.blocks = {blocks_for(threads, kThreads), static_cast<unsigned>(parts.size())},
+                    .threads = kThreads,
+                    .starts_early = true},
                params);
 }
 

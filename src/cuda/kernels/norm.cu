@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/norm.cuh"
 #include "cuda/operations.h"
 
@@ -77,6 +78,7 @@ class RowFactor<float> {
 template <class Compute>
 __global__ void __launch_bounds__(kThreads, 4)
     normalise_rows(const __grid_constant__ NormForwardParams params) {
+  take_over();
   const NormParams& norm = params.norm;
   const NormLane lane(norm.dim);
   constexpr bool kIsWide = sizeof(Compute) == sizeof(double);
@@ -120,7 +122,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 void rms_norm(Queue& queue, const NormParams& params) {
   if (params.rows == 0 || params.dim == 0) return;
-  const Grid grid{blocks_for(params.rows, kThreads / threads_per_row(params.dim)), kThreads};
+  const Grid grid{.blocks = blocks_for(params.rows, kThreads / threads_per_row(params.dim)),
+                  .threads = kThreads,
+                  .starts_early = true};
   const NormForwardParams forward{params, 1 / static_cast<double>(params.dim)};
   const bool wide = params.x.dtype == DType::kF64 || params.weight.dtype == DType::kF64 ||
                     params.y.dtype == DType::kF64 || params.centered;

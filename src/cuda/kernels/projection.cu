@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "cuda/kernels/projection_product.cuh"
 #include "cuda/operations.h"
@@ -115,28 +117,56 @@ void split_rows(Product& product) {
 
 }  // namespace
 
-void project(Queue& queue, const ProjectionParams& params) {
-  const Product product{.m = params.rows,
-                        .n = params.out_features,
-                        .k = params.in_features,
-                        .heads = params.steps.heads,
-                        .a = operand_of(params.x, params.in_features, params.steps.x, true),
-                        .b = operand_of(params.w, params.in_features, params.steps.w, true),
-                        .c = result_of(params.y, params.steps.y, false),
-                        .bias = params.b,
-                        .split_depth = params.in_features,
-                        .longest_sum = params.in_features};
-  // Decode kernels also take more rows where tiles would leave most SMs without work. The choice
-  // changes no bit.
+namespace {
+
+Product product_of(const ProjectionParams& params) {
+  return {.m = params.rows,
+          .n = params.out_features,
+          .k = params.in_features,
+          .heads = params.steps.heads,
+          .a = operand_of(params.x, params.in_features, params.steps.x, true),
+          .b = operand_of(params.w, params.in_features, params.steps.w, true),
+          .c = result_of(params.y, params.steps.y, false),
+          .bias = params.b,
+          .split_depth = params.in_features,
+          .longest_sum = params.in_features};
+}
+
+/// Whether a kernel for few rows computes it. They also take more rows where tiles would leave most
+/// SMs without work. The choice changes no bit.
+bool is_decode(const Product& product) {
   constexpr std::int64_t kDecodeRows = 16;
+  constexpr std::int64_t kTensorCoreDecodeRows = 64;
   constexpr std::int64_t kFewTiles = 64;
-  const bool decode =
-      params.rows <= kDecodeRows || num_tiles(product, 64, 64) * product.heads < kFewTiles;
-  if (takes_tensor_cores(product)) {
-    return decode ? launch_tensor_core_decode(queue, product)
-                  : launch_tensor_core_forward(queue, product);
+  const std::int64_t rows =
+      takes_tensor_cores(product) && product.heads == 1 ? kTensorCoreDecodeRows : kDecodeRows;
+  return product.m <= rows || num_tiles(product, 64, 64) * product.heads < kFewTiles;
+}
+
+/// Whether one launch can compute both.
+bool go_together(const Product& one, const Product& other) {
+  return one.m == other.m && one.k == other.k && one.a.dtype == other.a.dtype &&
+         one.b.dtype == other.b.dtype && is_decode(one) && is_decode(other);
+}
+
+}  // namespace
+
+void project(Queue& queue, std::span<const ProjectionParams> params) {
+  std::vector<Product> products;
+  for (const ProjectionParams& one : params) products.push_back(product_of(one));
+  for (std::span<const Product> left(products); !left.empty();) {
+    const Product& first = left.front();
+    std::size_t count = 1;
+    while (count < std::min(left.size(), kMostProducts) && go_together(first, left[count])) ++count;
+    if (!is_decode(first)) {
+      takes_tensor_cores(first) ? launch_tensor_core_forward(queue, first)
+                                : launch_fma(queue, first);
+    } else {
+      takes_tensor_cores(first) ? launch_tensor_core_decode(queue, left.first(count))
+                                : launch_fma_decode(queue, left.first(count));
+    }
+    left = left.subspan(count);
   }
-  return decode ? launch_fma_decode(queue, product) : launch_fma(queue, product);
 }
 
 void project_input_gradient(Queue& queue, const ProjectionParams& params) {

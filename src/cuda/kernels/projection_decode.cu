@@ -2,36 +2,51 @@
 // that of 8 columns. The sums and their order are those of the kernel for many rows, with the
 // operands exchanged, which gives the same bits.
 //
-// A warp sums one chunk of k in a round, for 16 features and up to 16 rows of x. It has its own
-// stages of shared memory, so that it waits for no other warp while it reads.
+// A warp sums one chunk of k in a round, for 16 features and up to 16 rows of x, or 32 and 64. It
+// has its own stages of shared memory, so that it waits for no other warp while it reads.
 //
-// 2 * out * in bytes of W, read once for every 8 or 16 rows: the limit is memory bandwidth. Two
-// blocks on an SM have 64 KiB of W in flight, twice what 4.8 TB/s need at a latency of 0.8 us.
+// 2 * out * in bytes of W, read once for every 8, 16 or 64 rows: the limit is memory bandwidth. The
+// blocks on an SM have 48 to 96 KiB of W and x in flight, more than 4.8 TB/s need at a latency of
+// 0.8 us. With 64 rows x is read twice as often as W, from L2.
 #include "cuda/kernels/projection_decode.cuh"
 #include "cuda/kernels/projection_tiles.cuh"
 
 namespace ladon::cuda::projection {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kFeatures = 16;  // of one warp
 constexpr int kTilesPerChunk = kTensorCoreChunk / kTileK;
 
-/// For 8 or 16 rows. With 16 two stages are what fits into the 99 KiB that every GPU has.
-template <int kTilesOf8Rows>
-struct TensorCoreShape : DecodeShape<kWarps, kFeatures, 8 * kTilesOf8Rows> {
+/// For 8 * kTilesOf8Rows rows, and 16 * kTilesOf16Features features of a warp.
+template <int kTilesOf8Rows, int kTilesOf16Features, int kWarpsOfBlock, int kMostGroups,
+          int kBlocksOfSm>
+struct TensorCoreShape
+    : DecodeShape<kWarpsOfBlock, 16 * kTilesOf16Features, 8 * kTilesOf8Rows, kMostGroups> {
+  using Base = DecodeShape<kWarpsOfBlock, 16 * kTilesOf16Features, 8 * kTilesOf8Rows, kMostGroups>;
   static constexpr int kRowTiles = kTilesOf8Rows;
-  static constexpr int kStages = kRowTiles == 1 ? 3 : 2;
-  static constexpr int kStageBytes = kTileBytes<kFeatures> + kTileBytes<8 * kRowTiles>;
+  static constexpr int kFeatureTiles = kTilesOf16Features;
+  static constexpr int kStages = 2;
+  static constexpr int kBlocks = kBlocksOfSm;
+  static constexpr int kWBytes = kTileBytes<Base::kFeatures>;  // of a stage
+  static constexpr int kStageBytes = kWBytes + kTileBytes<Base::kRows>;
   // The lanes of a warp write 4 rows and 8 features at once: with this pitch to 32 banks.
-  static constexpr int kSumPitch = kFeatures + 4;
+  static constexpr int kSumPitch = Base::kFeatures + 4;
 
   struct Shared {
-    // Of two rounds: the sums of one are added while those of the next are written.
-    float sums[2][kWarps][8 * kRowTiles][kSumPitch];
-    alignas(128) unsigned char stages[kWarps][kStages][kStageBytes];
+    alignas(128) unsigned char stages[Base::kWarps][kStages][kStageBytes];
+
+    /// A warp's sums of a chunk, in the stage of the chunk's last tile.
+    using Sums = float[Base::kRows][kSumPitch];
+    __device__ Sums& sums(int warp) {
+      return *reinterpret_cast<Sums*>(stages[warp][(kTilesPerChunk - 1) % kStages]);
+    }
+    static_assert(sizeof(Sums) <= kStageBytes && kTilesPerChunk % kStages == 0);
   };
 };
+// Three blocks on an SM, so that q, k and v of a layer with 4096 and twice 1024 features are one
+// wave of 384 blocks. All within the 99 KiB that every GPU has.
+using FewRows = TensorCoreShape<1, 1, 8, 8, 3>;
+using SomeRows = TensorCoreShape<2, 1, 8, 8, 2>;
+using ManyRows = TensorCoreShape<8, 2, 4, 1, 2>;
 
 __device__ inline OperandRows rows_of(const ProductOperand& operand, std::int64_t head,
                                       std::int64_t row, std::int64_t rows, std::int64_t depth) {
@@ -50,14 +65,13 @@ class WarpTiles {
  public:
   __device__ WarpTiles(const DecodeParams& params, const DecodeBlock& block, std::int64_t feature,
                        std::uint32_t stages, int warp, int lane)
-      : copy_w_(rows_of(params.product.b, block.head, feature, params.product.n, params.product.k),
+      : copy_w_(rows_of(block.product.b, block.head, feature, block.product.n, block.product.k),
                 lane),
-        copy_x_(
-            rows_of(params.product.a, block.head, block.row, params.product.m, params.product.k),
-            lane),
+        copy_x_(rows_of(block.product.a, block.head, block.row, block.product.m, block.product.k),
+                lane),
         stages_(stages),
         // A warp past the last feature reads nothing, but takes part in the block's barriers.
-        end_(feature < params.product.n ? static_cast<int>(ceil_div(params.product.k, kTileK)) : 0),
+        end_(feature < block.product.n ? static_cast<int>(ceil_div(block.product.k, kTileK)) : 0),
         chunk_warps_(params.chunk_warps),
         chunk_(warp % params.chunk_warps) {
     copy_w_.advance(chunk_ * kTilesPerChunk);
@@ -76,7 +90,7 @@ class WarpTiles {
   __device__ void start_copies(int i) {
     if (has(i)) {
       copy_w_.start(stage(i));
-      copy_x_.start(stage(i) + kTileBytes<kFeatures>);
+      copy_x_.start(stage(i) + Shape::kWBytes);
       const bool last_of_chunk = i % kTilesPerChunk == kTilesPerChunk - 1;
       const int step = last_of_chunk ? (chunk_warps_ - 1) * kTilesPerChunk + 1 : 1;
       copy_w_.advance(step);
@@ -86,7 +100,7 @@ class WarpTiles {
   }
 
  private:
-  TileCopy<kFeatures, true, 32> copy_w_;
+  TileCopy<Shape::kFeatures, true, 32> copy_w_;
   TileCopy<Shape::kRows, true, 32> copy_x_;
   std::uint32_t stages_;
   int end_;
@@ -94,93 +108,117 @@ class WarpTiles {
   int chunk_;
 };
 
-/// sums[16 features][8 rows each] += one stage's tiles of W and x.
-template <class Element, int kRowTiles>
-__device__ inline void multiply_stage(float (&sums)[kRowTiles][4], std::uint32_t stage, int lane) {
-  const std::uint32_t x_tile = stage + kTileBytes<kFeatures>;
+template <class Shape>
+struct DecodeSums {
+  float of[Shape::kFeatureTiles][Shape::kRowTiles][4] = {};  // 16 features by 8 rows each
+};
+
+/// sums += one stage's tiles of W and x.
+template <class Element, class Shape>
+__device__ inline void multiply_stage(DecodeSums<Shape>& sums, std::uint32_t stage, int lane) {
+  const std::uint32_t x_tile = stage + Shape::kWBytes;
 #pragma unroll
   for (int step = 0; step < kTileK / kStepK; step += 2) {
-    std::uint32_t w[2][4];
-    load_a<kFeatures, true>(w[0], stage, 0, step, lane);
-    load_a<kFeatures, true>(w[1], stage, 0, step + 1, lane);
-    if constexpr (kRowTiles == 1) {
+    std::uint32_t w[2][Shape::kFeatureTiles][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int f = 0; f < Shape::kFeatureTiles; ++f) {
+        load_a<Shape::kFeatures, true>(w[i][f], stage, 16 * f, step + i, lane);
+      }
+    }
+    if constexpr (Shape::kRowTiles == 1) {
       std::uint32_t x[4];
       load_b_of_two_steps(x, x_tile, step, lane);
-      multiply_add<Element>(sums[0], w[0], x[0], x[1]);
-      multiply_add<Element>(sums[0], w[1], x[2], x[3]);
+#pragma unroll
+      for (int f = 0; f < Shape::kFeatureTiles; ++f) {
+        multiply_add<Element>(sums.of[f][0], w[0][f], x[0], x[1]);
+        multiply_add<Element>(sums.of[f][0], w[1][f], x[2], x[3]);
+      }
     } else {
-      std::uint32_t x[2][4];
-      load_b<8 * kRowTiles, true>(x[0], x_tile, 0, step, lane);
-      load_b<8 * kRowTiles, true>(x[1], x_tile, 0, step + 1, lane);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        multiply_add<Element>(sums[0], w[i], x[i][0], x[i][1]);
-        multiply_add<Element>(sums[1], w[i], x[i][2], x[i][3]);
+#pragma unroll
+        for (int t = 0; t < Shape::kRowTiles; t += 2) {
+          std::uint32_t x[4];
+          load_b<Shape::kRows, true>(x, x_tile, 8 * t, step + i, lane);
+#pragma unroll
+          for (int f = 0; f < Shape::kFeatureTiles; ++f) {
+            multiply_add<Element>(sums.of[f][t], w[i][f], x[0], x[1]);
+            multiply_add<Element>(sums.of[f][t + 1], w[i][f], x[2], x[3]);
+          }
+        }
       }
     }
   }
 }
 
 template <class Element, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 2)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     decode_tensor_core(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-  constexpr int kRowTiles = Shape::kRowTiles;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int chunk_warps = params.chunk_warps;
   const DecodeBlock block = decode_block<Shape>(params);
-  WarpTiles<Shape> tiles(params, block, block.feature + warp / chunk_warps * kFeatures,
+  WarpTiles<Shape> tiles(params, block, block.feature + warp / chunk_warps * Shape::kFeatures,
                          shared_address(shared.stages[warp]), warp, lane);
+  take_over();
   for (int i = 0; i < Shape::kStages - 1; ++i) tiles.start_copies(i);
 
-  const int chunks = static_cast<int>(ceil_div(params.product.k, kTensorCoreChunk));
+  const int chunks = static_cast<int>(ceil_div(block.product.k, kTensorCoreChunk));
   DecodeTotals<Shape, float> totals;
 #pragma unroll 1
   for (int round = 0; round * chunk_warps < chunks; ++round) {
-    float sums[kRowTiles][4] = {};
+    DecodeSums<Shape> sums;
 #pragma unroll 1
     for (int i = round * kTilesPerChunk; i < (round + 1) * kTilesPerChunk; ++i) {
       wait_for_copies<Shape::kStages - 2>();
       __syncwarp();  // all lanes' copies of this tile are there, and the last tile is used up
       tiles.start_copies(i + Shape::kStages - 1);
-      if (tiles.has(i)) multiply_stage<Element, kRowTiles>(sums, tiles.stage(i), lane);
+      if (tiles.has(i)) multiply_stage<Element>(sums, tiles.stage(i), lane);
     }
-    auto& written = shared.sums[round % 2];
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) {
+    for (int f = 0; f < Shape::kFeatureTiles; ++f) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        written[warp][8 * t + lane % 4 * 2 + e % 2][lane / 4 + e / 2 * 8] = sums[t][e];
+      for (int t = 0; t < Shape::kRowTiles; ++t) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          shared.sums(warp)[8 * t + lane % 4 * 2 + e % 2][16 * f + lane / 4 + e / 2 * 8] =
+              sums.of[f][t][e];
+        }
       }
     }
     __syncthreads();
     totals.add_round(min(chunks - round * chunk_warps, chunk_warps), chunk_warps,
                      [&](int first_warp, int chunk, const DecodeOutput& output) {
-                       return written[first_warp + chunk][output.row][output.feature];
+                       return shared.sums(first_warp + chunk)[output.row][output.feature];
                      });
+    __syncthreads();  // the next tiles overwrite the sums
   }
   totals.store(params, block);
 }
 
-template <class Element, int kRowTiles>
-void launch_rows(Queue& queue, const Product& product) {
-  using RowShape = TensorCoreShape<kRowTiles>;
-  launch_decode<RowShape>(queue, decode_tensor_core<Element, RowShape>, product, kTensorCoreChunk,
-                          sizeof(typename RowShape::Shared));
+template <class Element, class Shape>
+void launch_shape(Queue& queue, std::span<const Product> products) {
+  launch_decode<Shape>(queue, decode_tensor_core<Element, Shape>, products, kTensorCoreChunk,
+                       sizeof(typename Shape::Shared));
+}
+
+template <class Element>
+void launch_rows(Queue& queue, std::span<const Product> products) {
+  const std::int64_t rows = products.front().m;
+  if (rows <= FewRows::kRows) return launch_shape<Element, FewRows>(queue, products);
+  if (rows <= SomeRows::kRows) return launch_shape<Element, SomeRows>(queue, products);
+  return launch_shape<Element, ManyRows>(queue, products);
 }
 
 }  // namespace
 
-void launch_tensor_core_decode(Queue& queue, const Product& product) {
-  const bool f16 = product.a.dtype == DType::kF16;
-  if (product.m <= 8) {
-    return f16 ? launch_rows<__half, 1>(queue, product)
-               : launch_rows<__nv_bfloat16, 1>(queue, product);
-  }
-  return f16 ? launch_rows<__half, 2>(queue, product)
-             : launch_rows<__nv_bfloat16, 2>(queue, product);
+void launch_tensor_core_decode(Queue& queue, std::span<const Product> products) {
+  products.front().a.dtype == DType::kF16 ? launch_rows<__half>(queue, products)
+                                          : launch_rows<__nv_bfloat16>(queue, products);
 }
 
 }  // namespace ladon::cuda::projection

@@ -130,11 +130,12 @@ __global__ void __launch_bounds__(Shape::kThreads, sizeof(Compute) == 4 ? 2 : 1)
     decode_fma(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<DecodeShared<Compute>*>(memory);
-  const Product& product = params.product;
+  take_over();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int chunk_warps = params.chunk_warps;
   const DecodeBlock block = decode_block<Shape>(params);
+  const Product& product = block.product;
   const std::int64_t feature = block.feature + warp / chunk_warps * kFeatures;
   PairReader<Compute> w(product.b, first_element(product.b, block.head, feature, 0),
                         product.n - feature);
@@ -166,18 +167,18 @@ __global__ void __launch_bounds__(Shape::kThreads, sizeof(Compute) == 4 ? 2 : 1)
 }
 
 template <class Compute>
-void launch_compute(Queue& queue, const Product& product) {
-  launch_decode<Shape>(queue, decode_fma<Compute>, product, kLaneChunks * kFmaChunk,
+void launch_compute(Queue& queue, std::span<const Product> products) {
+  launch_decode<Shape>(queue, decode_fma<Compute>, products, kLaneChunks * kFmaChunk,
                        sizeof(DecodeShared<Compute>));
 }
 
 }  // namespace
 
-void launch_fma_decode(Queue& queue, const Product& product) {
-  if (product.a.dtype == DType::kF64 || product.b.dtype == DType::kF64) {
-    return launch_compute<double>(queue, product);
+void launch_fma_decode(Queue& queue, std::span<const Product> products) {
+  if (products[0].a.dtype == DType::kF64 || products[0].b.dtype == DType::kF64) {
+    return launch_compute<double>(queue, products);
   }
-  return launch_compute<float>(queue, product);
+  return launch_compute<float>(queue, products);
 }
 
 }  // namespace ladon::cuda::projection

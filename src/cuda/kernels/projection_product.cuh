@@ -22,7 +22,9 @@
 // Weight gradients have no limit on k: they add to c after every 8192.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include "core/integer.h"
@@ -70,15 +72,18 @@ struct Product {
   std::int64_t longest_sum = 0;  // added to c at a time
 };
 
+/// Products of one m and k that a kernel for few rows computes at once.
+inline constexpr std::size_t kMostProducts = 4;
+
 // Each launches the kernels of one kind of product. m, n or heads of 0 is legal.
 /// 16-bit operands of one dtype.
 void launch_tensor_core_forward(Queue& queue, const Product& product);
 void launch_tensor_core_input_gradient(Queue& queue, const Product& product);
 void launch_tensor_core_weight_gradient(Queue& queue, const Product& product);
-void launch_tensor_core_decode(Queue& queue, const Product& product);
+void launch_tensor_core_decode(Queue& queue, std::span<const Product> products);
 /// Operands of any dtypes, along k or not; f64 where one of them is.
 void launch_fma(Queue& queue, const Product& product);
-void launch_fma_decode(Queue& queue, const Product& product);
+void launch_fma_decode(Queue& queue, std::span<const Product> products);
 
 /// c[m][n] += partials[0][m][n] + partials[1][m][n] + ..., where `product` has written the partials
 /// as its result.

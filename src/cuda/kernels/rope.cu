@@ -4,7 +4,7 @@
 //
 // backward by -t; and tables of cosines and sines.
 //
-// A block has one token: its threads compute the token's cosines and sines in double, round them
+// A block has one token, of queries and keys alike: its threads compute the token's cosines and sines in double, round them
 // once into shared memory, and rotate 8 pairs of a head at a time. The arithmetic is that of CPUs,
 // products rounded before they are added, so that results differ from theirs only where CUDA's sine
 // does in its last bit.
@@ -17,6 +17,7 @@
 #include <span>
 
 #include "cuda/kernels/chunk.cuh"
+#include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/grid.cuh"
 #include "cuda/kernels/kernel_list.cuh"
 #include "cuda/operations.h"
@@ -29,8 +30,16 @@ constexpr int kShortList = 192;
 // Pairs whose cosines and sines are in shared memory at a time.
 constexpr int kTilePairs = 256;
 
+// Tensors of the same tokens that one launch rotates: queries and keys.
+constexpr std::size_t kMostTensors = 2;
+
 struct RotateParams {
-  RopeParams rope;  // its lists are not the device's
+  RopeParams rope;  // of the first tensor; its lists are not the device's
+  struct Tensor {
+    RopeOperand x;
+    RopeOperand out;
+    std::int64_t heads = 0;
+  } tensors[kMostTensors];
   bool has_positions;
   bool has_frequencies;
   KernelList<std::int64_t, kShortList> positions;
@@ -115,10 +124,10 @@ __device__ inline void rotate_pairs(Pairs<Compute>& pairs, const Compute* cos, c
 /// Pairs [n, n + count) of the head that starts at `start`. Interleaved ones are 16 consecutive
 /// elements, of which even and odd ones change places in registers.
 template <class Compute>
-__device__ inline Pairs<Compute> load_pairs(const RopeParams& rope, std::int64_t start,
-                                            std::int64_t n, int count) {
+__device__ inline Pairs<Compute> load_pairs(const RopeParams& rope, const void* x,
+                                            std::int64_t start, std::int64_t n, int count) {
   const auto load = [&](std::int64_t i, int elements) {
-    return load_chunk<Compute>(rope.x.data, rope.dtype, start + i, elements);
+    return load_chunk<Compute>(x, rope.dtype, start + i, elements);
   };
   if (!rope.interleaved) return {load(n, count), load(n + pairs_of(rope), count)};
   const int elements = 2 * count;
@@ -136,10 +145,10 @@ __device__ inline Pairs<Compute> load_pairs(const RopeParams& rope, std::int64_t
 }
 
 template <class Compute>
-__device__ inline void store_pairs(const RopeParams& rope, std::int64_t start, std::int64_t n,
-                                   int count, const Pairs<Compute>& pairs) {
+__device__ inline void store_pairs(const RopeParams& rope, void* out, std::int64_t start,
+                                   std::int64_t n, int count, const Pairs<Compute>& pairs) {
   const auto store = [&](std::int64_t i, int elements, const Chunk<Compute>& chunk) {
-    store_chunk(rope.out.data, rope.dtype, start + i, elements, chunk);
+    store_chunk(out, rope.dtype, start + i, elements, chunk);
   };
   if (!rope.interleaved) {
     store(n, count, pairs.first);
@@ -168,14 +177,15 @@ __device__ inline std::int64_t start_of(const RopeOperand& operand, const Token&
 
 /// Elements past rotary_dim pass as they are.
 template <class Bits>
-__device__ inline void pass_elements(const RopeParams& rope, const Token& token) {
-  const auto* const x = static_cast<const Bits*>(rope.x.data);
-  auto* const out = static_cast<Bits*>(rope.out.data);
+__device__ inline void pass_elements(const RopeParams& rope, const RotateParams::Tensor& tensor,
+                                     const Token& token) {
+  const auto* const x = static_cast<const Bits*>(tensor.x.data);
+  auto* const out = static_cast<Bits*>(tensor.out.data);
   const std::int64_t passed = rope.head_dim - rope.rotary_dim;
-  for (std::int64_t item = threadIdx.x; item < rope.heads * passed; item += blockDim.x) {
+  for (std::int64_t item = threadIdx.x; item < tensor.heads * passed; item += blockDim.x) {
     const std::int64_t head = item / passed;
     const std::int64_t i = rope.rotary_dim + item % passed;
-    out[start_of(rope.out, token, head) + i] = x[start_of(rope.x, token, head) + i];
+    out[start_of(tensor.out, token, head) + i] = x[start_of(tensor.x, token, head) + i];
   }
 }
 
@@ -194,14 +204,19 @@ __device__ inline void rotate_token(const RotateParams& params, const Token& tok
     }
     __syncthreads();
     const int chunks = (pairs + kChunk - 1) / kChunk;
-    for (std::int64_t item = threadIdx.x; item < rope.heads * chunks; item += blockDim.x) {
-      const std::int64_t head = item / chunks;
+    const std::int64_t first_heads = params.tensors[0].heads;
+    const std::int64_t heads = first_heads + params.tensors[1].heads;
+    for (std::int64_t item = threadIdx.x; item < heads * chunks; item += blockDim.x) {
+      const bool is_first = item < first_heads * chunks;
+      const RotateParams::Tensor& tensor = params.tensors[is_first ? 0 : 1];
+      const std::int64_t head = item / chunks - (is_first ? 0 : first_heads);
       const int n = static_cast<int>(item % chunks) * kChunk;
       const int count = min(pairs - n, kChunk);
-      Pairs<Compute> rotated =
-          load_pairs<Compute>(rope, start_of(rope.x, token, head), tile + n, count);
+      Pairs<Compute> rotated = load_pairs<Compute>(
+          rope, tensor.x.data, start_of(tensor.x, token, head), tile + n, count);
       rotate_pairs(rotated, cos + n, sin + n);
-      store_pairs(rope, start_of(rope.out, token, head), tile + n, count, rotated);
+      store_pairs(rope, tensor.out.data, start_of(tensor.out, token, head), tile + n, count,
+                  rotated);
     }
   }
 }
@@ -209,25 +224,28 @@ __device__ inline void rotate_token(const RotateParams& params, const Token& tok
 template <class Compute>
 __global__ void __launch_bounds__(kThreads, 2)  // two blocks, or pairs of doubles would be spilled
     rotate_tokens(const __grid_constant__ RotateParams params) {
+  take_over();
   const RopeParams& rope = params.rope;
   for (std::int64_t number = blockIdx.x; number < rope.batch * rope.seq; number += gridDim.x) {
     const Token token = token_of(params, number);
     rotate_token<Compute>(params, token);
-    if (rope.x.data == rope.out.data || rope.rotary_dim == rope.head_dim) continue;
-    if constexpr (sizeof(Compute) == 8) {
-      pass_elements<std::uint64_t>(rope, token);
-    } else if (rope.dtype == DType::kF32) {
-      pass_elements<std::uint32_t>(rope, token);
-    } else {
-      pass_elements<std::uint16_t>(rope, token);
+    if (rope.rotary_dim == rope.head_dim) continue;
+    for (const RotateParams::Tensor& tensor : params.tensors) {
+      if (tensor.x.data == tensor.out.data) continue;
+      if constexpr (sizeof(Compute) == 8) {
+        pass_elements<std::uint64_t>(rope, tensor, token);
+      } else if (rope.dtype == DType::kF32) {
+        pass_elements<std::uint32_t>(rope, tensor, token);
+      } else {
+        pass_elements<std::uint16_t>(rope, tensor, token);
+      }
     }
   }
 }
 
 /// Enough for a token's heads or its angles, in whole warps.
-unsigned threads_for(const RopeParams& params) {
-  const std::int64_t items =
-      std::max(params.heads * ceil_div(params.pairs(), kChunk), params.pairs());
+unsigned threads_for(const RopeParams& params, std::int64_t heads) {
+  const std::int64_t items = std::max(heads * ceil_div(params.pairs(), kChunk), params.pairs());
   return static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(items, 32) * 32, 32, kThreads));
 }
 
@@ -240,6 +258,41 @@ std::span<const std::int64_t> positions_of(const RopeParams& params) {
 std::span<const double> frequencies_of(const RopeParams& params) {
   if (params.cos.data != nullptr) return {};
   return {params.frequencies, static_cast<std::size_t>(params.pairs())};
+}
+
+/// Whether the same positions of tokens are rotated alike.
+bool has_same_angles(const RopeParams& a, const RopeParams& b) {
+  return a.cos.data == nullptr && b.cos.data == nullptr && a.batch == b.batch && a.seq == b.seq &&
+         a.head_dim == b.head_dim && a.rotary_dim == b.rotary_dim &&
+         a.interleaved == b.interleaved && a.backward == b.backward && a.dtype == b.dtype &&
+         a.first_position == b.first_position && a.magnitude == b.magnitude &&
+         a.positions_per_sequence == b.positions_per_sequence &&
+         (a.positions == nullptr) == (b.positions == nullptr) &&
+         std::ranges::equal(positions_of(a), positions_of(b)) &&
+         std::ranges::equal(frequencies_of(a), frequencies_of(b));
+}
+
+/// One launch for tensors of the same angles.
+void rotate_together(Queue& queue, std::span<const RopeParams> params) {
+  const RopeParams& first = params.front();
+  RotateParams kernel_params{.rope = first,
+                             .has_positions = first.positions != nullptr,
+                             .has_frequencies = first.cos.data == nullptr};
+  std::int64_t heads = 0;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    kernel_params.tensors[i] = {params[i].x, params[i].out, params[i].heads};
+    heads += params[i].heads;
+  }
+  if (first.batch == 0 || first.seq == 0 || heads == 0) return;
+  const ListForKernel<std::int64_t, kShortList> positions(queue, positions_of(first));
+  const ListForKernel<double, kShortList> frequencies(queue, frequencies_of(first));
+  kernel_params.positions = positions.list();
+  kernel_params.frequencies = frequencies.list();
+  queue.launch(first.dtype == DType::kF64 ? rotate_tokens<double> : rotate_tokens<float>,
+               Grid{.blocks = blocks_for(first.batch * first.seq, 1),
+                    .threads = threads_for(first, heads),
+                    .starts_early = true},
+               kernel_params);
 }
 
 // ---- tables -------------------------------------------------------------------------------------
@@ -280,14 +333,12 @@ __global__ void __launch_bounds__(kThreads) fill_table(const __grid_constant__ T
 
 }  // namespace
 
-void rotate(Queue& queue, const RopeParams& params) {
-  if (params.batch == 0 || params.seq == 0 || params.heads == 0) return;
-  const ListForKernel<std::int64_t, kShortList> positions(queue, positions_of(params));
-  const ListForKernel<double, kShortList> frequencies(queue, frequencies_of(params));
-  queue.launch(params.dtype == DType::kF64 ? rotate_tokens<double> : rotate_tokens<float>,
-               Grid{blocks_for(params.batch * params.seq, 1), threads_for(params)},
-               RotateParams{params, params.positions != nullptr, params.cos.data == nullptr,
-                            positions.list(), frequencies.list()});
+void rotate(Queue& queue, std::span<const RopeParams> params) {
+  while (!params.empty()) {
+    const std::size_t count = params.size() > 1 && has_same_angles(params[0], params[1]) ? 2 : 1;
+    rotate_together(queue, params.first(count));
+    params = params.subspan(count);
+  }
 }
 
 void fill_rope_table(Queue& queue, std::span<const double> frequencies, double magnitude,
