@@ -68,11 +68,6 @@ class Backend {
   virtual void merge(const MergeParams& params) = 0;
 
   virtual void project(const ProjectionParams& params) = 0;
-  /// Several of which none reads what another one writes, such as q, k and v of the same rows: as
-  /// one launch where a device gains by it.
-  virtual void project_all(std::span<const ProjectionParams> params) {
-    for (const ProjectionParams& one : params) project(one);
-  }
   /// dx += dy W.
   virtual void project_input_gradient(const ProjectionParams& params) = 0;
   /// dw += dy^T x and, where it is present, db += sum of dy's rows. One head.
@@ -81,11 +76,6 @@ class Backend {
   virtual void rms_norm(const NormParams& params) = 0;
   virtual void rms_norm_backward(const NormParams& params) = 0;
   virtual void rotate(const RopeParams& params) = 0;
-  /// Several of which none reads what another one writes, such as the queries and keys of the same
-  /// tokens.
-  virtual void rotate_all(std::span<const RopeParams> params) {
-    for (const RopeParams& one : params) rotate(one);
-  }
   /// cos and sin [position, pair] of positions 0, 1, ...; frequencies are host memory.
   virtual void fill_rope_table(std::span<const double> frequencies, double magnitude,
                                const TensorView& cos, const TensorView& sin) = 0;
@@ -102,6 +92,17 @@ class Backend {
   virtual void scale(const FloatArray& array, double factor) = 0;
   /// Of all arrays together, in a fixed order. Waits.
   virtual Magnitude magnitude(std::span<const FloatArray> arrays, int exponent) = 0;
+
+  // Several operations of which none reads what another one writes: one launch on a device that
+  // gains by it.
+  /// Such as q, k and v of the same rows.
+  virtual void project_all(std::span<const ProjectionParams> params) {
+    for (const ProjectionParams& one : params) project(one);
+  }
+  /// Such as the queries and keys of the same tokens.
+  virtual void rotate_all(std::span<const RopeParams> params) {
+    for (const RopeParams& one : params) rotate(one);
+  }
 
  protected:
   Backend() = default;

@@ -58,10 +58,9 @@ void Steps::project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& 
   project_all(context_, std::array{projection(inputs.queries, plan.query, q),
                                    projection(inputs.tokens, plan.key, k),
                                    projection(inputs.tokens, plan.value, v)});
-  norm_and_rope(heads_of_rows(q, heads_.options.num_heads),
-                {.explicit_positions = lists.query_positions},
-                heads_of_rows(k, heads_.options.num_kv_heads),
-                {.explicit_positions = lists.positions});
+  norm_and_rope(
+      heads_of_rows(q, heads_.options.num_heads), {.explicit_positions = lists.query_positions},
+      heads_of_rows(k, heads_.options.num_kv_heads), {.explicit_positions = lists.positions});
 }
 
 AttentionOptions Steps::attention_options(std::optional<bool> causal) const {

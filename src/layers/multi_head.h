@@ -127,8 +127,8 @@ class Steps {
   Tensor project_heads(const ConstTensorView& x, const LinearIndex& linear,
                        std::int64_t heads) const;
   /// Of queries and keys, in place.
-  void norm_and_rope(const TensorView& q, const RopePositions& query_positions,
-                     const TensorView& k, const RopePositions& key_positions) const;
+  void norm_and_rope(const TensorView& q, const RopePositions& query_positions, const TensorView& k,
+                     const RopePositions& key_positions) const;
   /// Queries, keys and values of a cached call: rows of its inputs to rows of all heads.
   void project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& lists,
                           const TensorView& q, const TensorView& k, const TensorView& v) const;

@@ -36,7 +36,8 @@ void project(const Context& context, const ConstTensorView& x, const ConstTensor
 void project_all(const Context& context, std::span<const Projection> projections) {
   constexpr std::size_t kAtOnce = 4;
   std::array<ProjectionParams, kAtOnce> params;
-  for (; !projections.empty(); projections = projections.subspan(std::min(projections.size(), kAtOnce))) {
+  for (; !projections.empty();
+       projections = projections.subspan(std::min(projections.size(), kAtOnce))) {
     const std::size_t count = std::min(projections.size(), kAtOnce);
     for (std::size_t i = 0; i < count; ++i) params[i] = params_of(projections[i], {});
     backend_of(context).project_all({params.data(), count});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "cuda/hopper/product.cuh"
 #include "cuda/hopper/tensor_map.h"
@@ -33,33 +34,48 @@ inline std::int64_t product_cycles(std::int64_t tiles, int processors, int cycle
   return ceil_div(tiles, processors) * cycles;
 }
 
-/// Enqueues the product and returns true where it is large enough, and the copy engine can take its
-/// operands; else does nothing.
+/// Enqueues the products and returns true where they are large enough, and the copy engine can take
+/// their operands; else does nothing. They have one m, k and dtype.
 template <class Layout, class Epilogue>
-bool multiply(Queue& queue, const Product& product) {
+bool multiply(Queue& queue, std::span<const Product> products) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  const std::int64_t narrow = num_tiles(product, kProductRows, 128) * product.heads;
-  const std::int64_t wide = num_tiles(product, kProductRows, 192) * product.heads;
+  const Product& first = products.front();
+  const auto count_tiles = [&](int columns) {
+    std::int64_t tiles = 0;
+    for (const Product& product : products) {
+      tiles += num_tiles(product, kProductRows, columns) * product.heads;
+    }
+    return tiles;
+  };
+  const std::int64_t narrow = count_tiles(128);
+  const std::int64_t wide = count_tiles(192);
   const int processors = queue.num_multiprocessors();
-  if (queue.kernels() != KernelSet::kHopper || product.splits != 1 || product.k == 0 ||
-      product.k > kMost || product.m <= kProductRows / 2 || 2 * narrow < processors ||
-      narrow > kMost) {
+  if (queue.kernels() != KernelSet::kHopper || first.splits != 1 || first.k == 0 ||
+      first.k > kMost || first.m <= kProductRows / 2 || 3 * narrow < processors || narrow > kMost) {
     return false;
   }
   const bool is_wide =
       product_cycles(wide, processors, 208) <= product_cycles(narrow, processors, 160);
-  const std::optional<CUtensorMap> a = map_of(product, product.a, product.m, kProductRows);
-  const std::optional<CUtensorMap> b = map_of(product, product.b, product.n, is_wide ? 192 : 128);
-  if (!a || !b) return false;
+  const int columns = is_wide ? 192 : 128;
+  HopperProductParams params;
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    const Product& product = products[i];
+    const std::optional<CUtensorMap> a = map_of(product, product.a, product.m, kProductRows);
+    const std::optional<CUtensorMap> b = map_of(product, product.b, product.n, columns);
+    if (!a || !b) return false;
+    params.operands[i] = {*a, *b};
+    params.products[i] = product;
+    params.tiles[i] =
+        static_cast<unsigned>(num_tiles(product, kProductRows, columns) * product.heads);
+  }
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(processors, is_wide ? wide : narrow));
-  const HopperProductParams params{*a, *b, product};
   const auto launch = [&](auto element) {
     using Half = decltype(element);
     is_wide ? launch_product<Half, 192, Layout, Epilogue>(queue, blocks, params)
             : launch_product<Half, 128, Layout, Epilogue>(queue, blocks, params);
   };
-  product.a.dtype == DType::kF16 ? launch(__half{}) : launch(__nv_bfloat16{});
+  first.a.dtype == DType::kF16 ? launch(__half{}) : launch(__nv_bfloat16{});
   return true;
 }
 

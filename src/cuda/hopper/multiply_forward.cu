@@ -5,8 +5,8 @@
 
 namespace ladon::cuda::hopper {
 
-bool multiply_forward(Queue& queue, const Product& product) {
-  return multiply<projection::AlongK<true, true>, projection::StoreSums>(queue, product);
+bool multiply_forward(Queue& queue, std::span<const Product> products) {
+  return multiply<projection::AlongK<true, true>, projection::StoreSums>(queue, products);
 }
 
 }  // namespace ladon::cuda::hopper

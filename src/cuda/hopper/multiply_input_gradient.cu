@@ -6,7 +6,7 @@
 namespace ladon::cuda::hopper {
 
 bool multiply_input_gradient(Queue& queue, const Product& product) {
-  return multiply<projection::AlongK<true, false>, projection::AddSums>(queue, product);
+  return multiply<projection::AlongK<true, false>, projection::AddSums>(queue, {&product, 1});
 }
 
 }  // namespace ladon::cuda::hopper

@@ -6,7 +6,7 @@
 namespace ladon::cuda::hopper {
 
 bool multiply_weight_gradient(Queue& queue, const Product& product) {
-  return multiply<projection::AlongK<false, false>, projection::AddSums>(queue, product);
+  return multiply<projection::AlongK<false, false>, projection::AddSums>(queue, {&product, 1});
 }
 
 }  // namespace ladon::cuda::hopper

@@ -34,10 +34,14 @@ inline constexpr int kProductThreads = (kProductGroups + 1) * kGroupThreads;
 inline constexpr int kProductDepth = 64;  // of a stage
 inline constexpr int kProductStages = 5;
 
+/// One or several products of one m, k and dtype.
 struct HopperProductParams {
-  CUtensorMap a;  // {k, m, heads}, or {m, k, heads} where a is not along k
-  CUtensorMap b;
-  Product product;
+  struct Operands {
+    CUtensorMap a;  // {k, m, heads}, or {m, k, heads} where a is not along k
+    CUtensorMap b;
+  } operands[projection::kMostProducts];
+  Product products[projection::kMostProducts];
+  unsigned tiles[projection::kMostProducts] = {};  // 0 where there is no product
 };
 
 template <int kColumns>
@@ -50,13 +54,17 @@ struct ProductMemory {
   BufferBarriers barriers[kProductStages];
 };
 
-/// Calls run(tile) for the tiles of a block: every gridDim.x-th.
+/// Calls run(i, tile) for the tiles of a block, of product i: every gridDim.x-th.
 template <int kColumns, class Run>
-__device__ __forceinline__ void for_each_tile(const Product& product, const Run& run) {
-  const auto tiles = static_cast<unsigned>(ceil_div(product.m, kProductRows) *
-                                           ceil_div(product.n, kColumns) * product.heads);
-  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    run(projection::tile_at(product, tile, kProductRows, kColumns));
+__device__ __forceinline__ void for_each_tile(const HopperProductParams& params, const Run& run) {
+  unsigned first = 0;  // tile of the product
+  unsigned tile = blockIdx.x;
+#pragma unroll 1
+  for (int i = 0; i < static_cast<int>(projection::kMostProducts); ++i) {
+    for (; tile < first + params.tiles[i]; tile += gridDim.x) {
+      run(i, projection::tile_at(params.products[i], tile - first, kProductRows, kColumns));
+    }
+    first += params.tiles[i];
   }
 }
 
@@ -70,17 +78,18 @@ class ProductProducer {
       : params_(params), memory_(memory) {}
 
   __device__ __forceinline__ void run() {
-    prefetch_map(params_.a);
-    prefetch_map(params_.b);
-    const auto depth = static_cast<int>(params_.product.k);
-    for_each_tile<kColumns>(params_.product, [&](const BlockTile& tile) {
+    prefetch_map(params_.operands[0].a);
+    prefetch_map(params_.operands[0].b);
+    const auto depth = static_cast<int>(params_.products[0].k);
+    for_each_tile<kColumns>(params_, [&](int i, const BlockTile& tile) {
+      const HopperProductParams::Operands& operands = params_.operands[i];
       for (int k = 0; k < depth; k += kProductDepth) {
         BufferBarriers& barriers = memory_.barriers[ring_.stage()];
         typename Memory::Stage& stage = memory_.stages[ring_.stage()];
         barriers.empty.wait(ring_.emptied());
         barriers.full.arrive_expecting(sizeof stage.a + sizeof stage.b);
-        copy<Layout::kOfA, kProductRows>(stage.a, params_.a, tile.m, k, tile.head, barriers.full);
-        copy<Layout::kOfB, kColumns>(stage.b, params_.b, tile.n, k, tile.head, barriers.full);
+        copy<Layout::kOfA, kProductRows>(stage.a, operands.a, tile.m, k, tile.head, barriers.full);
+        copy<Layout::kOfB, kColumns>(stage.b, operands.b, tile.n, k, tile.head, barriers.full);
         ring_.advance();
       }
     });
@@ -117,19 +126,20 @@ class ProductConsumer {
   using Sums = projection::Sums<Tile>;
 
   __device__ __forceinline__ ProductConsumer(const HopperProductParams& params, Memory& memory)
-      : product_(params.product),
+      : params_(params),
         memory_(memory),
         group_(uniform(static_cast<int>(threadIdx.x) / kGroupThreads)) {}
 
   __device__ __forceinline__ void run() {
-    for_each_tile<kColumns>(product_, [&](const BlockTile& tile) {
-      bool adds = product_.c.adds;
-      int stages = uniform(static_cast<int>(ceil_div(product_.k, kProductDepth)));
-      const auto longest = static_cast<int>(ceil_div(product_.longest_sum, kProductDepth));
+    for_each_tile<kColumns>(params_, [&](int i, const BlockTile& tile) {
+      const Product& product = params_.products[i];
+      bool adds = product.c.adds;
+      int stages = uniform(static_cast<int>(ceil_div(product.k, kProductDepth)));
+      const auto longest = static_cast<int>(ceil_div(product.longest_sum, kProductDepth));
       do {
         Sums totals;
         add_chunks(totals, min(stages, longest));
-        Epilogue::write(product_, tile, totals, adds);
+        Epilogue::write(product, tile, totals, adds);
         adds = true;
         stages -= longest;
       } while (stages > 0);
@@ -195,7 +205,7 @@ class ProductConsumer {
     if (threadIdx.x % 32 == 0) memory_.barriers[stage].empty.arrive();
   }
 
-  const Product& product_;
+  const HopperProductParams& params_;
   Memory& memory_;
   const int group_;
   RingPosition<kProductStages> ring_;

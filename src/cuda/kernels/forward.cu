@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <numbers>
+#include <optional>
 
 #include "core/fail.h"
 #include "cuda/hopper/attend.h"
@@ -37,7 +38,7 @@ struct FoldParams {
 constexpr int kFoldWarps = 4;  // of a block
 
 template <class Compute, class Exp>
-__global__ void __launch_bounds__(kFoldWarps * kWarp)
+__global__ void __launch_bounds__(kFoldWarps* kWarp)
     fold_segments(const __grid_constant__ FoldParams<Compute, Exp> params) {
   const AttentionParams& call = params.forward.call;
   const std::int64_t rows = params.forward.partials.rows;
@@ -135,11 +136,10 @@ void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_til
   if (is_split && folds) params.partials.arrivals = queue.counters(places * params.row_tiles);
   launch(tasks, params);
   if (!is_split || folds) return;
-  queue.launch(
-      fold_segments<Compute, Exp>,
-      {blocks_for(places * params.partials.rows * params.value_chunks, kFoldWarps),
-       kFoldWarps * kWarp},
-      FoldParams<Compute, Exp>{params, exp_of, unit});
+  queue.launch(fold_segments<Compute, Exp>,
+               {blocks_for(places * params.partials.rows * params.value_chunks, kFoldWarps),
+                kFoldWarps * kWarp},
+               FoldParams<Compute, Exp>{params, exp_of, unit});
 }
 
 }  // namespace
@@ -148,13 +148,24 @@ void attend(Queue& queue, const AttentionParams& call) {
   if (call.num_sequences == 0 || call.max_query_len == 0 || call.num_heads == 0) return;
   const std::int64_t rows = call.max_query_len * call.group;
   const std::int64_t segments = segments_of(call);
-  const DeviceSequences sequences(queue, call);
   if (uses_tensor_cores(call)) {
+    const bool few_rows = rows <= mma_rows(true);
+    // Page tables are too long for the params.
+    const bool in_params =
+        few_rows && call.num_sequences <= kFewSequences && call.kv_layout.page_size == 0;
+    std::optional<DeviceSequences> sequences;
+    if (!in_params) sequences.emplace(queue, call);
     const PartialMemory<float> memory(queue, call, segments);
     const bool is_bf16 = call.q.dtype == DType::kBF16;
     const bool is_scaled = call.kv_layout.k_scales != nullptr;
     ForwardParams<float> params;
-    params.call = sequences.params();
+    if (in_params) {
+      params.call = call;
+      params.call.sequences = nullptr;
+      std::copy_n(call.sequences, call.num_sequences, params.few);
+    } else {
+      params.call = sequences->params();
+    }
     params.partials = memory.partials();
     const double log2e = std::numbers::log2e;
     params.only_scales = is_scaled && is_plain(call);
@@ -162,7 +173,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
     params.aligned_out = is_aligned(call, call.out, &Sequence::out, 8, 16);
-    ForwardKind kind{.few_rows = rows <= mma_rows(true), .streamed = call.head_dim > kTileColumns};
+    ForwardKind kind{.few_rows = few_rows, .streamed = call.head_dim > kTileColumns};
     const bool is_window = is_plain(call) && !is_scaled;
     if (is_window) {
       kind.rules = ForwardRules::kWindow;
@@ -184,6 +195,7 @@ void attend(Queue& queue, const AttentionParams& call) {
         Base2Exp{params.factor}, is_bf16 ? 1.0F : 128.0F);
     return;
   }
+  const DeviceSequences sequences(queue, call);
   const bool is_f64 = call.q.dtype == DType::kF64;
   const ForwardKind kind{.few_rows = rows <= simt_rows(true, is_f64)};
   const auto run_simt = [&]<class Compute>(Compute one, const auto& launch) {

@@ -8,9 +8,13 @@
 
 namespace ladon::cuda {
 
+/// Sequences whose lists need no upload.
+inline constexpr std::int64_t kFewSequences = 8;
+
 template <class Compute>
 struct ForwardParams {
-  AttentionParams call;  // on the device
+  AttentionParams call;  // on the device; without `sequences` where they are here:
+  Sequence few[kFewSequences];
   Partials<Compute> partials;
   std::int64_t row_tiles = 0;     // of the longest sequence
   std::int64_t value_chunks = 0;  // columns of V are shared out among blocks of threads
@@ -27,6 +31,14 @@ struct ForwardParams {
   // there are any, then a flag for each tile of [sequence, kv_head, row_tile].
   int* unfinished = nullptr;
 };
+
+/// For kernels of few rows: all others have the call's sequences on the device.
+template <class Compute>
+__device__ inline const Sequence& sequence_of(const ForwardParams<Compute>& params,
+                                              std::int64_t index) {
+  const Sequence* const uploaded = params.call.sequences;
+  return (uploaded != nullptr ? uploaded : params.few)[index];
+}
 
 /// Which part of a call a block of threads computes.
 struct ForwardTask {

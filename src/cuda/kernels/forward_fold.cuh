@@ -12,6 +12,7 @@
 
 #include "cuda/kernels/forward.cuh"
 #include "cuda/kernels/reduce.cuh"
+#include "cuda/kernels/tensor_core.cuh"
 
 namespace ladon::cuda {
 
@@ -136,6 +137,46 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
   if (first_column == 0 && lane == 0 && call.lse.data != nullptr) {
     store_lse(call.lse, sequence.lse + token * call.lse.token_stride + head * call.lse.head_stride,
               result.lse);
+  }
+}
+
+/// Whether all other blocks have stored what they have of a tile.
+template <class Compute>
+__device__ inline bool arrives_last(const ForwardParams<Compute>& params, const ForwardTask& task) {
+  __threadfence();  // what this thread has stored comes before the arrival
+  __syncthreads();
+  bool is_last = false;
+  if (threadIdx.x == 0) {
+    const std::int64_t tile =
+        (task.sequence * params.call.num_kv_heads + task.kv_head) * params.row_tiles +
+        task.row_tile;
+    int& arrived = params.partials.arrivals[tile];
+    is_last = atomicAdd(&arrived, 1) + 1 == params.partials.segments * params.value_chunks;
+    if (is_last) arrived = 0;  // for the next call
+  }
+  is_last = __syncthreads_or(is_last) != 0;
+  __threadfence();  // what the others have stored is read after it
+  return is_last;
+}
+
+/// The end of a block of threads whose segment is stored: the last one of a tile of `tile_rows`
+/// folds its segments. What it needs is computed anew, because it would take registers from the loop
+/// before it.
+template <class Compute, class Exp>
+__device__ inline void fold_after_last(const ForwardParams<Compute>& params, int tile_rows,
+                                       Exp exp_of, Compute unit) {
+  const ForwardTask task(params, fresh(blockIdx.x));
+  const AttentionParams& call = params.call;
+  const Sequence& sequence = sequence_of(params, task.sequence);
+  const std::int64_t rows = sequence.query_len * call.group;
+  const std::int64_t first_row = task.row_tile * tile_rows;
+  if (first_row >= rows || !arrives_last(params, task)) return;
+  const std::int64_t place = task.sequence * call.num_kv_heads + task.kv_head;
+  for (std::int64_t row = first_row + threadIdx.x / kWarp; row < min(rows, first_row + tile_rows);
+       row += blockDim.x / kWarp) {
+    for (std::int64_t column = 0; column < call.value_dim; column += kFoldColumns * kWarp) {
+      fold_columns(params, sequence, place, row, column, exp_of, unit);
+    }
   }
 }
 

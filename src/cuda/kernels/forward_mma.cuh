@@ -104,15 +104,10 @@ class ForwardTile {
     const int last_row = min(rows_, first_row_ + kRows) - 1;
     BlockRange blocks =
         visible_blocks(call_.rules, sequence_, first_row_ / call_.group, last_row / call_.group);
-    if (is_partial()) blocks = blocks_in_segment(sequence_, blocks, task_.segment);
-    if (!is_partial() || blocks.begin != blocks.end) run_blocks(blocks);
-    if constexpr (kRows == 16) {
-      if (params_.partials.arrivals != nullptr && arrives_last()) fold_tile();
+    if (is_partial()) {
+      blocks = blocks_in_segment(sequence_, blocks, task_.segment);
+      if (blocks.begin == blocks.end) return;
     }
-  }
-
- private:
-  __device__ __forceinline__ void run_blocks(const BlockRange& blocks) {
     load_queries();
     stream_.start(blocks);
     for (int block = blocks.begin; block < blocks.end;) {
@@ -133,6 +128,7 @@ class ForwardTile {
     if (!is_partial()) store_rows();
   }
 
+ private:
   __device__ __forceinline__ bool is_partial() const { return params_.partials.maximum != nullptr; }
 
   /// The thread's two rows.
@@ -350,35 +346,6 @@ class ForwardTile {
     }
   }
 
-  /// Whether all other blocks have stored what they have of this tile.
-  __device__ __forceinline__ bool arrives_last() {
-    __threadfence();  // what this thread has stored comes before the arrival
-    __syncthreads();
-    bool is_last = false;
-    if (threadIdx.x == 0) {
-      const std::int64_t tile =
-          (task_.sequence * call_.num_kv_heads + task_.kv_head) * params_.row_tiles +
-          task_.row_tile;
-      const std::int64_t blocks = params_.partials.segments * params_.value_chunks;
-      int& arrived = params_.partials.arrivals[tile];
-      is_last = atomicAdd(&arrived, 1) + 1 == blocks;
-      if (is_last) arrived = 0;  // for the next call
-    }
-    is_last = __syncthreads_or(is_last) != 0;
-    __threadfence();  // what the others have stored is read after it
-    return is_last;
-  }
-
-  __device__ __forceinline__ void fold_tile() const {
-    const std::int64_t place = task_.sequence * call_.num_kv_heads + task_.kv_head;
-    for (int row = first_row_ + warp_; row < min(rows_, first_row_ + kRows); row += kWarps) {
-      for (std::int64_t column = 0; column < call_.value_dim; column += kTileColumns) {
-        fold_columns(params_, sequence_, place, row, column, Base2Exp{params_.factor},
-                     exp2f(kWeightShift<Half>));
-      }
-    }
-  }
-
   __device__ __forceinline__ void store_rows() const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -414,7 +381,7 @@ class ForwardTile {
 /// Blocks of threads for which a multiprocessor must have registers. Where warps share rows, as
 /// many as it has shared memory for.
 constexpr int least_blocks(int warps, bool streamed, ForwardRules rules, bool shared) {
-  if (shared) return rules == ForwardRules::kIntegers ? 6 : 3;
+  if (shared) return rules == ForwardRules::kIntegers ? 6 : warps == 4 ? 2 : 3;
   return warps == 4 && (rules == ForwardRules::kAll || !streamed) ? 2 : 1;
 }
 
@@ -425,9 +392,14 @@ __global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, k
   extern __shared__ __align__(128) unsigned char shared[];
   if constexpr (Tile::kRows == 16) take_over();
   const ForwardTask task(params, blockIdx.x);
-  Tile(params, task, params.call.sequences[task.sequence],
+  Tile(params, task, sequence_of(params, task.sequence),
        *reinterpret_cast<typename Tile::Memory*>(shared))
       .run();
+  if constexpr (Tile::kRows == 16) {
+    if (params.partials.arrivals != nullptr) {
+      fold_after_last(params, Tile::kRows, Base2Exp{params.factor}, exp2f(kWeightShift<Half>));
+    }
+  }
 }
 
 }  // namespace ladon::cuda

@@ -132,21 +132,24 @@ Product product_of(const ProjectionParams& params) {
           .longest_sum = params.in_features};
 }
 
-/// Whether a kernel for few rows computes it. They also take more rows where tiles would leave most
-/// SMs without work. The choice changes no bit.
-bool is_decode(const Product& product) {
-  constexpr std::int64_t kDecodeRows = 16;
-  constexpr std::int64_t kTensorCoreDecodeRows = 64;
-  constexpr std::int64_t kFewTiles = 64;
-  const std::int64_t rows =
-      takes_tensor_cores(product) && product.heads == 1 ? kTensorCoreDecodeRows : kDecodeRows;
-  return product.m <= rows || num_tiles(product, 64, 64) * product.heads < kFewTiles;
-}
-
 /// Whether one launch can compute both.
 bool go_together(const Product& one, const Product& other) {
   return one.m == other.m && one.k == other.k && one.a.dtype == other.a.dtype &&
-         one.b.dtype == other.b.dtype && is_decode(one) && is_decode(other);
+         one.b.dtype == other.b.dtype;
+}
+
+/// Whether a kernel for few rows computes them. They also take more rows where tiles would leave most
+/// SMs without work. The choice changes no bit.
+bool is_decode(std::span<const Product> products) {
+  constexpr std::int64_t kDecodeRows = 16;
+  constexpr std::int64_t kTensorCoreDecodeRows = 64;
+  constexpr std::int64_t kFewTiles = 64;
+  const Product& first = products.front();
+  std::int64_t tiles = 0;
+  for (const Product& product : products) tiles += num_tiles(product, 64, 64) * product.heads;
+  const std::int64_t rows =
+      takes_tensor_cores(first) && first.heads == 1 ? kTensorCoreDecodeRows : kDecodeRows;
+  return first.m <= rows || tiles < kFewTiles;
 }
 
 }  // namespace
@@ -155,15 +158,18 @@ void project(Queue& queue, std::span<const ProjectionParams> params) {
   std::vector<Product> products;
   for (const ProjectionParams& one : params) products.push_back(product_of(one));
   for (std::span<const Product> left(products); !left.empty();) {
-    const Product& first = left.front();
     std::size_t count = 1;
-    while (count < std::min(left.size(), kMostProducts) && go_together(first, left[count])) ++count;
-    if (!is_decode(first)) {
-      takes_tensor_cores(first) ? launch_tensor_core_forward(queue, first)
-                                : launch_fma(queue, first);
+    while (count < std::min(left.size(), kMostProducts) && go_together(left[0], left[count])) {
+      ++count;
+    }
+    const std::span<const Product> together = left.first(count);
+    if (is_decode(together)) {
+      takes_tensor_cores(left[0]) ? launch_tensor_core_decode(queue, together)
+                                  : launch_fma_decode(queue, together);
+    } else if (takes_tensor_cores(left[0])) {
+      launch_tensor_core_forward(queue, together);
     } else {
-      takes_tensor_cores(first) ? launch_tensor_core_decode(queue, left.first(count))
-                                : launch_fma_decode(queue, left.first(count));
+      for (const Product& product : together) launch_fma(queue, product);
     }
     left = left.subspan(count);
   }

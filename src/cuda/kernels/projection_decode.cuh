@@ -118,7 +118,8 @@ class DecodeTotals {
 template <class Shape>
 void launch_decode(Queue& queue, void (*kernel)(DecodeParams), std::span<const Product> products,
                    std::int64_t warp_depth, std::size_t shared_bytes) {
-  DecodeParams params{.chunk_warps = Shape::kFewestChunkWarps};
+  DecodeParams params;
+  params.chunk_warps = Shape::kFewestChunkWarps;
   while (params.chunk_warps < Shape::kWarps &&
          params.chunk_warps * warp_depth < products.front().k) {
     params.chunk_warps *= 2;

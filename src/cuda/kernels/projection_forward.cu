@@ -4,10 +4,12 @@
 
 namespace ladon::cuda::projection {
 
-void launch_tensor_core_forward(Queue& queue, const Product& product) {
-  if (hopper::multiply_forward(queue, product)) return;
-  launch_tensor_core<AlongK<true, true>, StoreSums>(queue, product,
-                                                    fills_gpu(queue, product, LargeTile::kM));
+void launch_tensor_core_forward(Queue& queue, std::span<const Product> products) {
+  if (hopper::multiply_forward(queue, products)) return;
+  for (const Product& product : products) {
+    launch_tensor_core<AlongK<true, true>, StoreSums>(queue, product,
+                                                      fills_gpu(queue, product, LargeTile::kM));
+  }
 }
 
 }  // namespace ladon::cuda::projection

@@ -72,12 +72,12 @@ struct Product {
   std::int64_t longest_sum = 0;  // added to c at a time
 };
 
-/// Products of one m and k that a kernel for few rows computes at once.
+/// Products of one m, k and dtype that a kernel computes at once.
 inline constexpr std::size_t kMostProducts = 4;
 
 // Each launches the kernels of one kind of product. m, n or heads of 0 is legal.
 /// 16-bit operands of one dtype.
-void launch_tensor_core_forward(Queue& queue, const Product& product);
+void launch_tensor_core_forward(Queue& queue, std::span<const Product> products);
 void launch_tensor_core_input_gradient(Queue& queue, const Product& product);
 void launch_tensor_core_weight_gradient(Queue& queue, const Product& product);
 void launch_tensor_core_decode(Queue& queue, std::span<const Product> products);

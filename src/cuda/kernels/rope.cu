@@ -275,9 +275,10 @@ bool has_same_angles(const RopeParams& a, const RopeParams& b) {
 /// One launch for tensors of the same angles.
 void rotate_together(Queue& queue, std::span<const RopeParams> params) {
   const RopeParams& first = params.front();
-  RotateParams kernel_params{.rope = first,
-                             .has_positions = first.positions != nullptr,
-                             .has_frequencies = first.cos.data == nullptr};
+  RotateParams kernel_params;
+  kernel_params.rope = first;
+  kernel_params.has_positions = first.positions != nullptr;
+  kernel_params.has_frequencies = first.cos.data == nullptr;
   std::int64_t heads = 0;
   for (std::size_t i = 0; i < params.size(); ++i) {
     kernel_params.tensors[i] = {params[i].x, params[i].out, params[i].heads};
