@@ -34,8 +34,8 @@ class Gpu {
   /// Lets a kernel use so much dynamic shared memory; never less than before, because launches of
   /// other sizes may be gathered. Throws Error.
   void allow_shared_memory(const void* kernel, std::size_t bytes);
-  /// Whether the code of a kernel that may start early is Hopper's, in which it waits. Code from PTX
-  /// of Ampere does not.
+  /// Whether the code of a kernel that may start early is Hopper's, in which it waits. Code from
+  /// PTX of Ampere does not.
   bool waits_by_itself(const void* kernel);
 
   /// Streams of living Contexts.

@@ -17,7 +17,8 @@ struct Grid {
 };
 
 /// Enqueues a kernel that takes one params struct.
-inline cudaError_t enqueue_kernel(const void* kernel, const Grid& grid, void* params, cudaStream_t stream) {
+inline cudaError_t enqueue_kernel(const void* kernel, const Grid& grid, void* params,
+                                  cudaStream_t stream) {
   void* arguments[] = {params};
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -1,7 +1,5 @@
 #include "cuda/queue.h"
 
-#include <algorithm>
-
 #include "core/fail.h"
 #include "cuda/error.h"
 #include "cuda/recording.h"
@@ -32,20 +30,6 @@ void Queue::refuse_capture() const {
 Metadata& Queue::metadata() noexcept {
   Recording* const recording = memory_->recording();
   return recording == nullptr ? metadata_ : recording->metadata();
-}
-
-int* Queue::counters(std::int64_t count) {
-  constexpr std::int64_t kFewest = 4096;
-  const std::lock_guard lock(counters_mutex_);
-  if (count > num_counters_) {
-    num_counters_ = 0;
-    const std::int64_t rounded = std::max(count, kFewest);
-    const auto bytes = static_cast<std::size_t>(rounded) * sizeof(int);
-    counters_.emplace(scratch_, bytes);
-    zero(counters_->data(), bytes);
-    num_counters_ = rounded;
-  }
-  return reinterpret_cast<int*>(counters_->data());
 }
 
 void Queue::launch_kernel(const void* kernel, Grid grid, void* params, std::size_t bytes) {

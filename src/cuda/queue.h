@@ -12,8 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <span>
 
 #include "core/workspace.h"
@@ -36,8 +34,6 @@ class Queue {
   WorkspacePool& scratch() noexcept { return scratch_; }
   /// For lists that describe calls.
   Metadata& metadata() noexcept;
-  /// `count` integers on the device that are 0, and that a kernel leaves so.
-  int* counters(std::int64_t count);
 
   /// Throws Error where the program captures the stream: its graph would run kernels again over
   /// lists and scratch memory that other calls use by then.
@@ -70,9 +66,6 @@ class Queue {
   Metadata metadata_;
   int num_multiprocessors_ = 1;
   const KernelSet kernels_;
-  std::mutex counters_mutex_;
-  std::optional<Workspace> counters_;
-  std::int64_t num_counters_ = 0;
 };
 
 /// A list of the host's, as kernels of one call see it.

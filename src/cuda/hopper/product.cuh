@@ -4,7 +4,8 @@
 // busy. A thread copies a and b through a ring of stages, 64 values of k each; two warpgroups of 64
 // rows multiply. Chunks of 256 are summed by wgmma in steps of 16 and added to the totals in
 // registers, as projection_mma.cuh does, so the bits are the same: 96 sums and 96 totals a thread.
-// While a tile is stored, the next one is copied.
+// While a tile is stored, the next one is copied. Several products of one m and k share a launch:
+// q, k and v of a layer, which alone would not fill a GPU.
 //
 // A step of 16 takes 192 cycles of tensor cores, and 208 of the shared memory's port: 16 KiB read,
 // 10 KiB written by the copies. A tile of 128 x 128 takes 128 and 160. H200, two bf16 matrices
@@ -215,10 +216,7 @@ template <class Half, int kColumns, class Layout, class Epilogue>
 __global__ void __launch_bounds__(kProductThreads, 1)
     multiply_wgmma(const __grid_constant__ HopperProductParams params) {
   extern __shared__ unsigned char shared[];
-  // Dynamic shared memory need not start at a multiple of 1024, which the swizzle counts from.
-  using Memory = ProductMemory<kColumns>;
-  auto& memory = *reinterpret_cast<Memory*>((reinterpret_cast<std::uintptr_t>(shared) + 1023) &
-                                            ~std::uintptr_t{1023});
+  auto& memory = *reinterpret_cast<ProductMemory<kColumns>*>(aligned_memory(shared));
   if (threadIdx.x == 0) {
     for (BufferBarriers& barriers : memory.barriers) {
       barriers.full.init(1);

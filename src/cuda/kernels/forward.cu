@@ -2,8 +2,7 @@
 //
 // Which kernel computes a call depends on its dtypes, head_dim and rules; how many rows it has
 // changes the shape of the kernel but not the arithmetic. Few rows over many keys (decoding) are
-// computed segment by segment, each by a block of threads, and folded by the block that finishes
-// last or by a second kernel.
+// computed segment by segment, each by a block of threads, and folded by a second kernel.
 
 #include <algorithm>
 #include <numbers>
@@ -11,6 +10,7 @@
 
 #include "core/fail.h"
 #include "cuda/hopper/attend.h"
+#include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/forward.cuh"
 #include "cuda/kernels/forward_fold.cuh"
 #include "cuda/kernels/forward_launch.h"
@@ -28,7 +28,7 @@ constexpr std::int64_t kMostSplitRows = 256;
 // Longer heads would not leave room for the queries in shared memory.
 constexpr std::int64_t kLongestMmaHead = 640;
 
-/// Folds segments that were computed apart: a warp for each row and 128 columns.
+/// Folds segments that were computed apart: a warp for each row and 32 columns.
 template <class Compute, class Exp>
 struct FoldParams {
   ForwardParams<Compute> forward;
@@ -40,15 +40,17 @@ constexpr int kFoldWarps = 4;  // of a block
 template <class Compute, class Exp>
 __global__ void __launch_bounds__(kFoldWarps* kWarp)
     fold_segments(const __grid_constant__ FoldParams<Compute, Exp> params) {
+  take_over();
   const AttentionParams& call = params.forward.call;
   const std::int64_t rows = params.forward.partials.rows;
+  const std::int64_t warps = (call.value_dim + kWarp - 1) / kWarp;  // of a row
   std::int64_t index = std::int64_t{blockIdx.x} * kFoldWarps + threadIdx.x / kWarp;
-  const std::int64_t column = index % params.forward.value_chunks * kFoldColumns * kWarp;
-  index /= params.forward.value_chunks;
+  const std::int64_t column = index % warps * kWarp;
+  index /= warps;
   const std::int64_t row = index % rows;
   const std::int64_t place = index / rows;
   if (place >= call.num_sequences * call.num_kv_heads) return;
-  const Sequence& sequence = call.sequences[place / call.num_kv_heads];
+  const Sequence& sequence = sequence_of(params.forward, place / call.num_kv_heads);
   if (row >= sequence.query_len * call.group) return;
   fold_columns(params.forward, sequence, place, row, column, params.exp_of, params.unit);
 }
@@ -116,9 +118,9 @@ class PartialMemory {
   Partials<Compute> partials_;
 };
 
-/// Launches the kernel for all tasks. Then folds, unless the kernel does (`folds`).
+/// Launches the kernel for all tasks, then folds.
 template <class Compute, class Launch, class Exp>
-void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_tile, bool folds,
+void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_tile,
          const Launch& launch, Exp exp_of, Compute unit) {
   const AttentionParams& call = params.call;
   params.row_tiles = (call.max_query_len * call.group + rows_per_tile - 1) / rows_per_tile;
@@ -132,13 +134,14 @@ void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_til
          "got " + std::to_string(tasks) + " tiles of work, expected at most 2^31 - 1");
   }
   if (tasks == 0) return;
-  const std::int64_t places = call.num_sequences * call.num_kv_heads;
-  if (is_split && folds) params.partials.arrivals = queue.counters(places * params.row_tiles);
   launch(tasks, params);
-  if (!is_split || folds) return;
+  if (!is_split) return;
+  const std::int64_t warps = call.num_sequences * call.num_kv_heads * params.partials.rows *
+                             ceil_div(call.value_dim, kWarp);
   queue.launch(fold_segments<Compute, Exp>,
-               {blocks_for(places * params.partials.rows * params.value_chunks, kFoldWarps),
-                kFoldWarps * kWarp},
+               {.blocks = blocks_for(warps, kFoldWarps),
+                .threads = kFoldWarps * kWarp,
+                .starts_early = true},
                FoldParams<Compute, Exp>{params, exp_of, unit});
 }
 
@@ -187,7 +190,7 @@ void attend(Queue& queue, const AttentionParams& call) {
       return;
     }
     run(
-        queue, params, mma_rows(kind.few_rows), kind.few_rows,
+        queue, params, mma_rows(kind.few_rows),
         [&](std::int64_t tasks, const ForwardParams<float>& ready) {
           is_bf16 ? launch_forward_bf16(queue, kind, tasks, ready)
                   : launch_forward_f16(queue, kind, tasks, ready);
@@ -204,7 +207,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.call = sequences.params();
     params.partials = memory.partials();
     run(
-        queue, params, simt_rows(kind.few_rows, is_f64), false,
+        queue, params, simt_rows(kind.few_rows, is_f64),
         [&](std::int64_t tasks, const ForwardParams<Compute>& ready) {
           launch(queue, kind, tasks, ready);
         },

@@ -24,9 +24,7 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/forward.cuh"
-#include "cuda/kernels/forward_fold.cuh"
 #include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/forward_scores.cuh"
 #include "cuda/kernels/forward_sums.cuh"
@@ -377,29 +375,5 @@ class ForwardTile {
   RowState<float> total_[2];
   bool has_earlier_ = false;
 };
-
-/// Blocks of threads for which a multiprocessor must have registers. Where warps share rows, as
-/// many as it has shared memory for.
-constexpr int least_blocks(int warps, bool streamed, ForwardRules rules, bool shared) {
-  if (shared) return rules == ForwardRules::kIntegers ? 6 : warps == 4 ? 2 : 3;
-  return warps == 4 && (rules == ForwardRules::kAll || !streamed) ? 2 : 1;
-}
-
-template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
-__global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, kRules, kShared))
-    forward_mma(const __grid_constant__ ForwardParams<float> params) {
-  using Tile = ForwardTile<Half, kWarps, kStreamed, kRules, kShared>;
-  extern __shared__ __align__(128) unsigned char shared[];
-  if constexpr (Tile::kRows == 16) take_over();
-  const ForwardTask task(params, blockIdx.x);
-  Tile(params, task, sequence_of(params, task.sequence),
-       *reinterpret_cast<typename Tile::Memory*>(shared))
-      .run();
-  if constexpr (Tile::kRows == 16) {
-    if (params.partials.arrivals != nullptr) {
-      fold_after_last(params, Tile::kRows, Base2Exp{params.factor}, exp2f(kWeightShift<Half>));
-    }
-  }
-}
 
 }  // namespace ladon::cuda

@@ -1,10 +1,31 @@
-// Instantiates the tensor-core forward kernels of one dtype.
+// The tensor-core forward kernels of one dtype, and their launches.
 #pragma once
 
+#include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/forward_mma.cuh"
 
 namespace ladon::cuda {
+
+/// Blocks of threads for which a multiprocessor must have registers. Where warps share rows, as
+/// many as it has shared memory for.
+constexpr int least_blocks(int warps, bool streamed, ForwardRules rules, bool shared) {
+  if (shared) return rules == ForwardRules::kIntegers ? 6 : 3;
+  return warps == 4 && (rules == ForwardRules::kAll || !streamed) ? 2 : 1;
+}
+
+template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
+__global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, kRules, kShared))
+    forward_mma(const __grid_constant__ ForwardParams<float> params) {
+  using Tile = ForwardTile<Half, kWarps, kStreamed, kRules, kShared>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  if constexpr (Tile::kRows == 16) wait_for_kernel_before();
+  const ForwardTask task(params, blockIdx.x);
+  Tile(params, task, sequence_of(params, task.sequence),
+       *reinterpret_cast<typename Tile::Memory*>(shared))
+      .run();
+  if constexpr (Tile::kRows == 16) start_kernel_after();
+}
 
 template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
 void launch_forward_mma(Queue& queue, std::int64_t tasks, const ForwardParams<float>& params) {

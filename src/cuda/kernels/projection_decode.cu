@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const DecodeBlock block = decode_block<Shape>(params);
   WarpTiles<Shape> tiles(params, block, block.feature + warp / chunk_warps * Shape::kFeatures,
                          shared_address(shared.stages[warp]), warp, lane);
-  take_over();
+  wait_for_kernel_before();
   for (int i = 0; i < Shape::kStages - 1; ++i) tiles.start_copies(i);
 
   const int chunks = static_cast<int>(ceil_div(block.product.k, kTensorCoreChunk));
@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                      });
     __syncthreads();  // the next tiles overwrite the sums
   }
+  start_kernel_after();
   totals.store(params, block);
 }
 

@@ -2,10 +2,10 @@
 //
 // Several projections of as many rows and as long a k run as one launch: q, k and v of a layer.
 //
-// A block has some features of one of them and up to kRows rows. Its warps sum chunks of k: chunk_warps of them
-// share kFeatures features, one or several chunks each, and with few chunks several such groups
-// have features of their own. After each round the block adds the sums of its chunks in ascending
-// order, the order of the kernels for many rows.
+// A block has some features of one of them and up to kRows rows. Its warps sum chunks of k:
+// chunk_warps of them share kFeatures features, one or several chunks each, and with few chunks
+// several such groups have features of their own. After each round the block adds the sums of its
+// chunks in ascending order, the order of the kernels for many rows.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace ladon::cuda::projection {
 
 struct DecodeParams {
-  Product products[kMostProducts];  // of one m, k and dtype
+  Product products[kMostProducts];          // of one m, k and dtype
   std::int64_t blocks[kMostProducts] = {};  // of each; 0 where there is none
   int chunk_warps = 1;                      // a divisor of the number of warps
 };

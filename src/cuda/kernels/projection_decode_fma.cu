@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(Shape::kThreads, sizeof(Compute) == 4 ? 2 : 1)
     decode_fma(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<DecodeShared<Compute>*>(memory);
-  take_over();
+  wait_for_kernel_before();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int chunk_warps = params.chunk_warps;
@@ -163,6 +163,7 @@ __global__ void __launch_bounds__(Shape::kThreads, sizeof(Compute) == 4 ? 2 : 1)
                      });
     __syncthreads();
   }
+  start_kernel_after();
   totals.store(params, block);
 }
 

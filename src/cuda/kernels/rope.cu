@@ -4,10 +4,10 @@
 //
 // backward by -t; and tables of cosines and sines.
 //
-// A block has one token, of queries and keys alike: its threads compute the token's cosines and sines in double, round them
-// once into shared memory, and rotate 8 pairs of a head at a time. The arithmetic is that of CPUs,
-// products rounded before they are added, so that results differ from theirs only where CUDA's sine
-// does in its last bit.
+// A block has one token, of queries and keys alike: its threads compute the token's cosines and
+// sines in double, round them once into shared memory, and rotate 8 pairs of a head at a time. The
+// arithmetic is that of CPUs, products rounded before they are added, so that results differ from
+// theirs only where CUDA's sine does in its last bit.
 //
 // Per element: 3 operations, read and written once; per token and pair one sincos of about 100 f64
 // operations, which all heads share. The limit is memory.

@@ -110,9 +110,6 @@ struct Partials {
   Compute* out = nullptr;  // value_dim elements each
   std::int64_t segments = 0;
   std::int64_t rows = 0;
-  // How many blocks of threads are done with a tile of [sequence, kv_head, row_tile], where the last
-  // one folds its segments.
-  int* arrivals = nullptr;
 
   __device__ std::int64_t index(std::int64_t sequence_and_head, std::int64_t segment,
                                 std::int64_t row) const {
