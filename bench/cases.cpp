@@ -131,6 +131,7 @@ void add_decode(CaseList& list) {
     add(dtype, Source::kContiguous, dtype, 1);
     add(dtype, Source::kPaged, dtype, 1);
     add(dtype, Source::kPaged, DType::kI8, 1);
+    add(dtype, Source::kPaged, DType::kF8E4M3, 1);
   }
   // The same work twice: a batch whose sequences have their own pages, and one that shares them.
   add(DType::kF32, Source::kPaged, DType::kBF16, 8);
@@ -163,6 +164,7 @@ void add_memory(CaseList& list) {
   using Kind = MemoryShape::Kind;
   list.add(MemoryShape{.kind = Kind::kAppend});
   list.add(MemoryShape{.kind = Kind::kAppend, .storage = DType::kI8});
+  list.add(MemoryShape{.kind = Kind::kAppend, .storage = DType::kF8E4M3});
   list.add(MemoryShape{.kind = Kind::kGather});
   list.add(MemoryShape{.kind = Kind::kAdamW});
 }
@@ -215,6 +217,7 @@ void add_gpu_decode(CaseList& list) {
   add(64, 8192, Source::kContiguous, DType::kBF16);
   add(64, 8192, Source::kPaged, DType::kBF16);
   add(64, 8192, Source::kPaged, DType::kI8);
+  add(64, 8192, Source::kPaged, DType::kF8E4M3);
   add(64, 8192, Source::kSharedPrefix, DType::kBF16);
   add(1, 32768, Source::kTensors, DType::kBF16);
   shape.num_heads = shape.num_kv_heads = 32;

@@ -41,7 +41,9 @@ class CacheRows : public Workload {
   std::string check(const Context& context) override {
     append(context);
     gather(context);
-    const double allowed = storage_ == DType::kI8 ? 1.0 / 254 + epsilon_of(DType::kBF16) : 0;
+    const double allowed = storage_ == DType::kI8       ? 1.0 / 254 + epsilon_of(DType::kBF16)
+                           : storage_ == DType::kF8E4M3 ? epsilon_of(storage_) / 2
+                                                        : 0;
     const auto is_same = [allowed](const Tensor& gathered, const Tensor& appended) {
       const Tensor expected = appended.to_host();
       return largest_error(gathered.to_host(), expected.view().reshape(gathered.shape())) <=

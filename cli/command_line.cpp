@@ -92,7 +92,8 @@ Work plan(CLI::App& app) {
   add_ignored(sub, options->ignored_fields);
   add_count(sub, "--context", options->context, 1, kMostTokens, "Tokens of each sequence; k: 1024");
   add_count(sub, "--batch", options->batch, 1, kMostTokens, "Sequences");
-  add_dtype(sub, "--dtype", {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI8},
+  add_dtype(sub, "--dtype",
+            {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kF8E4M3},
             "Of the cache", [options](DType dtype) { options->dtype = dtype; })
       ->default_str(name_of(options->dtype));
   sub->add_option_function<std::string>(
@@ -121,7 +122,7 @@ Work plan(CLI::App& app) {
 Work run(CLI::App& app) {
   const std::vector<DType> floats{DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
   std::vector<DType> cache_types = floats;
-  cache_types.push_back(DType::kI8);
+  cache_types.insert(cache_types.end(), {DType::kI8, DType::kF8E4M3});
   auto options = std::make_shared<RunOptions>();
   CLI::App* sub = app.add_subcommand(
       "run", "An attention layer of a model folder over a .npy file, whole or cached");
@@ -272,7 +273,8 @@ std::vector<SubcommandDescription> described(const CLI::App& app) {
       const std::string type = option->get_expected_max() == 0 ? "" : option->get_type_name();
       one.options.push_back(
           {"--" + option->get_lnames().front(), type, option->get_description(), {}});
-      if (type == "DTYPE") one.options.back().choices = {"f64", "f32", "f16", "bf16", "i8"};
+      if (type == "DTYPE")
+        one.options.back().choices = {"f64", "f32", "f16", "bf16", "i8", "f8e4m3"};
     }
   }
   return all;

@@ -40,24 +40,18 @@ std::size_t distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::optional<DType> dtype_from_name(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, DType>, 17> kNames{{
-      {"f64", DType::kF64},
-      {"fp64", DType::kF64},
-      {"float64", DType::kF64},
-      {"double", DType::kF64},
-      {"f32", DType::kF32},
-      {"fp32", DType::kF32},
-      {"float32", DType::kF32},
-      {"float", DType::kF32},
-      {"single", DType::kF32},
-      {"f16", DType::kF16},
-      {"fp16", DType::kF16},
-      {"float16", DType::kF16},
-      {"half", DType::kF16},
-      {"bf16", DType::kBF16},
-      {"bfloat16", DType::kBF16},
-      {"i8", DType::kI8},
-      {"int8", DType::kI8},
+  constexpr std::array<std::pair<std::string_view, DType>, 22> kNames{{
+      {"f64", DType::kF64},       {"fp64", DType::kF64},
+      {"float64", DType::kF64},   {"double", DType::kF64},
+      {"f32", DType::kF32},       {"fp32", DType::kF32},
+      {"float32", DType::kF32},   {"float", DType::kF32},
+      {"single", DType::kF32},    {"f16", DType::kF16},
+      {"fp16", DType::kF16},      {"float16", DType::kF16},
+      {"half", DType::kF16},      {"bf16", DType::kBF16},
+      {"bfloat16", DType::kBF16}, {"i8", DType::kI8},
+      {"int8", DType::kI8},       {"f8e4m3", DType::kF8E4M3},
+      {"f8", DType::kF8E4M3},     {"fp8", DType::kF8E4M3},
+      {"float8", DType::kF8E4M3}, {"float8_e4m3fn", DType::kF8E4M3},
   }};
   const std::string wanted = lower(name);
   for (const auto& [spelling, dtype] : kNames) {
@@ -68,7 +62,7 @@ std::optional<DType> dtype_from_name(std::string_view name) {
 
 std::string did_you_mean(std::string_view given, const std::vector<std::string>& names) {
   const std::string wanted = lower(given);
-  // A third of the letters may be wrong: two of "conpare", none of "f8".
+  // A third of the letters may be wrong: two of "conpare", none of "f4".
   std::size_t nearest = wanted.size() / 3 + 1;
   const std::string* best = nullptr;
   for (const std::string& name : names) {

@@ -83,7 +83,7 @@ std::vector<RankScheme> rank_schemes(const ModelShape& model, const CacheRequest
       .batch = as_double(request.batch),
       .ranks = as_double(ranks),
       .element = as_double(
-          request.dtype == DType::kI8 ? 2 : static_cast<std::int64_t>(size_of(request.dtype)))};
+          needs_scale(request.dtype) ? 2 : static_cast<std::int64_t>(size_of(request.dtype)))};
   std::vector<RankScheme> schemes;
   // `steps` collectives in each layer, of which each takes a latency for every other rank, and so
   // do the rounds of agreement.

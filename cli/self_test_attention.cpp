@@ -265,7 +265,7 @@ void SelfTest::check_cache(DType query_dtype, DType storage) {
 }
 
 void SelfTest::caches() {
-  for (const DType storage : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) {
+  for (const DType storage : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kF8E4M3}) {
     check_cache(DType::kF32, storage);
     check_cache(DType::kBF16, storage);
   }

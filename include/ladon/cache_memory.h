@@ -27,7 +27,7 @@ struct CacheMemoryOptions {
 struct CacheMemory {
   std::string_view kind;  // "MHA", "GQA", "MQA" or "MLA"
   std::int64_t elements = 0;
-  std::int64_t bytes = 0;  // with the scales of i8
+  std::int64_t bytes = 0;  // with the scales of i8 and f8e4m3
   /// 1 - elements / MHA's elements; 0 when empty.
   double reduction = 0;
 };

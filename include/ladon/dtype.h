@@ -1,10 +1,12 @@
-// Element types: the DType tag, and the value types float16 and bfloat16.
+// Element types: the DType tag, and the value types float16, bfloat16 and float8_e4m3.
 //
 // Ladon computes with floats. Bool is for masks; the integers are there so that checkpoints can
-// hold them and copy() can convert them, and every operation on numbers refuses them by name.
+// hold them and copy() can convert them, and every operation on numbers refuses them by name. So it
+// does with 8-bit floats, which are for caches (KvFormat) and copy() alone.
 //
 // Conversions to the 16-bit types round to nearest, ties to even, straight from double (no double
-// rounding through float). NaN stays NaN, overflow gives infinity, subnormals are kept.
+// rounding through float). NaN stays NaN, overflow gives infinity, subnormals are kept. The 8-bit
+// type has no infinity: overflow gives the largest number, +-448, and infinity NaN.
 #pragma once
 
 #include <bit>
@@ -29,6 +31,7 @@ enum class DType : std::uint8_t {
   kU32,
   kI64,
   kU64,
+  kF8E4M3,  // 4 bits of exponent, 3 of mantissa
 };
 
 /// Bytes of one element.
@@ -46,21 +49,23 @@ constexpr std::size_t size_of(DType dtype) noexcept {
     case DType::kU16: return 2;
     case DType::kBool:
     case DType::kI8:
-    case DType::kU8: return 1;
+    case DType::kU8:
+    case DType::kF8E4M3: return 1;
   }
   return 0;
 }
 
+/// Whether Ladon computes with elements of this dtype.
 constexpr bool is_float(DType dtype) noexcept {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
          dtype == DType::kBF16;
 }
 
-/// "f64", "f32", "f16", "bf16", "bool", "i8", "u8", ... "u64".
+/// "f64", "f32", "f16", "bf16", "bool", "i8", "u8", ... "u64", "f8e4m3".
 LADON_API const char* name_of(DType dtype) noexcept;
 
-/// The gap between 1 and the next number: 2^-52, 2^-23, 2^-10 or 2^-7. Zero for bool and
-/// the integers.
+/// The gap between 1 and the next number: 2^-52, 2^-23, 2^-10, 2^-7 or (f8e4m3) 2^-3. Zero for bool
+/// and the integers.
 LADON_API double epsilon_of(DType dtype) noexcept;
 
 namespace detail {
@@ -121,6 +126,35 @@ constexpr float float16_bits_to_float(std::uint16_t half) noexcept {
   return sign != 0 ? -value : value;
 }
 
+/// e4m3 as the Open Compute Project defines it: exponent bias 7, subnormals, no infinities, NaN in
+/// all ones alone.
+constexpr std::uint8_t float_to_float8_bits(float value) noexcept {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80U;
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude >= 0x7f800000U) return static_cast<std::uint8_t>(sign | 0x7fU);
+  if (magnitude >= 0x43e00000U) return static_cast<std::uint8_t>(sign | 0x7eU);  // >= 448
+  if (magnitude < 0x3c800000U) {  // below 2^-6: a subnormal, one unit is 2^-9
+    if (magnitude < 0x3a800000U) return static_cast<std::uint8_t>(sign);  // below 2^-10
+    const std::uint32_t mantissa = (magnitude & 0x7fffffU) | 0x800000U;
+    const std::uint32_t shift = 141U - (magnitude >> 23);
+    const std::uint32_t half = 1U << (shift - 1U);
+    const std::uint32_t odd = (mantissa >> shift) & 1U;
+    return static_cast<std::uint8_t>(sign | ((mantissa + half - 1U + odd) >> shift));
+  }
+  const std::uint32_t odd = (magnitude >> 20) & 1U;
+  return static_cast<std::uint8_t>(sign | ((magnitude - 0x3c000000U + 0x7ffffU + odd) >> 20));
+}
+
+constexpr float float8_bits_to_float(std::uint8_t bits) noexcept {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x80U) << 24;
+  const std::uint32_t magnitude = bits & 0x7fU;
+  if (magnitude == 0x7fU) return std::bit_cast<float>(sign | 0x7fc00000U);
+  if (magnitude >= 8) return std::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000U));
+  const float value = static_cast<float>(magnitude) * 0x1p-9F;
+  return sign != 0 ? -value : value;
+}
+
 }  // namespace detail
 
 /// The upper half of a float: 8 bits of exponent, 7 of mantissa.
@@ -143,6 +177,18 @@ struct float16 {
   constexpr explicit float16(double value) noexcept
       : bits(detail::float_to_float16_bits(detail::round_to_odd(value))) {}
   constexpr operator float() const noexcept { return detail::float16_bits_to_float(bits); }
+};
+
+/// OCP's E4M3: 4 bits of exponent, 3 of mantissa, from 2^-9 to 448.
+struct float8_e4m3 {
+  std::uint8_t bits = 0;
+
+  constexpr float8_e4m3() = default;
+  constexpr explicit float8_e4m3(float value) noexcept
+      : bits(detail::float_to_float8_bits(value)) {}
+  constexpr explicit float8_e4m3(double value) noexcept
+      : bits(detail::float_to_float8_bits(detail::round_to_odd(value))) {}
+  constexpr operator float() const noexcept { return detail::float8_bits_to_float(bits); }
 };
 
 /// The DType of a C++ element type.
@@ -199,6 +245,10 @@ struct dtype_of_type<std::int64_t> {
 template <>
 struct dtype_of_type<std::uint64_t> {
   static constexpr DType value = DType::kU64;
+};
+template <>
+struct dtype_of_type<float8_e4m3> {
+  static constexpr DType value = DType::kF8E4M3;
 };
 
 template <class T>

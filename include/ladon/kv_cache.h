@@ -42,8 +42,8 @@ struct KvCacheOptions {
   /// value_dim.
   std::int64_t num_heads = 0;
   std::int64_t mha_dim = 0;
-  /// f64, f32, f16, bf16, or int8 with an f32 scale per token and head (docs/numerics.md says what
-  /// that costs).
+  /// f64, f32, f16, bf16, or int8 or fp8 (f8e4m3) with an f32 scale per token and head
+  /// (docs/numerics.md says what that costs).
   KvFormat format{};
 };
 
@@ -121,7 +121,8 @@ class LADON_API KvCache {
   std::int64_t adopt_prefix(std::int64_t sequence, std::span<const std::int64_t> token_ids);
 
   /// What a sequence holds, oldest first: [held, num_kv_heads, head_dim] and [held, num_kv_heads,
-  /// value_dim], on the cache's device, in the stored dtype (f32 for int8) or another float dtype.
+  /// value_dim], on the cache's device, in the stored dtype (f32 for int8 and fp8) or another float
+  /// dtype.
   Tensor keys(const Context& context, std::int64_t sequence = 0,
               std::optional<DType> dtype = {}) const;
   Tensor values(const Context& context, std::int64_t sequence = 0,

@@ -33,7 +33,8 @@ struct KvSequenceView {
 /// Slots of num_kv_heads keys and values each. Strides are in elements; the elements of one head
 /// are contiguous.
 struct KvCacheView {
-  /// f64 (for f64 queries alone), f32, f16, bf16, or int8 with scales.
+  /// f64 (for f64 queries alone), f32, f16, bf16, or int8 or fp8 (f8e4m3) with scales. fp8 elements
+  /// are numbers: what the codes of NaN, 0x7f and 0xff, read as is not defined.
   KvFormat format{};
   DeviceId device{};  // of k, v and the scales
   std::int64_t num_kv_heads = 0;
@@ -48,8 +49,8 @@ struct KvCacheView {
   std::int64_t v_head_stride = 0;
   std::int64_t page_size = 0;   // 0: not paged
   std::int64_t ring_slots = 0;  // 0: not a ring
-  /// int8 elements are dequantised with one f32 scale per (slot, head), [num_slots, num_kv_heads]
-  /// with these strides, aligned as floats are. Null for other formats.
+  /// int8 and fp8 elements are dequantised with one f32 scale per (slot, head), [num_slots,
+  /// num_kv_heads] with these strides, aligned as floats are. Null for other formats.
   const float* k_scales = nullptr;
   const float* v_scales = nullptr;
   std::int64_t scale_slot_stride = 0;

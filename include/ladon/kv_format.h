@@ -8,7 +8,8 @@ namespace ladon {
 /// Whether elements of this dtype need a scale to be read as numbers.
 constexpr bool needs_scale(DType dtype) noexcept {
   switch (dtype) {
-    case DType::kI8: return true;
+    case DType::kI8:
+    case DType::kF8E4M3: return true;
     case DType::kF64:
     case DType::kF32:
     case DType::kF16:
@@ -25,7 +26,8 @@ constexpr bool needs_scale(DType dtype) noexcept {
   return false;
 }
 
-/// Floats are stored as they are; int8 is quantised, with one f32 scale per token and head.
+/// Floats are stored as they are; int8 and fp8 (f8e4m3) are quantised, with one f32 scale per token
+/// and head.
 struct KvFormat {
   DType dtype = DType::kF32;
   bool scaled = false;

@@ -21,7 +21,7 @@ struct DTypeNames {
   std::array<std::string_view, 3> names;  // Ladon's first
 };
 
-constexpr std::array<DTypeNames, 13> kDTypes{{
+constexpr std::array<DTypeNames, 14> kDTypes{{
     {DType::kF64, Code::Float, {"f64", "float64", "double"}},
     {DType::kF32, Code::Float, {"f32", "float32", "float"}},
     {DType::kF16, Code::Float, {"f16", "float16", "half"}},
@@ -35,6 +35,7 @@ constexpr std::array<DTypeNames, 13> kDTypes{{
     {DType::kU32, Code::UInt, {"u32", "uint32", "uint32"}},
     {DType::kI64, Code::Int, {"i64", "int64", "int64"}},
     {DType::kU64, Code::UInt, {"u64", "uint64", "uint64"}},
+    {DType::kF8E4M3, Code::Float8_E4M3FN, {"f8e4m3", "float8_e4m3fn", "fp8"}},
 }};
 
 nb::dlpack::dtype dlpack_dtype(DType dtype) {
@@ -204,10 +205,14 @@ void Array::take(nb::handle object, const Where& where) {
   refuse_gradient(where, object);
   memory_ = handed_over(object, where);
   if (import_memory<Memory>(memory_, where, {})) return;
-  // NumPy does not export bfloat16, which ml_dtypes brings. The same memory as integers is fine.
+  // NumPy does not export the types that ml_dtypes brings. The same memory as integers is fine.
   if (is_numpy(object) && dclass_of(object) == "bfloat16") {
     memory_ = object.attr("view")("uint16");
     if (import_memory<Memory>(memory_, where, DType::kBF16)) return;
+  }
+  if (is_numpy(object) && dclass_of(object) == "float8_e4m3fn") {
+    memory_ = object.attr("view")("uint8");
+    if (import_memory<Memory>(memory_, where, DType::kF8E4M3)) return;
   }
   throw_unreadable(where, object, std::is_same_v<Memory, nb::ndarray<>>);
 }

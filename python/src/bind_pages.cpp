@@ -194,7 +194,7 @@ page_tables : sequence of sequence of int
 lengths : sequence of int
     How many tokens they hold.
 k_scales, v_scales : array [num_pages, page_size, num_kv_heads], optional
-    Of int8 pages, in f32.
+    Of int8 and fp8 pages, in f32.
 
 Returns
 -------

@@ -126,7 +126,7 @@ void check_cache_layout(const Operation& operation, const KvCacheView& cache, DT
   if (scaled != needs_scale(dtype) || (!scaled && !is_float(dtype))) {
     fail(operation, "cache",
          std::string("got dtype ") + name_of(dtype) + (scaled ? " that is scaled" : "") +
-             ", expected a float dtype or i8");
+             ", expected a float dtype, i8 or f8e4m3");
   }
   if (dtype == DType::kF64 && q_dtype != DType::kF64) {
     fail(operation, "cache",
@@ -137,7 +137,7 @@ void check_cache_layout(const Operation& operation, const KvCacheView& cache, DT
   if (scaled ? !has_scales && cache.num_slots > 0 : has_some) {
     fail(operation, "cache",
          std::string("got dtype ") + name_of(dtype) + (scaled ? " without" : " with") +
-             " scales, expected scales beside i8 and nowhere else");
+             " scales, expected scales beside i8 and f8e4m3 and nowhere else");
   }
   if (cache.value_dim < 1) {
     fail(operation, "cache",

@@ -22,8 +22,12 @@ constexpr std::uint32_t kVersion = 1;
 constexpr std::string_view kLoad = "KvCache::load";
 constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 
-constexpr std::array<std::pair<KvFormat, std::uint32_t>, 5> kFormatCodes = {
-    {{DType::kF64, 1}, {DType::kF32, 2}, {DType::kF16, 3}, {DType::kBF16, 4}, {DType::kI8, 5}}};
+constexpr std::array<std::pair<KvFormat, std::uint32_t>, 6> kFormatCodes = {{{DType::kF64, 1},
+                                                                             {DType::kF32, 2},
+                                                                             {DType::kF16, 3},
+                                                                             {DType::kBF16, 4},
+                                                                             {DType::kI8, 5},
+                                                                             {DType::kF8E4M3, 6}}};
 
 constexpr std::uint32_t kValuesInKeys = 256;
 

@@ -152,7 +152,7 @@ KvCacheOptions checked_options(std::string_view operation, KvCacheOptions option
              (scaled == needs_scale(dtype) ? ""
               : scaled                     ? " with scales"
                                            : " without scales") +
-             ", expected f64, f32, f16, bf16 or i8");
+             ", expected f64, f32, f16, bf16, i8 or f8e4m3");
   }
   return options;
 }

@@ -17,6 +17,7 @@ const char* name_of(DType dtype) noexcept {
     case DType::kU32: return "u32";
     case DType::kI64: return "i64";
     case DType::kU64: return "u64";
+    case DType::kF8E4M3: return "f8e4m3";
   }
   return "unknown";
 }
@@ -27,6 +28,7 @@ double epsilon_of(DType dtype) noexcept {
     case DType::kF32: return 0x1p-23;
     case DType::kF16: return 0x1p-10;
     case DType::kBF16: return 0x1p-7;
+    case DType::kF8E4M3: return 0x1p-3;
     default: return 0;
   }
 }

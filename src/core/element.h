@@ -92,6 +92,8 @@ inline double load_element(const void* data, DType dtype, std::int64_t index) no
     case DType::kU32: return detail::load_integer<std::uint32_t>(data, index);
     case DType::kI64: return detail::load_integer<std::int64_t>(data, index);
     case DType::kU64: return detail::load_integer<std::uint64_t>(data, index);
+    case DType::kF8E4M3:
+      return static_cast<double>(static_cast<float>(static_cast<const float8_e4m3*>(data)[index]));
   }
   return 0;
 }
@@ -113,6 +115,7 @@ inline void store_element(void* data, DType dtype, std::int64_t index, double va
     case DType::kU32: detail::store_integer<std::uint32_t>(data, index, value); return;
     case DType::kI64: detail::store_integer<std::int64_t>(data, index, value); return;
     case DType::kU64: detail::store_integer<std::uint64_t>(data, index, value); return;
+    case DType::kF8E4M3: static_cast<float8_e4m3*>(data)[index] = float8_e4m3(value); return;
   }
 }
 

@@ -33,7 +33,7 @@ To convert_integer(From value) noexcept {
   } else if constexpr (std::is_same_v<To, double> || std::is_same_v<To, float>) {
     return static_cast<To>(value);
   } else {
-    // The 16-bit types are reached by way of a double. One of 2^53 or more takes its last bits as
+    // The smaller floats are reached by way of a double. One of 2^53 or more takes its last bits as
     // one sticky bit, or it would be rounded twice; that bit is far below what To keeps.
     constexpr From kLow = sizeof(From) == 8 ? static_cast<From>(0x7ff) : From{0};
     const auto exact = static_cast<double>(value);
@@ -109,6 +109,7 @@ CopyRowFunction copy_row_from(DType to) noexcept {
     case DType::kU32: return copy_row<From, std::uint32_t>;
     case DType::kI64: return copy_row<From, std::int64_t>;
     case DType::kU64: return copy_row<From, std::uint64_t>;
+    case DType::kF8E4M3: return copy_row<From, float8_e4m3>;
     case DType::kBool: break;
   }
   return copy_row<From, BoolByte>;
@@ -128,6 +129,7 @@ CopyRowFunction choose_copy_row(DType from, DType to) noexcept {
     case DType::kU32: return copy_row_from<std::uint32_t>(to);
     case DType::kI64: return copy_row_from<std::int64_t>(to);
     case DType::kU64: return copy_row_from<std::uint64_t>(to);
+    case DType::kF8E4M3: return copy_row_from<float8_e4m3>(to);
     case DType::kBool: break;
   }
   return copy_row_from<BoolByte>(to);

@@ -8,6 +8,11 @@
 
 namespace ladon {
 
+/// The largest number of a quantised format, which the largest magnitude of a row becomes.
+constexpr double largest_quantised(DType dtype) noexcept {
+  return dtype == DType::kF8E4M3 ? 448 : 127;
+}
+
 /// `count` tokens whose slots follow each other. Rows are counted in elements from the operands'
 /// data.
 struct KvRun {

@@ -10,32 +10,33 @@
 namespace ladon::reference {
 namespace {
 
-// The largest magnitude that a float scale can reach; f64 goes further.
-constexpr double kMostScaled = 127.0 * static_cast<double>(std::numeric_limits<float>::max());
-
-/// One head of one token to int8: the largest magnitude becomes +-127. A row with a NaN or an
-/// infinity reads back as NaN, so that it is not lost.
-void quantise_row(const void* row, DType dtype, std::int64_t dim, std::int8_t* to, float* scale) {
+/// One head of one token to int8 or fp8: the largest magnitude becomes the largest number, 127 or
+/// 448. A row with a NaN or an infinity reads back as NaN, so that it is not lost.
+void quantise_row(const void* row, DType dtype, std::int64_t dim, void* to, DType stored,
+                  float* scale) {
+  const double number = largest_quantised(stored);
+  // The largest magnitude that a float scale can reach; f64 goes further.
+  const double most = number * static_cast<double>(std::numeric_limits<float>::max());
   double largest = 0;
   bool finite = true;
   for (std::int64_t i = 0; i < dim; ++i) {
     const double value = load_element(row, dtype, i);
-    finite = finite && std::fabs(value) <= kMostScaled;
+    finite = finite && std::fabs(value) <= most;
     largest = std::max(largest, std::fabs(value));
   }
   if (!finite) {
     *scale = std::numeric_limits<float>::quiet_NaN();
-    std::fill_n(to, dim, std::int8_t{1});
+    for (std::int64_t i = 0; i < dim; ++i) store_element(to, stored, i, 1);
     return;
   }
   // Rounded to float first, because readers multiply by the float; a subnormal would lose digits.
-  const double step = largest / 127;
+  const double step = largest / number;
   *scale = step < static_cast<double>(std::numeric_limits<float>::min()) ? 0.0F
                                                                          : static_cast<float>(step);
   for (std::int64_t i = 0; i < dim; ++i) {
     const double units =
-        *scale == 0 ? 0 : std::nearbyint(load_element(row, dtype, i) / static_cast<double>(*scale));
-    to[i] = static_cast<std::int8_t>(std::clamp(units, -127.0, 127.0));
+        *scale == 0 ? 0 : load_element(row, dtype, i) / static_cast<double>(*scale);
+    store_element(to, stored, i, std::clamp(units, -number, number));
   }
 }
 
@@ -89,7 +90,7 @@ void ReferenceBackend::write_kv(const KvRowsParams& params) {
     const void* const from = element_at(part.rows.data, part.rows.dtype, row.outside);
     if (row.scale != nullptr) {
       return quantise_row(from, part.rows.dtype, part.dim,
-                          static_cast<std::int8_t*>(part.slots.data) + row.inside, row.scale);
+                          element_at(part.slots.data, stored, row.inside), stored, row.scale);
     }
     for (std::int64_t i = 0; i < part.dim; ++i) {
       store_element(part.slots.data, stored, row.inside + i,

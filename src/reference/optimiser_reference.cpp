@@ -28,7 +28,8 @@ void with_weight_type(DType dtype, const Function& function) {
     case DType::kI32:
     case DType::kU32:
     case DType::kI64:
-    case DType::kU64: return;  // parameters have none of these
+    case DType::kU64:
+    case DType::kF8E4M3: return;  // parameters have none of these
   }
 }
 

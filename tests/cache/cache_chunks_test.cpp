@@ -27,6 +27,7 @@ double storage_bound(DType dtype) {
     case DType::kF32: return 1e-5;
     case DType::kF16: return 2e-3;
     case DType::kBF16: return 1.6e-2;
+    case DType::kF8E4M3: return 0.1;
     default: return 2e-2;  // i8
   }
 }

@@ -121,7 +121,7 @@ TEST_P(CacheDecode, TwoThreadsOnTwoForksAgreeWithOne) {
   const MultiHeadAttention layer = make_layer();
   std::vector<CacheKind> kinds = all_kinds();
   for (const CacheKind& kind : kinds) {
-    for (const DType storage : {DType::kF32, DType::kI8}) {
+    for (const DType storage : {DType::kF32, DType::kI8, DType::kF8E4M3}) {
       const Tensor prompt = random_tensor(context_, DType::kF32, {30, kEmbed}, 2);
       const Tensor futures[] = {random_tensor(context_, DType::kF32, {40, kEmbed}, 10),
                                 random_tensor(context_, DType::kF32, {40, kEmbed}, 11)};

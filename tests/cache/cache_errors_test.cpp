@@ -39,7 +39,7 @@ TEST(CacheErrors, Options) {
   EXPECT_EQ(message({.batch = -1, .num_kv_heads = 2, .head_dim = 4}),
             "KvCache::contiguous: batch: got -1, expected 0 to 2147483648");
   EXPECT_EQ(message({.num_kv_heads = 2, .head_dim = 4, .format = DType::kI32}),
-            "KvCache::contiguous: format: got i32, expected f64, f32, f16, bf16 or i8");
+            "KvCache::contiguous: format: got i32, expected f64, f32, f16, bf16, i8 or f8e4m3");
   EXPECT_EQ(error_of([] { KvCache::contiguous(host_context(), kOptions, -1); }),
             "KvCache::contiguous: capacity: got -1, expected 0 (grow) or more");
   EXPECT_EQ(error_of([] { KvCache::window(host_context(), kOptions, -1); }),

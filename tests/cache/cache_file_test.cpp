@@ -173,7 +173,7 @@ TEST_P(CacheFiles, DamagedFilesAreRefusedAndLoseNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Storages, CacheFiles,
                          testing::Combine(testing::Values(DType::kF64, DType::kF32, DType::kBF16,
-                                                          DType::kF16, DType::kI8),
+                                                          DType::kF16, DType::kI8, DType::kF8E4M3),
                                           testing::ValuesIn(fastest_places())),
                          [](const auto& one) {
                            return name_of(std::get<DType>(one.param)) + std::string("_") +

@@ -22,7 +22,7 @@ class CacheLoader {
   };
 
   CacheLoader() {
-    for (const DType dtype : {DType::kF32, DType::kI8}) {
+    for (const DType dtype : {DType::kF32, DType::kI8, DType::kF8E4M3}) {
       const KvCacheOptions options{
           .batch = 2, .num_kv_heads = 1, .head_dim = 2, .value_dim = 1, .format = dtype};
       pools_.push_back(std::make_shared<PagePool>(host_context(), options, 3, 12));

@@ -101,19 +101,21 @@ TEST(CacheMemory, DeepSeekV3) {
 TEST(CacheMemory, MultiHeadCachesAndScales) {
   const MultiHeadAttention layer(
       {.embed_dim = 64, .num_heads = 8, .num_kv_heads = 2, .head_dim = 8, .causal = true});
-  KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(1, DType::kI8), 16);
-  const Tensor k = random_tensor(DType::kF32, {1, 5, 2, 8}, 1);
-  cache.append(host_context(), k, k);
-  EXPECT_EQ(cache.elements_used(), 5 * 2 * 16);
-  EXPECT_EQ(cache.bytes_used(), 5 * 2 * (16 + 8));  // a scale for each key and value
-  EXPECT_EQ(cache.bytes_reserved(), 16 * 2 * (16 + 8));
-  EXPECT_EQ(cache.mha_bytes(), 5 * 8 * (16 + 8));
-  EXPECT_EQ(cache.reduction(), 0.75);
-  const std::vector<CacheMemory> rows = compare_cache_memory(
-      {.length = 5, .format = DType::kI8, .num_heads = 8, .head_dim = 8, .num_kv_heads = 2});
-  ASSERT_EQ(rows.size(), 3U);
-  EXPECT_EQ(rows[1].bytes, cache.bytes_used());
-  EXPECT_EQ(rows[0].bytes, cache.mha_bytes());
+  for (const DType dtype : {DType::kI8, DType::kF8E4M3}) {
+    KvCache cache = KvCache::contiguous(host_context(), layer.cache_options(1, dtype), 16);
+    const Tensor k = random_tensor(DType::kF32, {1, 5, 2, 8}, 1);
+    cache.append(host_context(), k, k);
+    EXPECT_EQ(cache.elements_used(), 5 * 2 * 16);
+    EXPECT_EQ(cache.bytes_used(), 5 * 2 * (16 + 8));  // a scale for each key and value
+    EXPECT_EQ(cache.bytes_reserved(), 16 * 2 * (16 + 8));
+    EXPECT_EQ(cache.mha_bytes(), 5 * 8 * (16 + 8));
+    EXPECT_EQ(cache.reduction(), 0.75);
+    const std::vector<CacheMemory> rows = compare_cache_memory(
+        {.length = 5, .format = dtype, .num_heads = 8, .head_dim = 8, .num_kv_heads = 2});
+    ASSERT_EQ(rows.size(), 3U);
+    EXPECT_EQ(rows[1].bytes, cache.bytes_used());
+    EXPECT_EQ(rows[0].bytes, cache.mha_bytes());
+  }
 }
 
 TEST(CacheMemory, BadSizes) {

@@ -285,7 +285,7 @@ TEST_P(CacheModel, RandomOperationsKeepToTheModel) {
 
 std::vector<Setting> settings() {
   std::vector<Setting> all;
-  for (const DType dtype : {DType::kF32, DType::kI8}) {
+  for (const DType dtype : {DType::kF32, DType::kI8, DType::kF8E4M3}) {
     const std::string name = name_of(dtype);
     for (const auto& [page_size, num_pages] : {std::pair{1, 80}, {3, 30}, {7, 15}, {16, 9}}) {
       all.push_back(

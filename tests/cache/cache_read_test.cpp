@@ -36,9 +36,12 @@ TEST_P(CacheRead, WhatWasAppended) {
         const Tensor values = cache.values(context_, b);
         EXPECT_EQ(keys.shape(), (Dims{end - begin, 2, 5})) << kind.name;
         EXPECT_EQ(values.shape(), (Dims{end - begin, 2, 3})) << kind.name;
-        EXPECT_EQ(keys.dtype(), stored == DType::kI8 ? DType::kF32 : stored);
+        EXPECT_EQ(keys.dtype(), needs_scale(stored) ? DType::kF32 : stored);
         EXPECT_EQ(cache.keys(context_, b, DType::kF64).dtype(), DType::kF64);
-        const double step = stored == DType::kF32 ? 0 : stored == DType::kI8 ? 0.02 : 0.01;
+        const double step = stored == DType::kF32      ? 0
+                            : stored == DType::kF8E4M3 ? 1.0 / 16
+                            : stored == DType::kI8     ? 0.02
+                                                       : 0.01;
         const auto expect_near = [&](const Tensor& read, const Tensor& appended) {
           const std::vector<double> got = elements_of(read);
           const std::vector<double> expected =

@@ -22,7 +22,8 @@
 
 namespace ladon::test {
 
-inline constexpr DType kStorages[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8};
+inline constexpr DType kStorages[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8,
+                                      DType::kF8E4M3};
 
 /// A kind of cache, and what it is made with.
 struct CacheKind {

@@ -77,20 +77,20 @@ TEST_F(CacheViewErrors, Sizes) {
 
 TEST_F(CacheViewErrors, Storage) {
   view_.format = DType::kI32;
-  EXPECT_EQ(message(), "attention: cache: got dtype i32, expected a float dtype or i8");
+  EXPECT_EQ(message(), "attention: cache: got dtype i32, expected a float dtype, i8 or f8e4m3");
   view_.format = DType::kF64;
   EXPECT_EQ(message(),
             "attention: cache: got dtype f64, expected a narrower one for queries of f32");
   view_.format = DType::kI8;
   EXPECT_EQ(message(),
-            "attention: cache: got dtype i8 without scales, expected scales beside i8 and nowhere "
-            "else");
+            "attention: cache: got dtype i8 without scales, expected scales beside i8 and "
+            "f8e4m3 and nowhere else");
   view_.format = DType::kF32;
   const float scale = 1;
   view_.k_scales = &scale;
   EXPECT_EQ(message(),
-            "attention: cache: got dtype f32 with scales, expected scales beside i8 and nowhere "
-            "else");
+            "attention: cache: got dtype f32 with scales, expected scales beside i8 and "
+            "f8e4m3 and nowhere else");
   view_.k_scales = nullptr;
   view_.v = nullptr;
   EXPECT_NE(message().find("attention: cache.v: "), std::string::npos);

@@ -71,6 +71,7 @@ TEST(CliGeneral, OtherSpellingsOfDtypes) {
   for (const char* name : {"fp32", "float32", "FLOAT"}) EXPECT_EQ(caches(name), "f32");
   for (const char* name : {"fp64", "float64", "double"}) EXPECT_EQ(caches(name), "f64");
   EXPECT_EQ(caches("int8"), "i8");
+  for (const char* name : {"fp8", "f8e4m3", "float8_e4m3fn"}) EXPECT_EQ(caches(name), "f8e4m3");
   // Known, and not among the choices.
   EXPECT_TRUE(holds(complaint_of({"compare", "--dtype", "int8"}, 2),
                     "no dtype 'int8'; there are f64, f32, f16, bf16"));

@@ -164,11 +164,13 @@ TEST(CliPlan, EverySecondLayerHasAWindow) {
 }
 
 TEST(CliPlan, DtypesAndScales) {
+  for (const char* dtype : {"i8", "fp8"}) {
+    auto caches = caches_of(
+        document_of({"plan", "--model", "llama-3-8b", "--context", "1", "--dtype", dtype}));
+    // 32 layers * 8 heads * (256 bytes, and a scale of 4 bytes for the key and one for the value).
+    EXPECT_EQ(caches["GQA"]["bytes"], 32 * 8 * (256 + 8));
+  }
   auto caches =
-      caches_of(document_of({"plan", "--model", "llama-3-8b", "--context", "1", "--dtype", "i8"}));
-  // 32 layers * 8 heads * (256 bytes, and a scale of 4 bytes for the key and one for the value).
-  EXPECT_EQ(caches["GQA"]["bytes"], 32 * 8 * (256 + 8));
-  caches =
       caches_of(document_of({"plan", "--model", "llama-3-8b", "--context", "1", "--dtype", "f32"}));
   EXPECT_EQ(caches["GQA"]["bytes"], 32 * 8 * 256 * 4);
 }
@@ -335,7 +337,7 @@ TEST(CliPlan, Mistakes) {
   expect({"--context", "12q"}, 2, "'12q' is no whole number");
   expect({"--context", "9999999999999999999"}, 2, "is no whole number");
   expect({"--batch", "-1"}, 2, "'-1' is no whole number");
-  expect({"--dtype", "f8"}, 2, "--dtype: no dtype 'f8'; there are f64, f32, f16, bf16, i8");
+  expect({"--dtype", "f4"}, 2, "--dtype: no dtype 'f4'; there are f64, f32, f16, bf16, i8, f8e4m3");
   expect({"--memory", "lots"}, 2, "--memory: 'lots' is no size");
   expect({"--memory", "-1GiB"}, 2, "--memory: '-1GiB' is no size");
   expect({"--memory", "1 Zorkmid"}, 2, "is no size");

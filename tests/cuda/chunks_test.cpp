@@ -123,19 +123,25 @@ TEST_F(CudaChunks, P10_Attention) {
 }
 
 /// One call over all tokens runs another kernel than tokens one by one.
-TEST_F(CudaChunks, P10_AttentionOverInt8) {
+TEST_F(CudaChunks, P10_AttentionOverQuantisedCaches) {
   constexpr std::int64_t kLength = 1100;
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+  for (const auto& [dtype, storage] : {std::pair{DType::kBF16, DType::kI8},
+                                       {DType::kF16, DType::kI8},
+                                       {DType::kBF16, DType::kF8E4M3},
+                                       {DType::kF16, DType::kF8E4M3}}) {
+    // For lambdas, which cannot capture a structured binding.
+    const DType query_dtype = dtype;
+    const DType format = storage;
     for (const std::int64_t dim : {128, 64, 80, 36}) {
       const Tensor q = normal(dtype, {kBatch, kLength, 6, dim}, 1);
       const Tensor k = normal(dtype, {kBatch, kLength, 2, dim}, 2);
       const Tensor v = normal(dtype, {kBatch, kLength, 2, dim}, 3);
       const KvCacheOptions cache_options{
-          .batch = kBatch, .num_kv_heads = 2, .head_dim = dim, .format = DType::kI8};
+          .batch = kBatch, .num_kv_heads = 2, .head_dim = dim, .format = format};
       const auto attend = [&](const CacheKind& kind, const AttentionOptions& options,
                               const std::vector<std::int64_t>& chunks) {
         KvCache cache = make_cache(context(), kind, cache_options, 2 * kBatch * kLength);
-        Tensor out(context(), dtype, q.shape());
+        Tensor out(context(), query_dtype, q.shape());
         in_chunks(kLength, chunks, [&](std::int64_t begin, std::int64_t end) {
           const auto tokens = [&](const Tensor& all) { return all.view().slice(1, begin, end); };
           KvAppend append(context(), cache, tokens(k), tokens(v));
@@ -150,8 +156,8 @@ TEST_F(CudaChunks, P10_AttentionOverInt8) {
         const Tensor whole = attend({"contiguous"}, options, {kLength});
         for (const CacheKind& kind : kinds_of(has_window)) {
           EXPECT_TRUE(same_bits(attend(kind, options, {200, 1, 1, 2, 33, 1, 1, 1, 3}), whole))
-              << name_of(dtype) << " dim " << dim << ", " << kind.name << " " << kind.page_size
-              << (has_window ? ", window" : "");
+              << name_of(dtype) << " over " << name_of(storage) << " dim " << dim << ", "
+              << kind.name << " " << kind.page_size << (has_window ? ", window" : "");
         }
       }
     }
@@ -159,9 +165,9 @@ TEST_F(CudaChunks, P10_AttentionOverInt8) {
 }
 
 /// A token whose scale is NaN shares a block of keys with those that are seen.
-TEST_F(CudaChunks, NanOutsideTheWindowOfAnInt8Cache) {
+TEST_F(CudaChunks, NanOutsideTheWindowOfAQuantisedCache) {
   constexpr std::int64_t kLength = 200;
-  const auto decode = [&](bool has_nan) {
+  const auto decode = [&](DType storage, bool has_nan) {
     Tensor k = Tensor(DType::kBF16, {1, kLength, 2, 64});
     fill_normal(host_context(), k, 0, 1, 5);
     if (has_nan) {
@@ -170,14 +176,16 @@ TEST_F(CudaChunks, NanOutsideTheWindowOfAnInt8Cache) {
     }
     const Tensor on_device = k.to(context());
     KvCache cache = KvCache::contiguous(
-        context(), {.num_kv_heads = 2, .head_dim = 64, .format = DType::kI8}, kLength);
+        context(), {.num_kv_heads = 2, .head_dim = 64, .format = storage}, kLength);
     cache.append(context(), on_device, on_device);
     const Tensor q = normal(DType::kBF16, {1, 1, 16, 64}, 6);
     Tensor out(context(), DType::kBF16, q.shape());
     attention(context(), q, cache.view(), {.causal = true, .window_left = 10}, out);
     return out;
   };
-  EXPECT_TRUE(same_bits(decode(true), decode(false)));
+  for (const DType storage : {DType::kI8, DType::kF8E4M3}) {
+    EXPECT_TRUE(same_bits(decode(storage, true), decode(storage, false))) << name_of(storage);
+  }
 }
 
 TEST_F(CudaChunks, P10_MultiHeadAttention) {

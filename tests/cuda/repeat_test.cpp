@@ -233,7 +233,7 @@ TEST_F(CudaRepeat, P6_DecodingAloneAndAmongMany) {
       const Tensor q = normal(dtype, {kBatch, 1, 2 * kKvHeads, dim}, 1);
       const Tensor k = normal(dtype, {kBatch, kLength, kKvHeads, dim}, 2);
       const Tensor v = normal(dtype, {kBatch, kLength, kKvHeads, dim}, 3);
-      for (const DType storage : {dtype, DType::kI8}) {
+      for (const DType storage : {dtype, DType::kI8, DType::kF8E4M3}) {
         const auto decode = [&](const CacheKind& kind, std::int64_t begin, std::int64_t end) {
           const auto own = [&](const Tensor& tensor) { return tensor.view().slice(0, begin, end); };
           const KvCacheOptions options{

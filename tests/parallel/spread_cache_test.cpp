@@ -54,6 +54,7 @@ class SpreadCache : public testing::TestWithParam<Isa> {
     masked.bias = bias_;
     masked.mask = mask_;
     cases_.push_back({"masked", masked, DType::kF32, DType::kI8});
+    cases_.push_back({"fp8", causal, DType::kBF16, DType::kF8E4M3});
     cases_.push_back({"latent", causal, DType::kF32, DType::kBF16, true, true});
     for (std::int64_t i = 0; i < mask_.num_elements(); ++i) {
       static_cast<std::uint8_t*>(mask_.data())[i] = i % 3 == 0 ? 0 : 1;

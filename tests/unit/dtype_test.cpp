@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ladon/random.h"
@@ -176,6 +177,69 @@ TEST(DType, HalfAtItsEdges) {
   EXPECT_EQ(float16(std::nextafter(0x1p-25F, 1.0F)).bits, 0x0001);
   EXPECT_EQ(float16(0x1.ffcp-15).bits, 0x0400);  // the largest subnormal rounds up to normal
   EXPECT_EQ(float16(-0.0F).bits, 0x8000);
+}
+
+/// e4m3 has one byte, no infinity, and NaN in one code alone.
+double decode_float8(int bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+TEST(DType, EveryFloat8GoesThroughFloatAndDouble) {
+  for (int i = 0; i < 256; ++i) {
+    float8_e4m3 value;
+    value.bits = static_cast<std::uint8_t>(i);
+    const float wide = value;
+    if ((i & 0x7f) == 0x7f) {
+      EXPECT_TRUE(std::isnan(wide)) << i;
+    } else {
+      EXPECT_EQ(static_cast<double>(wide), decode_float8(i)) << i;
+    }
+    EXPECT_EQ(std::signbit(wide), i >= 0x80) << i;
+    EXPECT_EQ(float8_e4m3(wide).bits, i);
+    EXPECT_EQ(float8_e4m3(static_cast<double>(wide)).bits, i);
+  }
+}
+
+TEST(DType, Float8RoundsToNearestEvenEverywhere) {
+  for (int i = 0; i < 0x7e; ++i) {
+    const double lower = decode_float8(i);
+    const double upper = decode_float8(i + 1);
+    const double middle = (lower + upper) / 2;
+    for (const auto& [value, expected] : {std::pair{middle, i % 2 == 0 ? i : i + 1},
+                                          {std::nextafter(middle, 0.0), i},
+                                          {std::nextafter(middle, 1e3), i + 1},
+                                          {std::nextafter(upper, 0.0), i + 1}}) {
+      EXPECT_EQ(float8_e4m3(value).bits, expected) << std::hexfloat << value;
+      EXPECT_EQ(float8_e4m3(-value).bits, expected | 0x80) << std::hexfloat << value;
+    }
+    const auto narrow = static_cast<float>(middle);
+    EXPECT_EQ(float8_e4m3(std::nextafter(narrow, 0.0F)).bits, i);
+    EXPECT_EQ(float8_e4m3(std::nextafter(narrow, 1e3F)).bits, i + 1);
+  }
+}
+
+TEST(DType, Float8AtItsEdges) {
+  for (const double large : {448.0, 464.0, 465.0, 480.0, 1e6, 1e300}) {
+    EXPECT_EQ(float8_e4m3(large).bits, 0x7e);
+    EXPECT_EQ(float8_e4m3(-large).bits, 0xfe);
+  }
+  EXPECT_EQ(float8_e4m3(kInfinity).bits, 0x7f);
+  EXPECT_EQ(float8_e4m3(-kFloatInfinity).bits, 0xff);
+  EXPECT_EQ(float8_e4m3(std::nan("")).bits, 0x7f);
+  EXPECT_EQ(float8_e4m3(0x1p-10).bits, 0x00);  // the tie goes to zero
+  EXPECT_EQ(float8_e4m3(std::nextafter(0x1p-10F, 1.0F)).bits, 0x01);
+  EXPECT_EQ(float8_e4m3(1e-300).bits, 0x00);
+  EXPECT_EQ(float8_e4m3(-0.0).bits, 0x80);
+  EXPECT_STREQ(name_of(DType::kF8E4M3), "f8e4m3");
+  EXPECT_EQ(size_of(DType::kF8E4M3), sizeof(float8_e4m3));
+  EXPECT_EQ(epsilon_of(DType::kF8E4M3), decode_float8(0x39) - 1);
+  EXPECT_FALSE(is_float(DType::kF8E4M3));
+  EXPECT_EQ(dtype_of<float8_e4m3>, DType::kF8E4M3);
+  static_assert(float8_e4m3(1.0F).bits == 0x38);
 }
 
 TEST(DType, TinyDoublesBecomeZerosOfTheirSign) {

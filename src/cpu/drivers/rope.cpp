@@ -141,7 +141,8 @@ void CpuBackend::rotate(const RopeParams& params) {
     case DType::kI32:
     case DType::kU32:
     case DType::kI64:
-    case DType::kU64: return;  // refused by the checks
+    case DType::kU64:
+    case DType::kF8E4M3: return;  // refused by the checks
   }
 }
 

@@ -59,7 +59,8 @@ inline auto with_half_dtype(DType dtype, const Function& function) {
     case DType::kI32:
     case DType::kU32:
     case DType::kI64:
-    case DType::kU64: break;
+    case DType::kU64:
+    case DType::kF8E4M3: break;
   }
   __builtin_unreachable();
 }
@@ -252,7 +253,38 @@ inline std::int64_t kv_row(const AttentionParams& params, const Sequence& sequen
          head * operand.head_stride;
 }
 
-/// Loads the elements of one slot and head; int8 elements are dequantised.
+/// Converts n elements of a scaled cache to f32, without their scale.
+inline void load_codes(const void* from, DType dtype, std::int64_t n, float* to) {
+  if (dtype == DType::kI8) {
+    const signed char* p = static_cast<const signed char*>(from);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(p[i]);
+    return;
+  }
+  const unsigned char* p = static_cast<const unsigned char*>(from);
+  std::int64_t i = 0;
+  for (; i + F32::kLanes <= n; i += F32::kLanes) store(to + i, load_f8(p + i));
+  if (i == n) return;
+  unsigned char tail[F32::kLanes] = {};
+  float converted[F32::kLanes];
+  for (std::int64_t j = i; j < n; ++j) tail[j - i] = p[j];
+  store(converted, load_f8(tail));
+  for (std::int64_t j = i; j < n; ++j) to[j] = converted[j - i];
+}
+
+/// Loads n elements of a scaled cache, times their scale.
+template <class Scalar>
+inline void load_scaled_row(const void* from, DType dtype, std::int64_t n, Scalar scale,
+                            Scalar* to) {
+  constexpr std::int64_t kChunk = 64;
+  float chunk[kChunk];
+  for (std::int64_t i = 0; i < n; i += kChunk) {
+    const std::int64_t count = smaller(kChunk, n - i);
+    load_codes(at(from, dtype, i), dtype, count, chunk);
+    for (std::int64_t j = 0; j < count; ++j) to[i + j] = static_cast<Scalar>(chunk[j]) * scale;
+  }
+}
+
+/// Loads the elements of one slot and head; those of scaled caches are dequantised.
 template <KvPart kPart, class Scalar>
 inline void load_kv_row(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
                         std::int64_t slot, std::int64_t dim, Scalar* to) {
@@ -264,10 +296,9 @@ inline void load_kv_row(const AttentionParams& params, const Sequence& sequence,
     load_row(at(operand.data, operand.dtype, row), operand.dtype, dim, to);
     return;
   }
-  const signed char* from = static_cast<const signed char*>(operand.data) + row;
   const Scalar scale = static_cast<Scalar>(
       scales[slot * layout.scale_slot_stride + head * layout.scale_head_stride]);
-  for (std::int64_t i = 0; i < dim; ++i) to[i] = static_cast<Scalar>(from[i]) * scale;
+  load_scaled_row(at(operand.data, operand.dtype, row), operand.dtype, dim, scale, to);
 }
 
 /// The keys or values of a span, in any cache layout: in place where they are in consecutive slots

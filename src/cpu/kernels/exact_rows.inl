@@ -48,7 +48,8 @@ inline void store_rounded(const double* from, std::int64_t n, void* to, DType dt
     case DType::kI32:
     case DType::kU32:
     case DType::kI64:
-    case DType::kU64: return;  // not float
+    case DType::kU64:
+    case DType::kF8E4M3: return;  // not float
   }
 }
 

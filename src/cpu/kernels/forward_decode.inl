@@ -266,7 +266,7 @@ class DecodeRows {
       }
     };
     // Staged keys and values are dequantised already.
-    if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(DType::kI8)) {
+    if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(params_.k.dtype)) {
       scale_by(params_.kv_layout.k_scales);
     }
     set_block(
@@ -281,7 +281,7 @@ class DecodeRows {
       Scalar* out = scratch_.out + state * scratch_.value_dim;
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
     }
-    if (params_.kv_layout.v_scales != nullptr && loads_stored<V>(DType::kI8)) {
+    if (params_.kv_layout.v_scales != nullptr && loads_stored<V>(params_.v.dtype)) {
       scale_by(params_.kv_layout.v_scales);
     }
     add_values(block, next, head);

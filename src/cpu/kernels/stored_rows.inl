@@ -1,11 +1,12 @@
 // Rows in their stored type, converted to the compute type in registers as they are loaded: a cache
-// or a weight of bf16 or int8 costs memory bandwidth for its own bytes only, and no copy.
+// or a weight of bf16, int8 or fp8 costs memory bandwidth for its own bytes only, and no copy.
 #pragma once
 
 #include <cstdint>
 
 #include "cpu/kernels/convert.inl"
 #include "cpu/kernels/math.inl"
+#include "ladon/kv_format.h"
 
 namespace ladon::cpu {
 namespace {
@@ -19,6 +20,8 @@ inline V load_stored(const char* row, std::int64_t i) {
     return load_bf16(reinterpret_cast<const std::uint16_t*>(row) + i);
   } else if constexpr (kStored == DType::kF16) {
     return load_f16(reinterpret_cast<const std::uint16_t*>(row) + i);
+  } else if constexpr (kStored == DType::kF8E4M3) {
+    return load_f8(reinterpret_cast<const unsigned char*>(row) + i);
   } else {
     static_assert(kStored == DType::kI8);
     return load_i8(reinterpret_cast<const signed char*>(row) + i);
@@ -47,6 +50,7 @@ inline void with_stored(DType dtype, const Function& function) {
   constexpr DType kCompute = kDTypeOf<typename V::Scalar>;
   if constexpr (kCompute == DType::kF32) {
     if (dtype == DType::kI8) return function(StoredAs<DType::kI8>{});
+    if (dtype == DType::kF8E4M3) return function(StoredAs<DType::kF8E4M3>{});
     if (dtype != kCompute) return with_half_dtype(dtype, function);
   }
   function(StoredAs<kCompute>{});
@@ -65,7 +69,7 @@ struct StoredRows {
 /// later addition removes.
 template <class V, DType kStored>
 inline bool all_finite(const StoredRows& rows, std::int64_t count, std::int64_t dim) {
-  if constexpr (kStored == DType::kI8) return true;
+  if constexpr (needs_scale(kStored)) return true;  // scales are in the weights
   V trace = zero<V>();
   for (std::int64_t row = 0; row < count; ++row) {
     std::int64_t i = 0;

@@ -158,6 +158,14 @@ inline F32 load_i8(const signed char* p) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
 }
+/// e4m3 by way of f16, which has one bit more of exponent and a larger bias: a number comes out
+/// 2^-8 times as large.
+inline F32 load_f8(const unsigned char* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+  const __m128i halves = _mm_and_si128(shifted, _mm_set1_epi16(static_cast<short>(0xbfff)));
+  return {_mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(0x1p8F))};
+}
 inline void store_bf16(std::uint16_t* p, F32 a) {
   // Round to nearest even by adding just under half a unit; NaN only keeps its quiet bit.
   const __m256i bits = _mm256_castps_si256(a.v);
@@ -175,6 +183,25 @@ inline void store_i8(signed char* p, F32 a) {
   const __m128i halves =
       _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
+}
+/// The nearest e4m3 of numbers from -448 to 448. Below 2^-6 they are multiples of 2^-9, as are f32
+/// at 2^14: an addition rounds to them.
+inline void store_f8(unsigned char* p, F32 a) {
+  const __m256i sign = _mm256_srli_epi32(_mm256_castps_si256(a.v), 31);
+  const __m256i bits = _mm256_and_si256(_mm256_castps_si256(a.v), _mm256_set1_epi32(0x7fffffff));
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7ffff)), odd);
+  const __m256i normal = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(0x3c0));
+  const __m256 large = _mm256_set1_ps(0x1p14F);
+  const __m256i subnormal =
+      _mm256_sub_epi32(_mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(bits), large)),
+                       _mm256_castps_si256(large));
+  const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), bits);
+  const __m256i words =
+      _mm256_or_si256(_mm256_blendv_epi8(normal, subnormal, is_small), _mm256_slli_epi32(sign, 7));
+  const __m128i halves =
+      _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(halves, halves));
 }
 inline void store_f16(std::uint16_t* p, F32 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),

@@ -121,6 +121,14 @@ inline F32 load_i8(const signed char* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
+/// e4m3 by way of f16, which has one bit more of exponent and a larger bias: a number comes out
+/// 2^-8 times as large.
+inline F32 load_f8(const unsigned char* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+  const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbfff)));
+  return {_mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(0x1p8F))};
+}
 inline void store_bf16(std::uint16_t* p, F32 a) {
   // Round to nearest even by adding just under half a unit; NaN only keeps its quiet bit.
   const __m512i bits = _mm512_castps_si512(a.v);
@@ -134,6 +142,23 @@ inline void store_bf16(std::uint16_t* p, F32 a) {
 /// The nearest integers, which must be from -128 to 127.
 inline void store_i8(signed char* p, F32 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+/// The nearest e4m3 of numbers from -448 to 448. Below 2^-6 they are multiples of 2^-9, as are f32
+/// at 2^14: an addition rounds to them.
+inline void store_f8(unsigned char* p, F32 a) {
+  const __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(a.v), 31);
+  const __m512i bits = _mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff));
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7ffff)), odd);
+  const __m512i normal = _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(0x3c0));
+  const __m512 large = _mm512_set1_ps(0x1p14F);
+  const __m512i subnormal =
+      _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(bits), large)),
+                       _mm512_castps_si512(large));
+  const __mmask16 is_small = _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(0x3c800000));
+  const __m512i words = _mm512_or_si512(_mm512_mask_blend_epi32(is_small, normal, subnormal),
+                                        _mm512_slli_epi32(sign, 7));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(words));
 }
 inline void store_f16(std::uint16_t* p, F32 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

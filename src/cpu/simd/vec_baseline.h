@@ -152,6 +152,23 @@ inline F32 load_i8(const signed char* p) {
   return {_mm_setr_ps(static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
                       static_cast<float>(p[3]))};
 }
+/// e4m3: subnormals are multiples of 2^-9, the others need another bias of the exponent.
+inline F32 load_f8(const unsigned char* p) {
+  int four;
+  __builtin_memcpy(&four, p, sizeof four);
+  const __m128i zeros = _mm_setzero_si128();
+  const __m128i bytes = _mm_unpacklo_epi8(zeros, _mm_cvtsi32_si128(four));
+  const __m128i words = _mm_unpacklo_epi16(zeros, bytes);  // each byte is the uppermost of four
+  const __m128i sign = _mm_and_si128(words, _mm_set1_epi32(static_cast<int>(0x80000000U)));
+  const __m128i magnitude = _mm_srli_epi32(_mm_slli_epi32(words, 1), 25);
+  const __m128i normal = _mm_add_epi32(_mm_slli_epi32(magnitude, 20), _mm_set1_epi32(0x3c000000));
+  const __m128i subnormal =
+      _mm_castps_si128(_mm_mul_ps(_mm_cvtepi32_ps(magnitude), _mm_set1_ps(0x1p-9F)));
+  const __m128i is_small = _mm_cmplt_epi32(magnitude, _mm_set1_epi32(8));
+  const __m128i chosen =
+      _mm_or_si128(_mm_and_si128(is_small, subnormal), _mm_andnot_si128(is_small, normal));
+  return {_mm_castsi128_ps(_mm_or_si128(chosen, sign))};
+}
 inline void store_bf16(std::uint16_t* p, F32 a) {
   float lanes[4];
   _mm_storeu_ps(lanes, a.v);
@@ -163,6 +180,12 @@ inline void store_i8(signed char* p, F32 a) {
   const __m128i halves = _mm_packs_epi32(words, words);
   const int bytes = _mm_cvtsi128_si32(_mm_packs_epi16(halves, halves));
   __builtin_memcpy(p, &bytes, sizeof bytes);
+}
+/// The nearest e4m3 of numbers from -448 to 448.
+inline void store_f8(unsigned char* p, F32 a) {
+  float lanes[4];
+  _mm_storeu_ps(lanes, a.v);
+  for (int i = 0; i < 4; ++i) p[i] = detail::float_to_float8_bits(lanes[i]);
 }
 inline void store_f16(std::uint16_t* p, F32 a) {
   float lanes[4];

@@ -123,7 +123,8 @@ __device__ inline Chunk<Compute> load_chunk(const void* data, DType dtype, std::
     case DType::kI32:
     case DType::kU32:
     case DType::kI64:
-    case DType::kU64: break;  // not float
+    case DType::kU64:
+    case DType::kF8E4M3: break;  // not float
   }
   return {};
 }
@@ -146,7 +147,8 @@ __device__ inline void store_chunk(void* data, DType dtype, std::int64_t index, 
     case DType::kI32:
     case DType::kU32:
     case DType::kI64:
-    case DType::kU64: return;  // not float
+    case DType::kU64:
+    case DType::kF8E4M3: return;  // not float
   }
 }
 

@@ -178,12 +178,9 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_out = is_aligned(call, call.out, &Sequence::out, 8, 16);
     ForwardKind kind{.few_rows = few_rows, .streamed = call.head_dim > kTileColumns};
     const bool is_window = is_plain(call) && !is_scaled;
-    if (is_window) {
-      kind.rules = ForwardRules::kWindow;
-    } else if (params.only_scales && kind.few_rows && !kind.streamed && params.aligned_k &&
-               params.aligned_v) {
-      kind.rules = ForwardRules::kIntegers;
-    }
+    if (is_window) kind.rules = ForwardRules::kWindow;
+    const bool keeps_bytes = params.only_scales && kind.few_rows && !kind.streamed &&
+                             params.aligned_k && params.aligned_v;
     params.factor = static_cast<float>(is_window ? call.rules.scale * log2e : log2e);
     params.natural = is_window ? static_cast<float>(call.rules.scale) : 1.0F;
     if (queue.kernels() == KernelSet::kHopper && is_window && hopper::attend(queue, call, params)) {
@@ -192,8 +189,13 @@ void attend(Queue& queue, const AttentionParams& call) {
     run(
         queue, params, mma_rows(kind.few_rows),
         [&](std::int64_t tasks, const ForwardParams<float>& ready) {
-          is_bf16 ? launch_forward_bf16(queue, kind, tasks, ready)
-                  : launch_forward_f16(queue, kind, tasks, ready);
+          if (keeps_bytes) {
+            is_bf16 ? launch_decode_scaled_bf16(queue, tasks, ready)
+                    : launch_decode_scaled_f16(queue, tasks, ready);
+          } else {
+            is_bf16 ? launch_forward_bf16(queue, kind, tasks, ready)
+                    : launch_forward_f16(queue, kind, tasks, ready);
+          }
         },
         Base2Exp{params.factor}, is_bf16 ? 1.0F : 128.0F);
     return;

@@ -10,9 +10,9 @@ namespace ladon::cuda {
 template <class Compute>
 struct ForwardParams;
 
-/// What a tensor-core kernel can do to scores: a positive scale and a window; the same over an int8
-/// cache, whose elements stay int8 until they are multiplied; every rule, over any cache.
-enum class ForwardRules : std::uint8_t { kWindow, kIntegers, kAll };
+/// What a tensor-core kernel can do to scores: a positive scale and a window; every rule, over any
+/// cache.
+enum class ForwardRules : std::uint8_t { kWindow, kAll };
 
 /// Which kernel a call needs.
 struct ForwardKind {
@@ -30,6 +30,12 @@ void launch_forward_f32(Queue& queue, const ForwardKind& kind, std::int64_t task
                         const ForwardParams<float>& params);
 void launch_forward_f64(Queue& queue, const ForwardKind& kind, std::int64_t tasks,
                         const ForwardParams<double>& params);
+
+/// At most 16 rows a KV head over an int8 or fp8 cache, heads up to 128, aligned rows, a positive
+/// scale and a window.
+void launch_decode_scaled_bf16(Queue& queue, std::int64_t tasks,
+                               const ForwardParams<float>& params);
+void launch_decode_scaled_f16(Queue& queue, std::int64_t tasks, const ForwardParams<float>& params);
 
 /// Computes what params.unfinished names.
 void finish_forward_bf16(Queue& queue, const ForwardParams<float>& params);

@@ -1,4 +1,5 @@
-// Attention forward on tensor cores, for q, k and v of one 16-bit dtype, and for int8 caches.
+// Attention forward on tensor cores, for q, k and v of one 16-bit dtype, and for int8 and fp8
+// caches.
 //
 // A block of kWarps warps computes 16 * kWarps query rows of one KV head (rows of all its query
 // heads, token-major) over key blocks of 64; a warp owns 16 rows, or they share them (kShared):
@@ -11,7 +12,7 @@
 // A single warp waits for the latency of each instruction. Where there are too few blocks to hide
 // that, two warps share the rows: each multiplies half of the keys, both weigh all scores, and each
 // sums half of the columns of V. On an H200 a sequence of 8192 tokens and 8 KV heads takes 27 us
-// so, 34 us by one warp; of int8, 34 and 49 us.
+// so, 34 us by one warp.
 //
 // At head_dim 128 a block of keys is 128 products of m16n8k16 a warp, and 32 KiB of shared-memory
 // reads: both take about 256 cycles of a multiprocessor, so half of mma.sync's peak is the limit.
@@ -38,7 +39,6 @@ inline constexpr int kQuerySteps = kTileColumns / 16;  // products over one tile
 constexpr TileElements tile_elements(ForwardRules rules) {
   switch (rules) {
     case ForwardRules::kWindow: return TileElements::kHalves;
-    case ForwardRules::kIntegers: return TileElements::kIntegers;
     case ForwardRules::kAll: break;
   }
   return TileElements::kConverted;
@@ -71,8 +71,6 @@ struct ForwardMemory {
 
 template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
 class ForwardTile {
-  static constexpr bool kIntegers = kRules == ForwardRules::kIntegers;
-  static constexpr int kTileBytesPerKey = kIntegers ? kIntegerRowBytes : kTileRowBytes;
   static constexpr int kSumGroups = kShared ? kValueGroups / kWarps : kValueGroups;
 
  public:
@@ -148,7 +146,13 @@ class ForwardTile {
           eight = params_.aligned_q ? *reinterpret_cast<const uint4*>(from)
                                     : load_eight<Half>(from, present);
         }
-        *reinterpret_cast<uint4*>(memory_.query_tile(part) + chunk_offset(row, chunk)) = eight;
+        unsigned char* const tile = memory_.query_tile(part);
+        if (stream_.scaled()) {
+          store_product_order(shared_address(tile) + chunk_offset(row, chunk & ~1) + chunk % 2 * 8,
+                              eight);
+        } else {
+          *reinterpret_cast<uint4*>(tile + chunk_offset(row, chunk)) = eight;
+        }
       }
     }
     synchronize_warps<kWarps>();
@@ -208,10 +212,6 @@ class ForwardTile {
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) segment_[i] = row_sum(segment_[i]);
-    if constexpr (kIntegers) {
-      sums_.separate_columns();
-      return true;  // as it is: care is for infinities and NaN in V
-    }
     const bool is_finite = sums_.are_finite();
     if constexpr (kWarps == 1) return __all_sync(0xffffffffU, is_finite);
     return __syncthreads_and(is_finite);
@@ -234,7 +234,7 @@ class ForwardTile {
       // Each warp has some of the keys, and all warps need all scores.
       constexpr int kOwnGroups = kKeyGroups / kWarps;
       float own[kOwnGroups][4] = {};
-      add_products<kSteps>(own, part, tile + warp_ * kOwnGroups * 8 * kTileBytesPerKey);
+      add_products<kSteps>(own, part, tile + warp_ * kOwnGroups * 8 * kTileRowBytes);
 #pragma unroll
       for (int n = 0; n < kOwnGroups; ++n) {
         memory_.exchanged[(warp_ * kOwnGroups + n) * 32 + lane_] =
@@ -258,15 +258,6 @@ class ForwardTile {
   template <int kSteps, int kGroups>
   __device__ __forceinline__ void add_products(float (&scores)[kGroups][4], int part,
                                                const unsigned char* tile) {
-    if constexpr (kIntegers) {
-      add_integer_products<kSteps>(scores, tile);
-    } else {
-      add_half_products<kSteps>(scores, part, tile);
-    }
-  }
-  template <int kSteps, int kGroups>
-  __device__ __forceinline__ void add_half_products(float (&scores)[kGroups][4], int part,
-                                                    const unsigned char* tile) {
     // Chunk 2 i further right is at offset ^ (i << 5).
     const unsigned offset = fresh(chunk_offset(lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2));
     const unsigned keys = shared_address(tile);
@@ -283,32 +274,8 @@ class ForwardTile {
       }
     }
   }
-  /// Keys that are int8: of each, a lane needs two bytes and the two eight further, as 16-bit loads
-  /// give them.
-  template <int kSteps, int kGroups>
-  __device__ __forceinline__ void add_integer_products(float (&scores)[kGroups][4],
-                                                       const unsigned char* tile) {
-    const IntegerPairs<Half> integers;
-    // Chunk i further right is at offset ^ (i << 4).
-    const unsigned offset = fresh(lane_ / 4 * (kIntegerRowBytes + 16) + lane_ % 4 * 2);
-#pragma unroll(kShared ? 2 : kSteps)  // for want of registers
-    for (int step = 0; step < kSteps; ++step) {
-      unsigned query[4];
-      get_query(query, 0, step);
-      const auto* const keys =
-          reinterpret_cast<const unsigned short*>(tile + (offset ^ (step << 4)));
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        const unsigned short* const key = keys + n * 8 * kIntegerRowBytes / 2;
-        multiply_add<Half>(scores[n], query, integers.template pair<0, 1>(key[0]),
-                           integers.template pair<0, 1>(key[4]));
-      }
-    }
-  }
-
   __device__ __forceinline__ void multiply_values(const float (&weights)[kKeyGroups][4],
                                                   unsigned char* tile, bool careful) {
-    if constexpr (kIntegers) return sums_.add_integers(weights, tile);
     if (stream_.scaled()) return sums_.add_scaled(weights, tile);
     if (careful) {
       sums_.add_non_finite(scores_.masked(), tile);

@@ -10,7 +10,7 @@ namespace ladon::cuda {
 /// Blocks of threads for which a multiprocessor must have registers. Where warps share rows, as
 /// many as it has shared memory for.
 constexpr int least_blocks(int warps, bool streamed, ForwardRules rules, bool shared) {
-  if (shared) return rules == ForwardRules::kIntegers ? 6 : 3;
+  if (shared) return 3;
   return warps == 4 && (rules == ForwardRules::kAll || !streamed) ? 2 : 1;
 }
 
@@ -54,11 +54,10 @@ void launch_forward_mma(Queue& queue, const ForwardKind& kind, std::int64_t task
 /// At most 16 rows a KV head, heads up to 128.
 template <class Half, ForwardRules kRules>
 void launch_decode_mma(Queue& queue, std::int64_t tasks, const ForwardParams<float>& params) {
-  constexpr bool kIntegers = kRules == ForwardRules::kIntegers;
   // Up to so many blocks a multiprocessor, two warps for each are faster than one.
-  const std::int64_t few = (kIntegers ? 4 : 2) * queue.num_multiprocessors();
+  const std::int64_t few = 2 * queue.num_multiprocessors();
   tasks <= few ? launch_forward_mma<Half, 2, true, kRules, true>(queue, tasks, params)
-               : launch_forward_mma<Half, 1, kIntegers, kRules>(queue, tasks, params);
+               : launch_forward_mma<Half, 1, false, kRules>(queue, tasks, params);
 }
 
 template <class Half>
@@ -67,8 +66,6 @@ void launch_forward_mma(Queue& queue, const ForwardKind& kind, std::int64_t task
   using enum ForwardRules;
   if (!kind.few_rows) {
     launch_forward_mma<Half, 4>(queue, kind, tasks, params);
-  } else if (kind.rules == kIntegers) {
-    launch_decode_mma<Half, kIntegers>(queue, tasks, params);
   } else if (kind.rules == kWindow && !kind.streamed) {
     launch_decode_mma<Half, kWindow>(queue, tasks, params);
   } else {

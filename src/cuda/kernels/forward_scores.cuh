@@ -94,8 +94,6 @@ class ForwardScores {
     const int first = first_key(block);
     if constexpr (kRules == ForwardRules::kWindow) {
       apply_window(scores, first);
-    } else if constexpr (kRules == ForwardRules::kIntegers) {
-      apply_scales(scores, first, key_scales);
     } else if (params_.only_scales) {
       apply_scales(scores, first, key_scales);
     } else {
@@ -153,13 +151,11 @@ class ForwardScores {
     return make_float2(rescale[0], rescale[1]);
   }
 
-  /// Dropout, and the scales of int8 values. A scale may be NaN, and masked keys must not bring it
-  /// in.
+  /// Dropout, and the scales of quantised values. A scale may be NaN, and masked keys must not
+  /// bring it in.
   __device__ __forceinline__ void scale_weights(Scores& weights, int block,
                                                 const float* value_scales) {
-    if constexpr (kRules == ForwardRules::kIntegers) {
-      apply_value_scales(weights, value_scales);
-    } else if constexpr (kAll) {
+    if constexpr (kAll) {
       if (!rules_.dropout) {
         if (is_scaled()) apply_value_scales(weights, value_scales);
         return;
@@ -223,7 +219,7 @@ class ForwardScores {
     }
   }
 
-  /// An int8 cache without other rules than a window.
+  /// A quantised cache without other rules than a window.
   __device__ __forceinline__ void apply_scales(Scores& scores, int first,
                                                const float* key_scales) const {
     const float scale = static_cast<float>(rules_.scale);

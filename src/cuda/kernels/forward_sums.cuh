@@ -60,41 +60,10 @@ class ForwardSums {
     add_products<Half, false>(weights, tile);
   }
 
-  /// The same for a tile of integers in bf16, whose scales are in the weights. Those keep 16 bits
-  /// of precision, as two bf16.
+  /// The same for a tile of quantised elements in bf16, whose scales are in the weights. Those keep
+  /// 16 bits of precision, as two bf16.
   __device__ __forceinline__ void add_scaled(const Weights& weights, const unsigned char* tile) {
     add_products<__nv_bfloat16, true>(weights, tile);
-  }
-
-  /// The same for a tile of int8. A transposed load of 8 x 8 pairs of bytes gives a lane two keys
-  /// of columns 2 g and 2 g + 1, so the groups of 16 columns hold the even ones in their first
-  /// eight and the odd ones in their last until separate_columns().
-  __device__ __forceinline__ void add_integers(const Weights& weights, const unsigned char* tile) {
-    if (columns_ > kGroups * 8 / 2) {
-      add_integer_products<kGroups>(weights, shared_address(tile));
-    } else if (columns_ > 0) {
-      add_integer_products<kGroups / 2>(weights, shared_address(tile));
-    }
-  }
-  __device__ __forceinline__ void separate_columns() {
-    const int from = lane_ / 4 * 4 + lane_ % 4 / 2;
-    const bool is_odd = lane_ % 2 != 0;
-#pragma unroll
-    for (int n = 0; n < kGroups; n += 2) {
-#pragma unroll
-      for (int row = 0; row < 4; row += 2) {
-        // Columns 4 t to 4 t + 3 become 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
-        const float columns[4] = {sums_[n][row], sums_[n + 1][row], sums_[n][row + 1],
-                                  sums_[n + 1][row + 1]};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int lane = from + i / 2 * 2;
-          const float even = __shfl_sync(0xffffffffU, columns[i % 2], lane);
-          const float odd = __shfl_sync(0xffffffffU, columns[2 + i % 2], lane);
-          sums_[n + i / 2][row + i % 2] = is_odd ? odd : even;
-        }
-      }
-    }
   }
 
   /// Adds the infinities and NaN of a tile of V for those rows that see them. `masked` has a bit
@@ -245,37 +214,6 @@ class ForwardSums {
         if constexpr (kTwice) {
           multiply_add<Element>(sums_[pair * 2], rests, value[0], value[1]);
           multiply_add<Element>(sums_[pair * 2 + 1], rests, value[2], value[3]);
-        }
-      }
-    }
-  }
-  template <int kUsed>
-  __device__ __forceinline__ void add_integer_products(const Weights& weights, unsigned values) {
-    using Element = __nv_bfloat16;
-    const IntegerPairs<Element> integers;
-    const unsigned offset =
-        fresh(lane_ % 16 * kIntegerRowBytes + ((first_group_ / 2 + lane_ / 16) ^ (lane_ % 8)) * 16);
-#pragma unroll
-    for (int step = 0; step < kBlockKeys / 16; ++step) {
-      unsigned rounded[4];
-      unsigned rests[4];
-      rounded_weights<Element>(weights, step, rounded);
-      rounding_rests<Element>(weights, step, rests);
-#pragma unroll
-      for (int n = 0; n < kUsed; n += 4) {
-        unsigned value[4];
-        load_matrices_transposed(value,
-                                 values + step * 16 * kIntegerRowBytes + (offset ^ (n << 3)));
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-          const unsigned even[2] = {integers.pair<0, 2>(value[i]),
-                                    integers.pair<0, 2>(value[i + 1])};
-          const unsigned odd[2] = {integers.pair<1, 3>(value[i]),
-                                   integers.pair<1, 3>(value[i + 1])};
-          multiply_add<Element>(sums_[n + i], rounded, even[0], even[1]);
-          multiply_add<Element>(sums_[n + i + 1], rounded, odd[0], odd[1]);
-          multiply_add<Element>(sums_[n + i], rests, even[0], even[1]);
-          multiply_add<Element>(sums_[n + i + 1], rests, odd[0], odd[1]);
         }
       }
     }

@@ -133,29 +133,31 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// ---- int8 ---------------------------------------------------------------------------------------
+// ---- int8 and fp8 -------------------------------------------------------------------------------
 
-/// One row by one warp: the largest magnitude becomes +-127. A row with a NaN, an infinity or a
-/// number whose scale no float can be gets a scale of NaN, so that it reads back as NaN.
-__device__ inline void quantise_row(const KvPart& part, const KvRow& row) {
-  constexpr double kMostScaled = 127.0 * static_cast<double>(std::numeric_limits<float>::max());
+/// One row by one warp: the largest magnitude becomes the largest number, 127 or 448. A row with a
+/// NaN, an infinity or a number whose scale no float can be gets a scale of NaN, so that it reads
+/// back as NaN.
+__device__ inline void quantise_row(const KvPart& part, const KvRow& row, DType stored) {
   constexpr double kSmallestScale = 0x1p-126;  // below, floats are subnormal and lose precision
+  const double number = largest_quantised(stored);
+  const double most = number * static_cast<double>(std::numeric_limits<float>::max());
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto element = [&](std::int64_t i) {
     return load_element<double>(part.rows.data, part.rows.dtype, row.outside + i);
   };
-  auto* const to = static_cast<signed char*>(part.slots.data) + row.inside;
+  auto* const to = static_cast<unsigned char*>(part.slots.data) + row.inside;
   double largest = 0;
   bool finite = true;
   for (std::int64_t i = lane; i < part.dim; i += kWarp) {
     const double magnitude = fabs(element(i));
-    finite = finite && magnitude <= kMostScaled;
+    finite = finite && magnitude <= most;
     largest = fmax(largest, magnitude);
   }
   largest = largest_of_threads(largest, kWarp);
   finite = __all_sync(kAllLanes, finite);
   // Rounded to float before it is used, because readers multiply by the float.
-  const double step = largest / 127;
+  const double step = largest / number;
   const float scale = step < kSmallestScale ? 0.0F : static_cast<float>(step);
   if (lane == 0) *row.scale = finite ? scale : __uint_as_float(0x7fc00000U);
   for (std::int64_t i = lane; i < part.dim; i += kWarp) {
@@ -163,9 +165,13 @@ __device__ inline void quantise_row(const KvPart& part, const KvRow& row) {
     if (!finite) {
       units = 1;
     } else if (scale != 0) {
-      units = fmin(fmax(rint(element(i) / static_cast<double>(scale)), -127.0), 127.0);
+      units = fmin(fmax(element(i) / static_cast<double>(scale), -number), number);
     }
-    to[i] = static_cast<signed char>(units);
+    if (stored == DType::kF8E4M3) {
+      to[i] = detail::float_to_float8_bits(detail::round_to_odd(units));
+    } else {
+      to[i] = static_cast<unsigned char>(static_cast<signed char>(rint(units)));
+    }
   }
 }
 
@@ -177,7 +183,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t warps = std::int64_t{gridDim.x} * (kThreads / kWarp);
   for (std::int64_t index = std::int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
        index < rows; index += warps) {
-    quantise_row(part, row_of(params, part, index / part.heads, index % part.heads));
+    quantise_row(part, row_of(params, part, index / part.heads, index % part.heads), params.stored);
   }
 }
 
@@ -186,12 +192,16 @@ __global__ void __launch_bounds__(kThreads)
   take_over();
   const KvPart& part = params.parts[blockIdx.y];
   for_each_row_chunk(params, part, kChunk, [&](const KvRow& row, std::int64_t i, int count) {
-    const auto* const from = static_cast<const signed char*>(part.slots.data) + row.inside + i;
+    const auto* const from = static_cast<const unsigned char*>(part.slots.data) + row.inside + i;
     const double scale = *row.scale;
+    const bool is_fp8 = params.stored == DType::kF8E4M3;
     Chunk<double> chunk{};
 #pragma unroll
     for (int n = 0; n < kChunk; ++n) {
-      if (n < count) chunk.values[n] = static_cast<double>(from[n]) * scale;
+      if (n >= count) continue;
+      const double number =
+          is_fp8 ? detail::float8_bits_to_float(from[n]) : static_cast<signed char>(from[n]);
+      chunk.values[n] = number * scale;
     }
     store_chunk(part.rows.data, part.rows.dtype, row.outside + i, count, chunk);
   });

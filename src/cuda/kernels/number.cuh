@@ -46,7 +46,8 @@ __device__ inline Number load_number(const void* data, DType dtype, std::int64_t
     case DType::kF64:
     case DType::kF32:
     case DType::kF16:
-    case DType::kBF16: return real_number(load_element<double>(data, dtype, index));
+    case DType::kBF16:
+    case DType::kF8E4M3: return real_number(load_element<double>(data, dtype, index));
     case DType::kBool: return real_number(static_cast<const std::uint8_t*>(data)[index] != 0);
     case DType::kI8: return integer_number(static_cast<const std::int8_t*>(data)[index]);
     case DType::kU8: return integer_number(static_cast<const std::uint8_t*>(data)[index]);
@@ -133,7 +134,8 @@ __device__ inline void store_number(void* data, DType dtype, std::int64_t index,
     case DType::kF64:
     case DType::kF32:
     case DType::kF16:
-    case DType::kBF16: return store_float(data, dtype, index, number);
+    case DType::kBF16:
+    case DType::kF8E4M3: return store_float(data, dtype, index, number);
     case DType::kBool: static_cast<std::uint8_t*>(data)[index] = !is_zero(number); return;
     case DType::kI8: return store_as<std::int8_t>(data, index, number);
     case DType::kU8: return store_as<std::uint8_t>(data, index, number);

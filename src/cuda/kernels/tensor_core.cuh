@@ -72,6 +72,11 @@ __device__ inline void store_16(std::uint32_t to, std::uint32_t w0, std::uint32_
                : "memory");
 }
 
+/// 8 bytes to shared memory.
+__device__ inline void store_8(std::uint32_t to, std::uint32_t w0, std::uint32_t w1) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(w0), "r"(w1) : "memory");
+}
+
 /// Four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void load_matrices(std::uint32_t (&to)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

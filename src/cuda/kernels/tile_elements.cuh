@@ -1,5 +1,5 @@
-// int8 elements of quantised caches as operands of tensor cores: 16-bit floats, in which all of
-// them are exact. Their scales are applied elsewhere.
+// Elements of quantised caches, int8 and fp8 (e4m3), as operands of tensor cores: 16-bit floats, in
+// which all of them are exact. Their scales are applied elsewhere.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/tensor_core.cuh"
+#include "ladon/dtype.h"
 
 namespace ladon::cuda {
 
@@ -28,18 +29,20 @@ __device__ __forceinline__ uint4 load_eight(const Half* from, int count) {
   return chunk.vector;
 }
 
-/// Converts pairs of int8 to pairs of 16-bit floats.
-///
+/// Converts pairs of quantised elements to pairs of 16-bit floats: bytes kFirst and kSecond of a
+/// word. Four instructions a pair (f16 of int8: two and a half); conversions by way of f32 take
+/// more, on units with a quarter of the rate.
+template <class Half, DType kStored>
+class CodePairs;
+
 /// An exponent above a byte makes a float of it: 1024 + byte in f16. bf16 has one bit less, so
 /// there it is 128 + the byte without its sign bit, from which 128 or, by that bit, 256 is
-/// subtracted. Four instructions a pair; conversions by way of f32 take more, on units with a
-/// quarter of the rate.
+/// subtracted.
 template <class Half>
-class IntegerPairs {
+class CodePairs<Half, DType::kI8> {
   static constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
 
  public:
-  /// Bytes kFirst and kSecond of a word.
   template <unsigned kFirst, unsigned kSecond>
   __device__ __forceinline__ unsigned pair(unsigned word) const {
     constexpr unsigned kSelector = 0x4040 | kFirst | kSecond << 8;
@@ -56,22 +59,56 @@ class IntegerPairs {
     return pair;
   }
 
-  __device__ __forceinline__ uint4 eight(uint2 integers) const {
-    return make_uint4(pair<0, 1>(integers.x), pair<2, 3>(integers.x), pair<0, 1>(integers.y),
-                      pair<2, 3>(integers.y));
-  }
-
  private:
   // In a register: as a constant it takes the operand's place that the selector could have.
   const unsigned exponents_ = fresh(kBf16 ? 0x43434343U : 0x64646464U);
 };
 
-/// Eight int8 from memory, of which `count` exist.
-__device__ __forceinline__ uint2 load_integers(const signed char* from, int count, bool aligned) {
+/// e4m3 has the leading bits of a 16-bit float with a longer exponent of a larger bias: shifted to
+/// its place, a number comes out too small by the difference of the biases, 2^8 in f16 and 2^120 in
+/// bf16, subnormals included. The codes of NaN, which caches do not contain, become +-480.
+template <class Half>
+class CodePairs<Half, DType::kF8E4M3> {
+ public:
+  template <unsigned kFirst, unsigned kSecond>
+  __device__ __forceinline__ unsigned pair(unsigned word) const {
+    // Each byte, and its sign over the byte above it.
+    constexpr unsigned kSelector = kFirst | (kFirst | 8) << 4 | kSecond << 8 | (kSecond | 8) << 12;
+    unsigned extended;
+    unsigned pair;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(extended) : "r"(word), "n"(kSelector));
+    if constexpr (std::is_same_v<Half, __nv_bfloat16>) {
+      asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+          : "=r"(pair)
+          : "r"(extended << 4 & 0x87f087f0U), "r"(0x7b807b80U), "r"(0x80008000U));
+    } else {
+      asm("mul.rn.f16x2 %0, %1, %2;"
+          : "=r"(pair)
+          : "r"(extended << 7 & 0xbf80bf80U), "r"(0x5c005c00U));
+    }
+    return pair;
+  }
+};
+
+/// A stored dtype as a type, for generic lambdas.
+template <DType kType>
+struct StoredAs {
+  static constexpr DType kDType = kType;
+};
+
+template <class Half, DType kStored>
+__device__ __forceinline__ uint4 convert_eight(uint2 codes) {
+  const CodePairs<Half, kStored> pairs;
+  return make_uint4(pairs.template pair<0, 1>(codes.x), pairs.template pair<2, 3>(codes.x),
+                    pairs.template pair<0, 1>(codes.y), pairs.template pair<2, 3>(codes.y));
+}
+
+/// Eight bytes from memory, of which `count` exist.
+__device__ __forceinline__ uint2 load_codes(const unsigned char* from, int count, bool aligned) {
   if (aligned && count == kChunkElements) return *reinterpret_cast<const uint2*>(from);
   union {
     uint2 vector;
-    signed char elements[kChunkElements];
+    unsigned char elements[kChunkElements];
   } chunk;
   chunk.vector = make_uint2(0, 0);
 #pragma unroll
@@ -79,6 +116,16 @@ __device__ __forceinline__ uint2 load_integers(const signed char* from, int coun
     if (i < count) chunk.elements[i] = from[i];
   }
   return chunk.vector;
+}
+
+/// Stores eight elements of a query, or of a key of a quantised cache, in the order in which the
+/// products of such caches take them: of 16 neighbours, lane t of four has 4 t to 4 t + 3, because
+/// that is what a load of bytes gives it (decode_scaled.cuh), as its 2 t, 2 t + 1, 2 t + 8 and
+/// 2 t + 9. Every kernel sums them in this order. `to` is the address of the first of the two
+/// 16-byte chunks of those 16, plus 8 for the last eight of them.
+__device__ __forceinline__ void store_product_order(unsigned to, const uint4& eight) {
+  store_8(to, eight.x, eight.z);
+  store_8(to ^ 16, eight.y, eight.w);  // chunks are permuted in pairs
 }
 
 }  // namespace ladon::cuda

@@ -4,7 +4,7 @@
 // For each block of keys come the tiles of K, 128 columns each, then the tile of V with the columns
 // that this block of threads computes. Rows that do not exist and columns past the end are zeros:
 // what is in memory there is not read. 16-byte rows are copied asynchronously; unaligned rows, and
-// int8 rows that become 16-bit elements on the way, go through registers.
+// int8 and fp8 rows, which become 16-bit elements on the way, go through registers.
 //
 // A tile's rows are kTileColumns elements. The 16-byte chunks of a row are permuted by the row's
 // last three bits, so that the eight rows of an 8x8 matrix are in different banks.
@@ -27,10 +27,9 @@ inline constexpr int kTileColumns = 128;
 inline constexpr int kTileChunks = kTileColumns / kChunkElements;  // of one row
 inline constexpr int kTileRowBytes = kTileColumns * 2;
 inline constexpr int kTileBytes = kBlockKeys * kTileRowBytes;
-inline constexpr int kIntegerRowBytes = kTileColumns;  // of a tile of int8
-/// What the tiles of a stream hold: 16-bit elements as they are in memory; those, or int8 converted
-/// to them; int8 as they are in memory.
-enum class TileElements : std::uint8_t { kHalves, kConverted, kIntegers };
+/// What the tiles of a stream hold: 16-bit elements as they are in memory; those, or quantised ones
+/// converted to them.
+enum class TileElements : std::uint8_t { kHalves, kConverted };
 /// Buffers of a stream. Fewer where more blocks fit a multiprocessor for it.
 constexpr int tile_buffers(int warps, TileElements elements) {
   return warps == 1 || elements != TileElements::kHalves ? 3 : 4;
@@ -52,12 +51,11 @@ __device__ __forceinline__ void synchronize_warps() {
 
 template <class Half, int kWarps, TileElements kElements>
 class TileStream {
-  static constexpr bool kIntegers = kElements == TileElements::kIntegers;
   static constexpr int kTileBuffers = tile_buffers(kWarps, kElements);
   static constexpr int kTilesAhead = kTileBuffers - 1;
-  static constexpr int kRowBytes = kIntegers ? kIntegerRowBytes : kTileRowBytes;
-  static constexpr int kRowChunks = kRowBytes / 16;
-  static constexpr int kBytes = kRowBytes / kTileColumns;  // of an element
+  static constexpr int kRowBytes = kTileRowBytes;
+  static constexpr int kRowChunks = kTileChunks;
+  static constexpr int kBytes = sizeof(Half);
   // A thread copies one chunk of so many consecutive rows.
   static constexpr int kRowsPerThread = kBlockKeys * kRowChunks / (kWarps * 32);
   static_assert(kRowsPerThread % 8 == 0);
@@ -65,11 +63,13 @@ class TileStream {
   static constexpr int kRowsPerWarp = kBlockKeys / kWarps;
   static constexpr int kRowsPerLane = (kRowsPerWarp + 31) / 32;
   static constexpr std::int64_t kNoRow = INT64_MIN;
+  // Rows that a thread converts together: each load waits for memory.
+  static constexpr int kConvertedAtOnce = 8;
 
  public:
   struct Memory {
     alignas(128) unsigned char tiles[kTileBuffers][kBlockKeys * kRowBytes];
-    float scales[kTileBuffers][kBlockKeys];  // of int8 rows
+    float scales[kTileBuffers][kBlockKeys];  // of quantised rows
     // What is needed of the Sequence: global memory would be read again after each copy.
     struct {
       std::int64_t kv_len;
@@ -267,19 +267,17 @@ class TileStream {
     const int present = max(0, min(kPerChunk, columns - chunk * kPerChunk));
     const auto* const data =
         static_cast<const char*>(operand.data) + (start + chunk * kPerChunk) * kBytes;
-    if constexpr (!kIntegers) {
-      if (!looks_up_) return copy_consecutive(operand, data, tile, present);
-      if (!(keys ? params_.aligned_k : params_.aligned_v)) {
+    if (!looks_up_) return copy_consecutive(operand, data, tile, present);
+    if (!(keys ? params_.aligned_k : params_.aligned_v)) {
 #pragma unroll 4
-        for (int row = first_row(); row < first_row() + kRowsPerThread; ++row) {
-          const std::int64_t offset = offsets_.rows[row % kRowsPerWarp];
-          const int count = offset == kNoRow ? 0 : present;
-          const char* from = data + (count == 0 ? 0 : offset);
-          store_chunk(tile + chunk_offset(row, chunk),
-                      load_eight<Half>(reinterpret_cast<const Half*>(from), count));
-        }
-        return;
+      for (int row = first_row(); row < first_row() + kRowsPerThread; ++row) {
+        const std::int64_t offset = offsets_.rows[row % kRowsPerWarp];
+        const int count = offset == kNoRow ? 0 : present;
+        const char* from = data + (count == 0 ? 0 : offset);
+        store_chunk(tile + chunk_offset(row, chunk),
+                    load_eight<Half>(reinterpret_cast<const Half*>(from), count));
       }
+      return;
     }
     // Most blocks are whole, and need no test of each row.
     if (is_whole(block_) && columns % (kTileColumns / 2) == 0) {
@@ -339,34 +337,48 @@ class TileStream {
     });
   }
 
-  /// int8 become 16-bit elements, through registers, many rows at a time: each load waits for
-  /// memory.
+  /// int8 and fp8 become 16-bit elements, through registers.
   __device__ __forceinline__ void copy_converted(const Operand& operand, std::int64_t start,
                                                  unsigned tile, bool keys, int columns) {
     const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
     const int present = max(0, min(kChunkElements, columns - chunk * kChunkElements));
     const bool aligned = keys ? params_.aligned_k : params_.aligned_v;
     const auto* const data =
-        static_cast<const signed char*>(operand.data) + start + chunk * kChunkElements;
+        static_cast<const unsigned char*>(operand.data) + start + chunk * kChunkElements;
     const std::int64_t* const offsets = offsets_.rows + first_row() % kRowsPerWarp;
     share_offsets(operand, 1);
+    const auto copy_rows = [&](const auto& store) {
 #pragma unroll 1
-    for (int first = 0; first < kRowsPerThread; first += 8) {
-      uint2 integers[8];
+      for (int first = 0; first < kRowsPerThread; first += kConvertedAtOnce) {
+        uint2 codes[kConvertedAtOnce];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const std::int64_t offset = offsets[first + i];
-        const int count = offset == kNoRow ? 0 : present;
-        integers[i] = load_integers(data + (count == 0 ? 0 : offset), count, aligned);
-      }
+        for (int i = 0; i < kConvertedAtOnce; ++i) {
+          const std::int64_t offset = offsets[first + i];
+          const int count = offset == kNoRow ? 0 : present;
+          codes[i] = load_codes(data + (count == 0 ? 0 : offset), count, aligned);
+        }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        // Values are bf16 whatever the queries are: products with their scales need its range.
-        store_chunk(tile + chunk_offset(first_row() + first + i, chunk),
-                    keys ? IntegerPairs<Half>().eight(integers[i])
-                         : IntegerPairs<__nv_bfloat16>().eight(integers[i]));
+        for (int i = 0; i < kConvertedAtOnce; ++i) store(first_row() + first + i, codes[i]);
       }
-    }
+    };
+    const auto copy_as = [&](auto stored) {
+      // Values are bf16 whatever the queries are: products with their scales need its range.
+      if (keys) {
+        const int pair = static_cast<int>(fresh(chunk & ~1));
+        const unsigned half = chunk % 2 * 8;
+        copy_rows([&](int row, uint2 codes) {
+          store_product_order(tile + chunk_offset(row, pair) + half,
+                              convert_eight<Half, stored.kDType>(codes));
+        });
+      } else {
+        copy_rows([&](int row, uint2 codes) {
+          store_chunk(tile + chunk_offset(row, chunk),
+                      convert_eight<__nv_bfloat16, stored.kDType>(codes));
+        });
+      }
+    };
+    operand.dtype == DType::kF8E4M3 ? copy_as(StoredAs<DType::kF8E4M3>{})
+                                    : copy_as(StoredAs<DType::kI8>{});
   }
 
   __device__ __forceinline__ static void store_chunk(std::uint32_t to, const uint4& chunk) {
