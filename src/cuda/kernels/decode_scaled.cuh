@@ -40,7 +40,7 @@ struct DecodeTask {
 
   __device__ __forceinline__ DecodeTask(const ForwardParams<float>& params, unsigned block)
       : task(params, block),
-        sequence(sequence_of(params, task.sequence)),
+        sequence(params.call.sequences[task.sequence]),
         rows(static_cast<int>(sequence.query_len * params.call.group)),
         heads{static_cast<int>(task.kv_head * params.call.group),
               static_cast<int>(params.call.group)} {}

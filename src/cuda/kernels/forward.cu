@@ -152,15 +152,16 @@ void attend(Queue& queue, const AttentionParams& call) {
   const std::int64_t rows = call.max_query_len * call.group;
   const std::int64_t segments = segments_of(call);
   if (uses_tensor_cores(call)) {
+    const bool is_bf16 = call.q.dtype == DType::kBF16;
+    const bool is_scaled = call.kv_layout.k_scales != nullptr;
+    const bool is_window = is_plain(call) && !is_scaled;
     const bool few_rows = rows <= mma_rows(true);
     // Page tables are too long for the params.
-    const bool in_params =
-        few_rows && call.num_sequences <= kFewSequences && call.kv_layout.page_size == 0;
+    const bool in_params = is_window && few_rows && call.num_sequences <= kFewSequences &&
+                           call.kv_layout.page_size == 0;
     std::optional<DeviceSequences> sequences;
     if (!in_params) sequences.emplace(queue, call);
     const PartialMemory<float> memory(queue, call, segments);
-    const bool is_bf16 = call.q.dtype == DType::kBF16;
-    const bool is_scaled = call.kv_layout.k_scales != nullptr;
     ForwardParams<float> params;
     if (in_params) {
       params.call = call;
@@ -177,7 +178,6 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
     params.aligned_out = is_aligned(call, call.out, &Sequence::out, 8, 16);
     ForwardKind kind{.few_rows = few_rows, .streamed = call.head_dim > kTileColumns};
-    const bool is_window = is_plain(call) && !is_scaled;
     if (is_window) kind.rules = ForwardRules::kWindow;
     const bool keeps_bytes = params.only_scales && kind.few_rows && !kind.streamed &&
                              params.aligned_k && params.aligned_v;

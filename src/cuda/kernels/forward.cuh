@@ -32,7 +32,8 @@ struct ForwardParams {
   int* unfinished = nullptr;
 };
 
-/// For kernels of few rows: all others have the call's sequences on the device.
+/// For kernels of few rows and no rules but a window: all others have the call's sequences on the
+/// device.
 template <class Compute>
 __device__ inline const Sequence& sequence_of(const ForwardParams<Compute>& params,
                                               std::int64_t index) {

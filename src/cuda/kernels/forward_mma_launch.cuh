@@ -21,9 +21,10 @@ __global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, k
   extern __shared__ __align__(128) unsigned char shared[];
   if constexpr (Tile::kRows == 16) wait_for_kernel_before();
   const ForwardTask task(params, blockIdx.x);
-  Tile(params, task, sequence_of(params, task.sequence),
-       *reinterpret_cast<typename Tile::Memory*>(shared))
-      .run();
+  // The other kernels have no registers left to choose with.
+  const Sequence& sequence = kRules == ForwardRules::kWindow ? sequence_of(params, task.sequence)
+                                                             : params.call.sequences[task.sequence];
+  Tile(params, task, sequence, *reinterpret_cast<typename Tile::Memory*>(shared)).run();
   if constexpr (Tile::kRows == 16) start_kernel_after();
 }
 
