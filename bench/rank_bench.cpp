@@ -320,11 +320,10 @@ std::vector<int> counts_up_to(int ranks) {
 
 }  // namespace
 
-std::int64_t usual_tokens(int ranks) {
+std::int64_t usual_tokens(int ranks, std::int64_t about) {
   std::int64_t unit = 1;
   for (const int count : counts_up_to(ranks)) unit = std::lcm(unit, std::int64_t{2} * count);
-  constexpr std::int64_t kAbout = 4096;
-  return (kAbout + unit - 1) / unit * unit;
+  return (about + unit - 1) / unit * unit;
 }
 
 std::vector<RankRow> bench_ranks(const Context& context, Communicator& communicator,

@@ -37,8 +37,8 @@ struct RankRow {
   std::string fault{};    // where the result is wrong
 };
 
-/// About 4096, and such that 2, 4, ... ranks up to these have equally long parts.
-std::int64_t usual_tokens(int ranks);
+/// About so many that 2, 4, ... ranks up to these have equally long parts.
+std::int64_t usual_tokens(int ranks, std::int64_t about = 4096);
 
 /// Every rank calls it, with a Context of one thread; all get the same rows. Strong scaling: 2, 4,
 /// ... ranks up to all of them with `tokens`. Weak scaling: the same with as many tokens a rank as

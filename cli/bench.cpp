@@ -38,8 +38,9 @@ int run_rank_bench(const BenchOptions& options) {
   }
   const Link link = parse_link(options.link);
   const auto ranks = static_cast<int>(options.ranks);
-  const bench::RankBenchOptions wanted{.tokens = bench::usual_tokens(ranks),
-                                       .repetitions = options.quick ? 1 : 3};
+  const bench::RankBenchOptions wanted{
+      .tokens = bench::usual_tokens(ranks, options.quick ? 1024 : 4096),
+      .repetitions = options.quick ? 1 : 3};
   std::printf(
       "%d ranks over an emulated %s (%.3g us, %.3g GB/s); f32, causal, %lld heads, %lld KV "
       "heads of %lld\n",

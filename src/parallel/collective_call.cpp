@@ -181,16 +181,19 @@ void CollectiveCall::wait_for(double& seconds_waited) {
   seconds_waited += communicator_.seconds() - waits_since;
 }
 
+std::vector<int> CollectiveCall::others() const {
+  std::vector<int> ranks;
+  for (int step = 1; step < size(); ++step) ranks.push_back((rank() + step) % size());
+  return ranks;
+}
+
 std::vector<CollectiveCall::Record> CollectiveCall::exchange_records(const Record& own) {
   std::vector<Record> records(static_cast<std::size_t>(size()));
   std::vector<Send> sends;
   std::vector<Receive> receives;
-  for (int other = 0; other < size(); ++other) {
+  records[static_cast<std::size_t>(rank())] = own;
+  for (const int other : others()) {
     Record& record = records[static_cast<std::size_t>(other)];
-    if (other == rank()) {
-      record = own;
-      continue;
-    }
     sends.push_back({other, std::as_bytes(std::span(&own, 1))});
     receives.push_back({other, std::as_writable_bytes(std::span(&record, 1))});
   }
@@ -204,12 +207,9 @@ std::vector<std::string> CollectiveCall::exchange_texts(const std::vector<Record
   std::vector<std::string> texts(records.size());
   std::vector<Send> sends;
   std::vector<Receive> receives;
-  for (int other = 0; other < size(); ++other) {
+  texts[static_cast<std::size_t>(rank())] = own;
+  for (const int other : others()) {
     std::string& text = texts[static_cast<std::size_t>(other)];
-    if (other == rank()) {
-      text = own;
-      continue;
-    }
     text.resize(records[static_cast<std::size_t>(other)].text_bytes);
     sends.push_back({other, bytes_of(own)});
     receives.push_back({other, std::as_writable_bytes(std::span(text.data(), text.size()))});

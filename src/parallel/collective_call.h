@@ -44,6 +44,9 @@ class CollectiveCall {
 
   int rank() const noexcept { return communicator_.rank(); }
   int size() const noexcept { return communicator_.size(); }
+  /// The other ranks, from the next one on: where all ranks send in this order, they do not all
+  /// send to the same one at once.
+  std::vector<int> others() const;
 
   /// Compares the ranks' signatures. `refusal` is why this rank does not take part, or null; it
   /// keeps its own Error. All other disagreement throws, the same on all ranks.

@@ -35,20 +35,15 @@ Tensor on_host(const Context& context, const ConstTensorView& view);
 Tensor on_device(const Context& context, const ConstTensorView& view);
 
 /// outgoing(r) goes to rank r, whose bytes arrive in incoming(r). Empty ones are left out; this
-/// rank's own bytes are copied. Every rank begins with the one after it, so that not all of them
-/// send to the same one at once.
+/// rank's own bytes are copied.
 template <class Outgoing, class Incoming>
 void begin_exchange(CollectiveCall& call, const Outgoing& outgoing, const Incoming& incoming) {
   std::vector<Send> sends;
   std::vector<Receive> receives;
-  for (int step = 0; step < call.size(); ++step) {
-    const int other = (call.rank() + step) % call.size();
+  copy_bytes(outgoing(call.rank()), incoming(call.rank()));
+  for (const int other : call.others()) {
     const std::span<const std::byte> out = outgoing(other);
     const std::span<std::byte> in = incoming(other);
-    if (other == call.rank()) {
-      copy_bytes(out, in);
-      continue;
-    }
     if (!out.empty()) sends.push_back({other, out});
     if (!in.empty()) receives.push_back({other, in});
   }

@@ -35,10 +35,7 @@ std::vector<double> run_emulated(int ranks, const EmulatedLink& link,
 constexpr double kComputation = 0.5;
 
 void expect_all_near(const std::vector<double>& results, double expected) {
-  for (const double result : results) {
-    EXPECT_GE(result, expected - 1e-6);
-    EXPECT_LE(result, expected + kComputation);
-  }
+  for (const double result : results) EXPECT_NEAR(result, expected, kComputation);
 }
 
 TEST(EmulatedNetwork, AMessageTakesLatencyAndBytesOverBandwidth) {
