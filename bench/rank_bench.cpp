@@ -240,10 +240,10 @@ class RankBench {
     const Measured wrong{.elapsed = part.error(backward)};
     const double error = most(gather(context_, communicator_, wrong), &Measured::elapsed);
     const double others = std::max(1, count - 1);
-    // Every stage sends to all others; where results are sent, that is one step more.
+    // Every stage sends to all others; where results are sent, there are two steps more.
     const bool has_results = backward || scheme == ContextScheme::kUlysses;
     const int stages =
-        std::max(1, static_cast<int>(best[0].messages / others) - (has_results ? 1 : 0));
+        std::max(1, static_cast<int>(best[0].messages / others) - (has_results ? 2 : 0));
     double expected = 0;
     Volume largest;
     for (int rank = 0; rank < count; ++rank) {

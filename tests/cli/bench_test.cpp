@@ -219,5 +219,20 @@ TEST(CachedLayer, ErrorsOf16BitLayersAreAgainstWhatIsNotRounded) {
   }
 }
 
+TEST(CliBench, Ranks) {
+  const Outcome run = run_ladon({"bench", "--ranks", "2", "--link", "10gbe", "--quick"});
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(run.out.find("2 ranks over an emulated 10gbe (30 us, 1.2 GB/s)"), std::string::npos);
+  for (const char* const scheme : {"all-gather", "Ulysses", "ring"}) {
+    EXPECT_NE(run.out.find(scheme), std::string::npos) << run.out;
+  }
+  EXPECT_EQ(run.out.find("UNEQUAL"), std::string::npos) << run.out;
+  EXPECT_EQ(run.out.find("WRONG"), std::string::npos) << run.out;
+  EXPECT_EQ(complaint_of({"bench", "--ranks", "2", "--json"}, 2),
+            "bench: --ranks: goes with --link, --quick, --isa and nothing else");
+  EXPECT_EQ(complaint_of({"bench", "--ranks", "2", "--link", "tin-cans"}, 2).find("--link: got"),
+            0U);
+}
+
 }  // namespace
 }  // namespace ladon::test
