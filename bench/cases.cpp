@@ -117,8 +117,12 @@ void add_decode(CaseList& list) {
     shape.num_kv_heads = num_kv_heads;
     list.add(shape);
   }
-  shape.kv_len = 8192;
+  // The same keys as int8: half the bytes.
   shape.num_kv_heads = 8;
+  shape.source = Source::kPaged;
+  shape.storage = DType::kI8;
+  list.add(shape);
+  shape.kv_len = 8192;
   const auto add = [&](DType dtype, Source source, DType storage, std::int64_t batch) {
     shape.dtype = dtype;
     shape.source = source;

@@ -4,8 +4,8 @@ set(LADON_ISAS
   "baseline:"
   "avx2:-mavx2 -mfma -mf16c"
   "avx512:-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512"
-  "avx512_bf16:-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mfma -mf16c -mprefer-vector-width=512"
-  "amx:-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16 -mfma -mf16c -mprefer-vector-width=512")
+  "avx512_bf16:-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni -mfma -mf16c -mprefer-vector-width=512"
+  "amx:-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni -mamx-tile -mamx-bf16 -mfma -mf16c -mprefer-vector-width=512")
 
 # Adds each instruction set's translation unit to `target`, with its own flags.
 function(ladon_add_isas target)

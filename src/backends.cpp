@@ -27,7 +27,7 @@ std::unique_ptr<Backend> make_backend(const ContextOptions& options, Host& host)
       }
       const Isa isa = cpu::choose_isa(options.isa);
       if (isa == Isa::kReference) return std::make_unique<reference::ReferenceBackend>(host);
-      return std::make_unique<cpu::CpuBackend>(host, isa);
+      return std::make_unique<cpu::CpuBackend>(host, isa, options.chunk_invariant);
     }
     case Device::kCuda:
 #ifdef LADON_WITH_CUDA

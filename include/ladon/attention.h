@@ -27,7 +27,8 @@
 //  8. Any length and any head_dim from 1 on work.
 //  9. Every function here may be called from many threads at once.
 // 10. On GPUs a token's output has the same bits in a whole-sequence or training forward and in
-//     chunks of any size, one token included, over a cache of any kind.
+//     chunks of any size, one token included, over a cache of any kind. On CPUs it has where the
+//     Context is chunk_invariant, except over window caches.
 //
 // All functions throw Error and then have written nothing.
 #pragma once

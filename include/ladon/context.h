@@ -50,10 +50,15 @@ struct ContextOptions {
   /// hold anything. Called from many threads at once where calls are. Not called where pieces run
   /// on a GPU, on the `executor`'s threads alone, or in what is short, such as an optimiser's step.
   std::function<void()> check_interrupt{};
+  /// For CPUs: gives a token's output the same bits in a whole-sequence or training forward, in
+  /// chunks of any size and token by token, over tensors, contiguous and paged caches of one dtype
+  /// (GPUs always do). Calls over window caches throw Error (kUnsupported). Few rows are then
+  /// computed by the kernels for many: docs/numerics.md has the cost. Other bits than without it.
+  bool chunk_invariant = false;
 };
 
-/// Cheap to make, safe to use from many threads at once. Results never depend on it: any number of
-/// threads gives the same bits (kernels of different instruction sets round differently).
+/// Cheap to make, safe to use from many threads at once. Any number of threads gives the same bits;
+/// kernels of different instruction sets, and with `chunk_invariant`, round differently.
 class LADON_API Context {
  public:
   Context();

@@ -4,8 +4,11 @@
 
 namespace ladon::cpu {
 
-CpuBackend::CpuBackend(Host& host, Isa isa)
-    : ReferenceBackend(host), isa_(isa), kernels_(*cpu::kernels_for(isa)) {}
+CpuBackend::CpuBackend(Host& host, Isa isa, bool chunk_invariant)
+    : ReferenceBackend(host),
+      isa_(isa),
+      kernels_(*cpu::kernels_for(isa)),
+      chunk_invariant_(chunk_invariant) {}
 
 const KernelSet& CpuBackend::kernels_for(DType dtype) const noexcept {
   if (dtype == DType::kF64) return kernels_.f64;

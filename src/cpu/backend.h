@@ -10,7 +10,7 @@ namespace ladon::cpu {
 class CpuBackend final : public reference::ReferenceBackend {
  public:
   /// `isa` must be able to run here, and is not Isa::kReference.
-  CpuBackend(Host& host, Isa isa);
+  CpuBackend(Host& host, Isa isa, bool chunk_invariant = false);
 
   Isa isa() const noexcept override { return isa_; }
 
@@ -39,6 +39,7 @@ class CpuBackend final : public reference::ReferenceBackend {
 
   const Isa isa_;
   const KernelTable& kernels_;
+  const bool chunk_invariant_;  // ContextOptions::chunk_invariant
 };
 
 }  // namespace ladon::cpu

@@ -65,6 +65,7 @@ CpuFeatures detect_cpu_features() noexcept {
   features.avx512dq = has_bit(ebx, 17);
   features.avx512bw = has_bit(ebx, 30);
   features.avx512vl = has_bit(ebx, 31);
+  features.avx512_vnni = has_bit(ecx, 11);
   features.amx_bf16 = has_bit(edx, 22);
   features.amx_tile = has_bit(edx, 24);
   if (features.amx_tile && features.os_saves_tiles) features.os_permits_tiles = request_tiles();

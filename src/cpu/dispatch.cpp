@@ -61,8 +61,8 @@ std::string refuse_avx512(const CpuFeatures& features) {
 }
 
 std::string refuse_avx512_bf16(const CpuFeatures& features) {
-  static constexpr std::array<Requirement, 1> kRequired{
-      {{&CpuFeatures::avx512_bf16, "avx512_bf16"}}};
+  static constexpr std::array<Requirement, 2> kRequired{
+      {{&CpuFeatures::avx512_vnni, "avx512_vnni"}, {&CpuFeatures::avx512_bf16, "avx512_bf16"}}};
   std::string reason = refuse_avx512(features);
   if (reason.empty()) reason = lacking(features, kRequired);
   return reason;

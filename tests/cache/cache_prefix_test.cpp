@@ -41,7 +41,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> groups_of(const KvCache& cach
   std::vector<std::pair<std::int64_t, std::int64_t>> groups;
   std::vector<cpu::SequencePlan> plans;
   for (const Sequence& sequence : sequences) {
-    plans.push_back(cpu::plan_sequence(params, sequence, kernels));
+    plans.push_back(cpu::plan_sequence(params, sequence, kernels, false));
   }
   for (std::int64_t s = 0; s < params.num_sequences;) {
     const cpu::PrefixGroup group = cpu::prefix_group(params, plans.data(), s);

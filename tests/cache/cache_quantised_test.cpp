@@ -272,6 +272,44 @@ TEST_P(CacheQuantisedStorage, WhatIsNotFiniteIsNotLost) {
   }
 }
 
+/// Decoding rounds 16-bit queries and their weights to integers; f32 queries are multiplied as
+/// floats.
+TEST_P(CacheQuantised, IntegerProductsAddLittleToTheError) {
+  for (const double factor : {1.0, 20.0}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      Tensor k = random_tensor(DType::kF32, {1, kTokens, kKvHeads, kDim}, 1);
+      add_outliers(k, factor);
+      KvCache cache = KvCache::contiguous(
+          context_, {.num_kv_heads = kKvHeads, .head_dim = kDim, .format = DType::kI8});
+      cache.append(context_, there(k), there(k));
+      const Tensor q = random_tensor(dtype, {1, 1, kHeads, kDim}, 3);
+      Tensor same(DType::kF32, q.shape());
+      for (std::int64_t i = 0; i < q.num_elements(); ++i) {
+        store_element(same.data(), DType::kF32, i, number_at(q, i));
+      }
+      const auto attend = [&](const Tensor& queries) {
+        Tensor out(context_, queries.dtype(), queries.shape());
+        attention(context_, there(queries), cache.view(), {}, out);
+        return out.to_host();
+      };
+      const Tensor integers = attend(q);
+      const Tensor floats = attend(same);
+      const double rounding = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;
+      double worst = 0;
+      double largest_out = 0;
+      for (std::int64_t i = 0; i < q.num_elements(); ++i) {
+        const double expected = number_at(floats, i);
+        const double error = std::fabs(number_at(integers, i) - expected);
+        worst = std::max(worst, error - rounding * std::fabs(expected));
+        largest_out = std::max(largest_out, std::fabs(expected));
+      }
+      std::printf("%s queries, outliers of %.0f times: at most %.4f %% of the largest output\n",
+                  name_of(dtype), factor, 100 * worst / largest_out);
+      EXPECT_LE(worst, 2e-4 * largest_out);
+    }
+  }
+}
+
 TEST_P(CacheQuantised, ErrorAgainstF32StorageStaysWithinItsBound) {
   for (const double factor : {1.0, 20.0}) {
     Tensor k = random_tensor(DType::kF32, {1, kTokens, kKvHeads, kDim}, 1);

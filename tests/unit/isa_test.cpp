@@ -30,6 +30,7 @@ cpu::CpuFeatures everything() {
           .avx512bw = true,
           .avx512dq = true,
           .avx512vl = true,
+          .avx512_vnni = true,
           .avx512_bf16 = true,
           .amx_tile = true,
           .amx_bf16 = true,
@@ -138,6 +139,11 @@ TEST_F(IsaTest, RefusalsNameWhatIsMissing) {
   EXPECT_EQ(cpu::refusal_of(Isa::kAvx512, no_bf16), "");
   EXPECT_EQ(cpu::refusal_of(Isa::kAvx512Bf16, no_bw), "the CPU lacks avx512bw");
 
+  cpu::CpuFeatures no_vnni = everything();
+  no_vnni.avx512_vnni = false;
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx512Bf16, no_vnni), "the CPU lacks avx512_vnni");
+  EXPECT_EQ(cpu::refusal_of(Isa::kAvx512, no_vnni), "");
+
   cpu::CpuFeatures no_leave = everything();
   no_leave.os_permits_tiles = false;
   EXPECT_EQ(cpu::refusal_of(Isa::kAmx, no_leave),
@@ -169,6 +175,8 @@ TEST_F(IsaTest, DetectionAgreesWithTheCompilersOwn) {
   EXPECT_EQ(features.avx512bw && features.os_saves_zmm, __builtin_cpu_supports("avx512bw") != 0);
   EXPECT_EQ(features.avx512dq && features.os_saves_zmm, __builtin_cpu_supports("avx512dq") != 0);
   EXPECT_EQ(features.avx512vl && features.os_saves_zmm, __builtin_cpu_supports("avx512vl") != 0);
+  EXPECT_EQ(features.avx512_vnni && features.os_saves_zmm,
+            __builtin_cpu_supports("avx512vnni") != 0);
   EXPECT_EQ(features.avx512_bf16 && features.os_saves_zmm,
             __builtin_cpu_supports("avx512bf16") != 0);
   EXPECT_EQ(features.intel, __builtin_cpu_is("intel") != 0);

@@ -5,6 +5,7 @@
 #include "core/arena.h"
 #include "core/parallel.h"
 #include "cpu/backend.h"
+#include "cpu/cache_sizes.h"
 #include "cpu/drivers/worker_scratch.h"
 
 namespace ladon::cpu {
@@ -12,9 +13,6 @@ namespace {
 
 // Elements of one task: tens of microseconds at memory speed.
 constexpr std::int64_t kElementsPerTask = std::int64_t{1} << 14;
-
-// Bytes above which an operation's result is taken not to fit the caches.
-constexpr double kStreamedBytes = 32 << 20;
 
 // Most tasks of such an operation that a thread takes together. Rows are contiguous over them, and
 // threads that take turns every few KiB keep hardware prefetchers from following: tasks one by one
@@ -54,7 +52,8 @@ void run_kv_rows(Host& host, const KvRowsParams& params, KvRowsKernel kernel,
   }
   const InWorkspace<KvTasks> list(host.scratch, count);
   const WorkerScratch scratch(host, scratch_bytes);
-  const bool streams = 2 * static_cast<double>(tokens * token_elements) > kStreamedBytes;
+  // The result does not fit the caches, at two bytes for an element.
+  const bool streams = 2 * tokens * token_elements > cache_sizes().l3;
   KvRowsTask* next = list->tasks;
   for (std::int64_t r = 0; r < params.num_runs; ++r) {
     for (std::int64_t begin = 0; begin < params.runs[r].count; begin += grain) {

@@ -7,6 +7,7 @@
 
 #include "core/arena.h"
 #include "core/element.h"
+#include "core/fail.h"
 #include "core/parallel.h"
 #include "cpu/backend.h"
 #include "cpu/drivers/forward_plan.h"
@@ -31,12 +32,13 @@ class ForwardPlan {
         first_partials_(arena.take<std::int64_t>(params.num_sequences + 1)) {}
 
   /// `num_threads` decides the size of a task, which changes no bit.
-  void make(const AttentionParams& params, const KernelSet& kernels, int num_threads) {
+  void make(const AttentionParams& params, const KernelSet& kernels, int num_threads,
+            bool chunk_invariant) {
     std::int64_t units = 0;
     std::int64_t tiles = 0;  // that may be combined to strips
     for (std::int64_t s = 0; s < params.num_sequences; ++s) {
-      const SequencePlan& plan =
-          *new (plans_ + s) SequencePlan(plan_sequence(params, params.sequences[s], kernels));
+      const SequencePlan& plan = *new (plans_ + s) SequencePlan(
+          plan_sequence(params, params.sequences[s], kernels, chunk_invariant));
       most_splits = std::max(most_splits, plan.splits);
       units += plan.units;
       if (plan.tiles > 1) tiles += plan.tiles;
@@ -140,11 +142,13 @@ struct PartialResults {
 /// are split one partial row per row and split.
 class ForwardRun {
  public:
-  ForwardRun(Host& host, const AttentionParams& params, const KernelSet& kernels)
+  ForwardRun(Host& host, const AttentionParams& params, const KernelSet& kernels,
+             bool chunk_invariant)
       : workers_(host.workers),
         num_threads_(useful_threads(workers_, work_of(params))),
         params_(params),
         kernels_(kernels),
+        chunk_invariant_(chunk_invariant),
         compute_dtype_(kernels.compute_bytes == 8 ? DType::kF64 : DType::kF32),
         plan_(host.scratch, params),
         scratch_(host, std::max(kernels.forward_tile_scratch(params),
@@ -166,7 +170,7 @@ class ForwardRun {
 
  private:
   const ForwardPlan& made(ForwardPlan& plan) const {
-    plan.make(params_, kernels_, num_threads_);
+    plan.make(params_, kernels_, num_threads_, chunk_invariant_);
     return plan;
   }
 
@@ -292,6 +296,7 @@ class ForwardRun {
   const int num_threads_;
   const AttentionParams& params_;
   const KernelSet& kernels_;
+  const bool chunk_invariant_;
   const DType compute_dtype_;
   InWorkspace<ForwardPlan> plan_;
   WorkerScratch scratch_;
@@ -301,7 +306,14 @@ class ForwardRun {
 }  // namespace
 
 void CpuBackend::attend(const AttentionParams& params) {
-  ForwardRun(host(), params, kernels_of(kernels_, params)).run();
+  // Blocks of keys begin at fixed positions; a window cache has dropped the keys before its first.
+  for (std::int64_t s = 0; chunk_invariant_ && s < params.num_sequences; ++s) {
+    if (params.kv_layout.ring_slots == 0 && params.sequences[s].key_origin == 0) continue;
+    fail(ErrorCode::kUnsupported, "attention", "kv",
+         "got a window cache, expected tensors, a contiguous or a paged cache: this Context is "
+         "chunk_invariant");
+  }
+  ForwardRun(host(), params, kernels_of(kernels_, params), chunk_invariant_).run();
 }
 
 }  // namespace ladon::cpu

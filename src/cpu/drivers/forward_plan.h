@@ -8,6 +8,7 @@
 
 #include "core/attention_params.h"
 #include "core/integer.h"
+#include "cpu/cache_sizes.h"
 #include "cpu/kernel_table.h"
 
 namespace ladon::cpu {
@@ -28,8 +29,10 @@ struct SequencePlan {
   std::int64_t units = 0;   // tiles or splits of one KV head
 };
 
+/// With `chunk_invariant`, every row is computed as in a call over the whole sequence: by tiles,
+/// and over all its keys at once.
 inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence& sequence,
-                                  const KernelSet& kernels) {
+                                  const KernelSet& kernels, bool chunk_invariant) {
   SequencePlan plan;
   plan.rows = sequence.query_len * params.group;
   if (plan.rows == 0) return plan;
@@ -37,10 +40,10 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
   const std::int64_t whole_len = whole.query_len > 0 ? whole.query_len : sequence.query_len;
   const std::int64_t whole_rows = whole_len * (whole.group > 0 ? whole.group : params.group);
   plan.tiles = ceil_div(plan.rows, kernels.tile_rows);
-  plan.decodes = whole_rows <= kernels.decode_rows;
+  plan.decodes = whole_rows <= kernels.decode_rows && !chunk_invariant;
   plan.splits = 1;
   plan.units = plan.tiles;
-  if (whole_rows > kernels.tile_rows) return plan;
+  if (whole_rows > kernels.tile_rows || chunk_invariant) return plan;
   // Only splits with keys inside the window.
   const std::int64_t first_position = sequence.position_offset - whole.first_query;
   const std::int64_t last_position = first_position + whole_len - 1;
@@ -55,19 +58,21 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
   return plan;
 }
 
-// Most bytes of K and V per token that a decoding task reads. Whole tokens in order are read
-// fastest; the current block of 64 tokens must stay in L2. (8 of 32 KV heads at a time: 24 GB/s;
-// all 32: 28, of the 36 of the memory read.)
-inline constexpr std::int64_t kTokenBytes = 16384;
-
 /// Most KV heads of a decoding task. Heads are independent, so this may depend on anything without
 /// changing a bit.
+///
+/// Where the heads of a token are contiguous, whole tokens in order are read fastest: 8 of 32 KV
+/// heads at a time gave 24 GB/s, all 32 gave 28, of the 36 of the memory read. A block of 64 tokens
+/// is prefetched while the one before it is worked on, half K and half V, so it must stay in L2.
+/// Where the tokens of a head are contiguous, one head is read in order, and several would compete
+/// for the sets of the caches: they are a power of two apart.
 inline std::int64_t most_heads_at_once(const AttentionParams& params, const SequencePlan& plan,
                                        const KernelSet& kernels) {
-  if (!plan.decodes) return 1;
+  if (!plan.decodes || params.k.token_stride < params.k.head_stride) return 1;
+  constexpr std::int64_t kBlockTokens = 64;
   const std::int64_t bytes = params.head_dim * static_cast<std::int64_t>(size_of(params.k.dtype)) +
                              params.value_dim * static_cast<std::int64_t>(size_of(params.v.dtype));
-  std::int64_t heads = kTokenBytes / bytes;
+  std::int64_t heads = cache_sizes().l2 / (kBlockTokens * bytes);
   if (heads > kernels.decode_states / plan.rows) heads = kernels.decode_states / plan.rows;
   if (heads > params.num_kv_heads) heads = params.num_kv_heads;
   return heads < 1 ? 1 : heads;

@@ -14,26 +14,26 @@
 namespace ladon::cpu {
 namespace {
 
-// Rows and keys of one register block: kRows * kKeys sums, kKeys operands and one more.
+// Keys that are multiplied together, and most rows. In 16 registers 4 rows and more take two keys
+// at a time, so that 8 to 12 sums hide the latency of the FMAs and a converted key serves all rows;
+// a step of 6 x 2 sums loads 8 vectors for 12 FMAs, of which two are converted.
 inline constexpr int kDotKeys = 4;
-template <class V>
-constexpr int kDotRows = V::kGemmRows >= 6 ? 6 : 2;
+inline constexpr int kDotRows = 6;
+template <class V, int kRows>
+constexpr int kDotKeysAtOnce = V::kGemmRows >= 6 || kRows < 4 ? kDotKeys : 2;
 
-/// Stores four horizontal sums, or adds them to `to`.
-template <class V>
-inline void put_sums(typename V::Scalar* to, bool accumulate, V a, V b, V c, V d) {
-  if (!accumulate) return store_sums(to, a, b, c, d);
-  // As one vector: the compiler would add the four one by one.
-  using Scalar = typename V::Scalar;
-  using Four [[gnu::vector_size(4 * sizeof(Scalar))]] = Scalar;
-  Scalar sums[4];
-  store_sums(sums, a, b, c, d);
-  Four before;
-  Four added;
-  __builtin_memcpy(&before, to, sizeof(Four));
-  __builtin_memcpy(&added, sums, sizeof(Four));
-  before += added;
-  __builtin_memcpy(to, &before, sizeof(Four));
+/// Stores kCount sums, or adds them to `to`. As one vector: the compiler would add them one by one.
+template <int kCount, class Scalar>
+inline void put_sums(Scalar* to, bool accumulate, const Scalar* sums) {
+  using Some [[gnu::vector_size(kCount * sizeof(Scalar))]] = Scalar;
+  Some result;
+  __builtin_memcpy(&result, sums, sizeof(Some));
+  if (accumulate) {
+    Some before;
+    __builtin_memcpy(&before, to, sizeof(Some));
+    result = before + result;
+  }
+  __builtin_memcpy(to, &result, sizeof(Some));
 }
 
 /// What is prefetched while products are taken: nothing, or the lines `distance` bytes past b.
@@ -49,6 +49,8 @@ struct BytesAhead {
 template <class V, DType kStored, int kKeys, int kRows, class Ahead>
 inline void dot_registers(std::int64_t dim, FactorRows<V> a, StoredRows b, SumTarget<V> out,
                           const Ahead& ahead) {
+  using Factors = typename V::Factors;
+  using Scalar = typename V::Scalar;
   constexpr auto kSize = static_cast<std::int64_t>(size_of(kStored));
   V sums[std::size_t{kRows}][std::size_t{kKeys}];
   const char* keys[std::size_t{kKeys}];
@@ -61,69 +63,89 @@ inline void dot_registers(std::int64_t dim, FactorRows<V> a, StoredRows b, SumTa
   }
   // Behind a call the sums would be in memory: projections of 4 rows were half as fast.
   const auto add = [&](std::int64_t i, const auto& load_key) __attribute__((always_inline)) {
-    typename V::Factors key[std::size_t{kKeys}];
-    LADON_UNROLL
-    for (int k = 0; k < kKeys; ++k) key[k] = load_key(keys[k]);
-    LADON_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const auto row = load<typename V::Factors>(a.at(r, i));
+    if constexpr (kRows < kKeys) {  // keeps the rows in registers
+      Factors row[std::size_t{kRows}];
       LADON_UNROLL
-      for (int k = 0; k < kKeys; ++k) sums[r][k] = fma(row, key[k], sums[r][k]);
+      for (int r = 0; r < kRows; ++r) row[r] = load<Factors>(a.at(r, i));
+      LADON_UNROLL
+      for (int k = 0; k < kKeys; ++k) {
+        const Factors key = load_key(keys[k]);
+        LADON_UNROLL
+        for (int r = 0; r < kRows; ++r) sums[r][k] = fma(row[r], key, sums[r][k]);
+      }
+    } else {  // keeps the keys in registers
+      Factors key[std::size_t{kKeys}];
+      LADON_UNROLL
+      for (int k = 0; k < kKeys; ++k) key[k] = load_key(keys[k]);
+      LADON_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const auto row = in_register(load<Factors>(a.at(r, i)));
+        LADON_UNROLL
+        for (int k = 0; k < kKeys; ++k) sums[r][k] = fma(row, key[k], sums[r][k]);
+      }
     }
   };
   std::int64_t i = 0;
   for (; i + V::kLanes <= dim; i += V::kLanes) {
-    add(i, [i](const char* key) { return load_stored<typename V::Factors, kStored>(key, i); });
+    add(i, [i](const char* key) { return load_stored<Factors, kStored>(key, i); });
     LADON_UNROLL
     for (int k = 0; k < kKeys; ++k) ahead.prefetch(keys[k] + i * kSize);
   }
   if (i < dim) {
-    add(i, [i, dim](const char* key) {
-      return load_stored_last<typename V::Factors, kStored>(key, i, dim);
-    });
+    add(i, [i, dim](const char* key) { return load_stored_last<Factors, kStored>(key, i, dim); });
+  }
+  // Four horizontal sums at a time: one row with four keys, or two rows with two.
+  constexpr int kTogether = kKeys == 4 ? 1 : kKeys == 2 ? 2 : kRows + 1;
+  constexpr int kWhole = kRows - kRows % kTogether;
+  LADON_UNROLL
+  for (int r = 0; r < kWhole; r += kTogether) {
+    Scalar four[4];
+    const V* first = sums[r];
+    const V* second = sums[r + kTogether - 1] + (kKeys - 2);
+    store_sums(four, first[0], first[1], second[0], second[1]);
+    LADON_UNROLL
+    for (int n = 0; n < kTogether; ++n) {
+      put_sums<kKeys>(out.at(r + n, 0), out.accumulate, four + n * kKeys);
+    }
   }
   LADON_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    typename V::Scalar* to = out.at(r, 0);
-    if constexpr (kKeys == 4) {
-      put_sums(to, out.accumulate, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
-    } else {
-      LADON_UNROLL
-      for (int k = 0; k < kKeys; ++k) {
-        const typename V::Scalar product = sum(sums[r][k]);
-        to[k] = out.accumulate ? to[k] + product : product;
-      }
+  for (int r = kWhole; r < kRows; ++r) {
+    LADON_UNROLL
+    for (int k = 0; k < kKeys; ++k) {
+      const Scalar product = sum(sums[r][k]);
+      Scalar* to = out.at(r, k);
+      *to = out.accumulate ? *to + product : product;
     }
   }
 }
 
-/// The last rows, fewer than kDotRows.
-template <class V, DType kStored, int kKeys, int kRows = kDotRows<V> - 1, class Ahead>
-inline void dot_last_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, StoredRows b,
+/// At most kRows rows with kKeys keys.
+template <class V, DType kStored, int kKeys, int kRows = kDotRows, class Ahead>
+inline void dot_some_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, StoredRows b,
                           SumTarget<V> out, const Ahead& ahead) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) {
-      dot_registers<V, kStored, kKeys, kRows>(dim, a, b, out, ahead);
-    } else {
-      dot_last_rows<V, kStored, kKeys, kRows - 1>(rows, dim, a, b, out, ahead);
+    if (rows != kRows) {
+      return dot_some_rows<V, kStored, kKeys, kRows - 1>(rows, dim, a, b, out, ahead);
+    }
+    constexpr int kStep = kKeys < kDotKeysAtOnce<V, kRows> ? kKeys : kDotKeysAtOnce<V, kRows>;
+    LADON_UNROLL
+    for (int k = 0; k < kKeys; k += kStep) {
+      dot_registers<V, kStored, kStep, kRows>(dim, a, b.from(k), out.from(0, k), ahead);
     }
   }
 }
 
-/// Only the first kDotRows rows prefetch: the lines are the same for all.
+/// Only the first rows prefetch: the lines are the same for all.
 template <class V, DType kStored, int kKeys, class Ahead>
 inline void dot_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, StoredRows b,
                      SumTarget<V> out, const Ahead& ahead) {
-  constexpr std::int64_t kRows = kDotRows<V>;
-  if (rows < kRows) {
-    return dot_last_rows<V, kStored, kKeys>(rows, dim, a, b, out, ahead);
+  std::int64_t r = register_rows(rows, kDotRows);
+  dot_some_rows<V, kStored, kKeys>(r, dim, a, b, out, ahead);
+  while (r < rows) {
+    const std::int64_t some = register_rows(rows - r, kDotRows);
+    dot_some_rows<V, kStored, kKeys>(some, dim, a.from(r, 0), b, out.from(r, 0), NothingAhead{});
+    r += some;
   }
-  dot_registers<V, kStored, kKeys, kRows>(dim, a, b, out, ahead);
-  std::int64_t r = kRows;
-  for (; r + kRows <= rows; r += kRows) {
-    dot_registers<V, kStored, kKeys, kRows>(dim, a.from(r, 0), b, out.from(r, 0), NothingAhead{});
-  }
-  dot_last_rows<V, kStored, kKeys>(rows - r, dim, a.from(r, 0), b, out.from(r, 0), NothingAhead{});
 }
 
 /// out[row][key] for size.rows rows of a and size.width rows of b, all of length size.depth. Rows

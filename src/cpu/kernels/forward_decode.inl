@@ -88,7 +88,7 @@ template <class V>
 struct ElementDecode {
   using Scalar = typename V::Scalar;
   using Sums = V;
-  static constexpr bool kScaled = true;
+  static constexpr bool kScaled = true;  // load_query() multiplies by the scale
 
   /// Calls function(StoredAs) with the type as which dot products read keys.
   template <class Function>
@@ -97,13 +97,17 @@ struct ElementDecode {
   }
   /// The length of a query in factors.
   static std::int64_t length(std::int64_t head_dim) { return head_dim; }
-  static void load_query(const AttentionParams& params, std::int64_t start, std::int64_t padded_dim,
-                         Scalar* to) {
+  /// Returns the factor that the query's products are to be multiplied by.
+  static Scalar load_query(const AttentionParams& params, std::int64_t start,
+                           std::int64_t padded_dim, Scalar* to) {
     load_row(at(params.q.data, params.q.dtype, start), params.q.dtype, params.head_dim, to);
     const Scalar scale = narrow<Scalar>(params.rules.scale);
     for (std::int64_t i = 0; i < params.head_dim; ++i) to[i] *= scale;
     for (std::int64_t i = params.head_dim; i < padded_dim; ++i) to[i] = 0;
+    return 1;
   }
+  /// The scores that score() has stored.
+  static V load_scores(const Scalar* scores) { return load<V>(scores); }
 
   /// Masked values add nothing, even if they are NaN.
   static void add_values(const WeightedBlock<V>& block) {
@@ -126,7 +130,7 @@ struct ElementDecode {
             {.data = block.out.data, .stride = width, .accumulate = true});
         return;
       }
-      add_weighted_rows(block.rows, ElementValues<V, kStored>{v, count, dim}, block.weights,
+      add_weighted_rows(block.rows, ElementValues<V, kStored>{v, count, dim}, {block.weights.data},
                         block.ahead, block.out);
     });
   }
@@ -182,8 +186,9 @@ class DecodeRows {
             finish_row(params_, output, rows_.head[r], maximum_[state], denominator_[state]);
         Scalar* out = scratch_.out + state * scratch_.value_dim;
         const Scalar factor = static_cast<Scalar>(end.factor);
-        for (std::int64_t i = 0; i < params_.value_dim; ++i) {
-          out[i] = denominator_[state] == 0 ? Scalar{0} : out[i] * factor;
+        const bool empty = denominator_[state] == 0;
+        for (std::int64_t i = 0; i < scratch_.value_dim; i += V::kLanes) {
+          store(out + i, empty ? zero<V>() : load<V>(out + i) * broadcast<V>(factor));
         }
         write_row(output, rows_.token[r], rows_.head[r] % params_.group, params_.value_dim, out,
                   end.lse);
@@ -199,8 +204,15 @@ class DecodeRows {
     return scratch_.scores + state_of(head, 0) * kKeyBlock;
   }
 
-  /// Sets rows_ to the rows of one KV head.
+  /// Sets rows_ to the rows of one KV head; between heads of a task only their numbers differ.
   void choose(std::int64_t head) {
+    if (chosen_head_ >= 0) {
+      const std::int64_t step = (head - chosen_head_) * params_.group;
+      for (std::int64_t r = 0; r < rows_.count; ++r) rows_.head[r] += step;
+      chosen_head_ = head;
+      return;
+    }
+    chosen_head_ = head;
     set_rows(rows_, params_, sequence_,
              {.first_head = (task_.kv_head + head) * params_.group,
               .heads_per_token = params_.group,
@@ -215,7 +227,8 @@ class DecodeRows {
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       Scalar* q = scratch_.q + state_of(head, r) * scratch_.head_dim;
       Scalar* out = scratch_.out + state_of(head, r) * scratch_.value_dim;
-      Products::load_query(params_, queries.start(r), scratch_.head_dim, q);
+      query_factor_[state_of(head, r)] =
+          Products::load_query(params_, queries.start(r), scratch_.head_dim, q);
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] = 0;
     }
   }
@@ -238,7 +251,8 @@ class DecodeRows {
                .width = count,
                .depth = Products::length(params_.head_dim)},
               {q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim},
-              keys.rows(head).from(key), {scores_of(head) + key, kKeyBlock});
+              keys.rows(head).from(key),
+              {reinterpret_cast<typename Sums::Scalar*>(scores_of(head)) + key, kKeyBlock});
         }
       }
     });
@@ -248,7 +262,9 @@ class DecodeRows {
   void weigh(const KeyRows& block, const KeyRows& next, std::int64_t head) {
     choose(head);
     Scalar* scores = scores_of(head);
-    const auto scale_by = [&](const float* scales) {
+    // Multiplies the scores that load_scores(row, address) gives by factors of the rows and keys.
+    const auto scale_by = [&](const float* scales, const Scalar* row_factors,
+                              const auto& load_scores) {
       alignas(64) Scalar factors[kKeyBlock] = {};
       const float* first = scales + (task_.kv_head + head) * params_.kv_layout.scale_head_stride;
       for (std::int64_t i = 0; i < block.count; ++i) {
@@ -258,16 +274,19 @@ class DecodeRows {
       // A masked weight stays -0.0, whatever the sign of the scale.
       const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
       for (std::int64_t r = 0; r < rows_.count; ++r) {
+        const V row_factor = broadcast<V>(row_factors == nullptr ? 1 : row_factors[r]);
         for (std::int64_t i = 0; i < kKeyBlock; i += V::kLanes) {
           Scalar* at_key = scores + r * kKeyBlock + i;
-          const V score = load<V>(at_key);
-          store(at_key, select(identical(score, masked), score, score * load<V>(factors + i)));
+          const V score = load_scores(at_key);
+          const V product = score * (load<V>(factors + i) * row_factor);
+          store(at_key, select(identical(score, masked), score, product));
         }
       }
     };
     // Staged keys and values are dequantised already.
     if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(params_.k.dtype)) {
-      scale_by(params_.kv_layout.k_scales);
+      scale_by(params_.kv_layout.k_scales, query_factor_ + state_of(head, 0),
+               Products::load_scores);
     }
     set_block(
         rules_, params_, sequence_, rows_, {block.begin, block.begin + block.count},
@@ -282,7 +301,8 @@ class DecodeRows {
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
     }
     if (params_.kv_layout.v_scales != nullptr && loads_stored<V>(params_.v.dtype)) {
-      scale_by(params_.kv_layout.v_scales);
+      scale_by(params_.kv_layout.v_scales, nullptr,
+               [](const Scalar* weights) { return load<V>(weights); });
     }
     add_values(block, next, head);
   }
@@ -290,7 +310,7 @@ class DecodeRows {
   void add_values(const KeyRows& block, const KeyRows& next, std::int64_t head) {
     const std::int64_t size = static_cast<std::int64_t>(size_of(params_.k.dtype));
     const RowsAhead ahead{
-        {next.k, head * params_.k.head_stride * size}, next.count, size, params_.head_dim * size};
+        {next.k, head * params_.k.head_stride * size}, next.count, params_.head_dim * size};
     Products::add_values(WeightedBlock<V>{
         .params = params_,
         .sequence = sequence_,
@@ -310,7 +330,9 @@ class DecodeRows {
   const Sequence& sequence_;
   const ForwardDecodeScratch<V> scratch_;
   QueryRows rows_;
+  std::int64_t chosen_head_ = -1;
   BlockRules<Scalar> rules_;
+  Scalar query_factor_[kDecodeStates];
   Scalar maximum_[kDecodeStates];
   Scalar denominator_[kDecodeStates] = {};
 };
@@ -327,16 +349,6 @@ void run_forward_decode(const AttentionParams& params, const ForwardTask& task, 
     rows.attend();
     rows.finish();
   }
-}
-
-template <class V>
-void forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
-  run_forward_decode<V, ElementDecode<V>>(params, task, memory);
-}
-
-template <class V>
-std::size_t forward_decode_scratch(const AttentionParams& params) {
-  return ForwardDecodeScratch<V>(params, nullptr).bytes;
 }
 
 }  // namespace

@@ -38,7 +38,8 @@ namespace ladon::cpu {
 namespace {
 
 // Key blocks whose sums are accumulated before they are folded into the total: with 4096 keys to a
-// fold, no chain of additions grows long, however many keys there are.
+// fold, no chain of additions grows long, however many keys there are. Folds are at fixed keys, so
+// that a row's bits do not depend on where the other rows of its tile begin.
 inline constexpr std::int64_t kFoldBlocks = 64;
 
 // Products may write up to a multiple of this many rows of out^T.
@@ -71,8 +72,9 @@ template <class V>
 struct ForwardTile {
   using Scalar = typename V::Scalar;
   QueryRows rows;
-  std::int64_t width = 0;    // rows, padded to whole vectors
-  std::int64_t blocks = 0;   // key blocks done so far
+  std::int64_t width = 0;  // rows, padded to whole vectors
+  bool summed = false;     // `out` has sums since the last fold
+  bool has_folded = false;
   Scalar* out = nullptr;     // [value_dim][width]: sums since the last fold
   Scalar* folded = nullptr;  // [value_dim][width]: sums up to the last fold
   alignas(64) Scalar maximum[kMaxRows];
@@ -92,25 +94,29 @@ struct ForwardTile {
     return rows.all_first <= span.begin && rows.all_end >= span.end;
   }
 
+  bool empty() const { return !summed && !has_folded; }
+
   /// Multiplies the earlier sums by the factors by which the maxima moved.
   void rescale(std::int64_t value_dim, const Scalar* factors) {
-    if (blocks % kFoldBlocks != 0) rescale_rows<V>(out, value_dim, width, factors);
-    if (blocks < kFoldBlocks) return;
+    if (summed) rescale_rows<V>(out, value_dim, width, factors);
+    if (!has_folded) return;
     rescale_rows<V>(folded, value_dim, width, factors);
     rescale_rows<V>(folded_denominator, 1, width, factors);
   }
 
   /// Adds the sums since the last fold to the folded ones.
-  void fold(std::int64_t value_dim, bool first) {
-    fold_rows<V>(out, value_dim, width, first, folded);
-    fold_rows<V>(denominator, 1, width, first, folded_denominator);
+  void fold(std::int64_t value_dim) {
+    fold_rows<V>(out, value_dim, width, !has_folded, folded);
+    fold_rows<V>(denominator, 1, width, !has_folded, folded_denominator);
     for (Scalar& value : denominator) value = 0;
+    summed = false;
+    has_folded = true;
   }
 
   /// The sums over all blocks; afterwards the denominators are over all blocks too.
   const Scalar* total(std::int64_t value_dim) {
-    if (blocks < kFoldBlocks) return out;
-    if (blocks % kFoldBlocks != 0) fold(value_dim, false);
+    if (!has_folded) return out;
+    if (summed) fold(value_dim);
     for (std::int64_t r = 0; r < width; ++r) denominator[r] = folded_denominator[r];
     return folded;
   }
@@ -209,19 +215,18 @@ class ForwardStrip {
     const bool moved =
         softmax_block<V, Products::kScaled>(block_, narrow<Scalar>(params_.rules.scale), scores,
                                             {tile.maximum, tile.denominator}, rescale);
-    if (moved && tile.blocks > 0) tile.rescale(params_.value_dim, rescale);
-    products_.add_values(
-        span, share, block_.masks(), {scores_, count, tile.width},
-        {.data = tile.out, .stride = tile.width, .accumulate = tile.blocks % kFoldBlocks != 0});
-    ++tile.blocks;
-    if (tile.blocks % kFoldBlocks == 0) tile.fold(params_.value_dim, tile.blocks == kFoldBlocks);
+    if (moved) tile.rescale(params_.value_dim, rescale);
+    products_.add_values(span, share, block_.masks(), {scores_, count, tile.width},
+                         {.data = tile.out, .stride = tile.width, .accumulate = tile.summed});
+    tile.summed = true;
+    if ((span.begin / kKeyBlock + 1) % kFoldBlocks == 0) tile.fold(params_.value_dim);
   }
 
   void finish(const ForwardTask& task, ForwardTile<V>& tile) {
     const QueryRows& rows = tile.rows;
     const Scalar* sums = tile.total(params_.value_dim);
     for (std::int64_t first = 0; first < rows.count; first += V::kLanes) {
-      for (std::int64_t i = 0; i < value_dim_ && tile.blocks > 0; i += V::kLanes) {
+      for (std::int64_t i = 0; i < value_dim_ && !tile.empty(); i += V::kLanes) {
         transpose_square<V>(
             [&](int lane) { return load<V>(sums + (i + lane) * tile.width + first); }, V::kLanes,
             row_scratch_ + i, value_dim_);
@@ -230,7 +235,7 @@ class ForwardStrip {
         const RowFinish end =
             finish_row(params_, task.output, rows.head[r], tile.maximum[r], tile.denominator[r]);
         const Scalar factor = static_cast<Scalar>(end.factor);
-        const bool empty = tile.blocks == 0 || tile.denominator[r] == 0;
+        const bool empty = tile.empty() || tile.denominator[r] == 0;
         Scalar* row = row_scratch_ + (r - first) * value_dim_;
         for (std::int64_t i = 0; i < params_.value_dim; ++i) {
           row[i] = empty ? Scalar{0} : row[i] * factor;

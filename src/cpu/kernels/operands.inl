@@ -23,6 +23,13 @@ struct RowBlock {
   RowBlock from(std::int64_t row, std::int64_t column) const { return {at(row, column), stride}; }
 };
 
+/// How many of the rows that are left form the next register block, of at most `most` rows. The
+/// last two blocks are of similar size: a single row would leave FMAs waiting for each other.
+inline std::int64_t register_rows(std::int64_t left, std::int64_t most) {
+  if (left > 2 * most) return most;
+  return left > most ? (left + 1) / 2 : left;
+}
+
 /// The sizes of a product C[rows][width] whose elements are sums of `depth` terms.
 struct ProductSize {
   std::int64_t rows = 0;

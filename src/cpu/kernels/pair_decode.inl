@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/kernels/forward_decode.inl"
+#include "cpu/kernels/integer_decode.inl"
 #include "cpu/kernels/pairs.inl"
 
 namespace ladon::cpu {
@@ -22,9 +22,9 @@ struct PairValues {
   std::int64_t count;
   std::int64_t dim;
 
-  template <int kVectors>
+  template <int kVectors, bool kWhole>
   void load(std::int64_t step, std::int64_t column, Factors* value) const {
-    if (kVectors > 1 && !alone(step) && column + kVectors * Pairs::kLanes <= dim) {
+    if (kVectors > 1 && kWhole && !alone(step)) {
       LADON_UNROLL
       for (int n = 0; n + 1 < kVectors; n += 2) {
         const std::int64_t at_vector = column + n * Pairs::kLanes;
@@ -68,13 +68,15 @@ struct PairDecode {
     function(StoredAs<kDTypeOf<Pair>>{});
   }
   static std::int64_t length(std::int64_t head_dim) { return pairs_in(head_dim); }
-  static void load_query(const AttentionParams& params, std::int64_t start, std::int64_t padded_dim,
-                         float* to) {
+  static float load_query(const AttentionParams& params, std::int64_t start,
+                          std::int64_t padded_dim, float* to) {
     const auto* row = static_cast<const std::uint16_t*>(params.q.data) + start;
     copy_as_pairs(
         1, params.head_dim, padded_dim, [row](std::int64_t) { return row; },
         reinterpret_cast<Pair*>(to));
+    return 1;
   }
+  static V load_scores(const float* scores) { return load<V>(scores); }
 
   static void add_values(const WeightedBlock<V>& block) {
     const std::int64_t dim = block.params.value_dim;
@@ -107,7 +109,7 @@ struct PairDecode {
       }
       values.rows = {lines, 0};
     }
-    add_weighted_rows(block.rows, values, {weights, kPairs}, block.ahead, block.out);
+    add_weighted_rows(block.rows, values, {weights}, block.ahead, block.out);
     for (std::int64_t key = 0; !finite && key < count; ++key) {
       add_not_finite(
           {reinterpret_cast<const std::uint16_t*>(stored[key]), dim},

@@ -46,7 +46,7 @@ struct ElementRows {
   /// them; more rows share weights that are converted once.
   static bool in_place(const ProjectionParams& params) {
     return params.w.dtype == kDTypeOf<Factor> ||
-           (params.rows <= kDotRows<V> && loads_stored<V>(params.w.dtype));
+           (params.rows <= kDotRows && loads_stored<V>(params.w.dtype));
   }
   template <class Body>
   static void with_weights(DType dtype, const Body& body) {

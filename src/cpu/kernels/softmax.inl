@@ -105,17 +105,28 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
     for (int i = 0; i < V::kLanes; ++i) iota.values[i] = static_cast<Scalar>(i);
     return iota;
   }();
-  const V lanes = load<V>(kIota.values);
   const V nothing = broadcast<V>(-C::kInfinity);
-  const QueryLanes<V> query = broadcast_lanes<V>(block, row);
+  const auto scaled = [scale](V score) {
+    if constexpr (kScaled) return score;
+    return score * broadcast<V>(scale);
+  };
   V block_maximum = nothing;
-  for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
-    const V key = lanes + broadcast<V>(static_cast<Scalar>(i));
-    V score = load<V>(scores + i);
-    if constexpr (!kScaled) score = score * broadcast<V>(scale);
-    score = apply_rules<V, false>(block, query, key, row * kKeyBlock + i, score, nullptr);
-    store(scores + i, score);
-    block_maximum = max(score, block_maximum);
+  if (block.plain() && key_count % V::kLanes == 0) {
+    for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
+      const V score = scaled(load<V>(scores + i));
+      if constexpr (!kScaled) store(scores + i, score);
+      block_maximum = max(score, block_maximum);
+    }
+  } else {
+    const V lanes = load<V>(kIota.values);
+    const QueryLanes<V> query = broadcast_lanes<V>(block, row);
+    for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
+      const V key = lanes + broadcast<V>(static_cast<Scalar>(i));
+      const V score = apply_rules<V, false>(block, query, key, row * kKeyBlock + i,
+                                            scaled(load<V>(scores + i)), nullptr);
+      store(scores + i, score);
+      block_maximum = max(score, block_maximum);
+    }
   }
   const Scalar top = largest(block_maximum);
   const Scalar old_maximum = *state.maximum;
@@ -125,12 +136,13 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
   alignas(64) Scalar factor[V::kLanes];
   store(factor, exp2((broadcast<V>(old_maximum) - new_maximum) * log2e));
   const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
+  const Scalar* const keep = block.keep;  // a copy: the stores below may alias the block
   V total = zero<V>();
   for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
     const V score = load<V>(scores + i);
     V weight = exp2((score - new_maximum) * log2e);
     total = total + weight;
-    if (block.keep != nullptr) weight = weight * load<V>(block.keep + row * kKeyBlock + i);
+    if (keep != nullptr) weight = weight * load<V>(keep + row * kKeyBlock + i);
     store(scores + i, select(identical(score, nothing), masked, weight));
   }
   *state.denominator = *state.denominator * factor[0] + sum(total);

@@ -22,6 +22,8 @@ inline V load_stored(const char* row, std::int64_t i) {
     return load_f16(reinterpret_cast<const std::uint16_t*>(row) + i);
   } else if constexpr (kStored == DType::kF8E4M3) {
     return load_f8(reinterpret_cast<const unsigned char*>(row) + i);
+  } else if constexpr (kStored == DType::kI16) {  // pairs of int8 elements
+    return load_i8_pairs(reinterpret_cast<const signed char*>(row) + 2 * i);
   } else {
     static_assert(kStored == DType::kI8);
     return load_i8(reinterpret_cast<const signed char*>(row) + i);

@@ -3,8 +3,8 @@
 
 #include "cpu/kernel_table.h"
 #include "cpu/kernels/backward.inl"
-#include "cpu/kernels/forward_decode.inl"
 #include "cpu/kernels/forward_tile.inl"
+#include "cpu/kernels/integer_decode.inl"
 #include "cpu/kernels/kv_rows.inl"
 #include "cpu/kernels/norm.inl"
 #include "cpu/kernels/optimiser.inl"

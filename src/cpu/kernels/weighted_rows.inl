@@ -8,53 +8,54 @@
 //   Sums                            the vector type of the sums
 //   kKeys                           keys of one step
 //   count, dim                      the number of keys, and of elements of a row
-//   load<kVectors>(step, column, value)
-//                                   loads a step's vectors from `column` on; the last one is padded
-//                                   with zeros
+//   load<kVectors, kWhole>(step, column, value)
+//                                   loads a step's vectors from `column` on; unless they are whole,
+//                                   the last one is padded with zeros
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cpu/kernels/operands.inl"
+#include "cpu/kernels/score_rules.inl"
 #include "cpu/kernels/stored_rows.inl"
 
 namespace ladon::cpu {
 namespace {
 
-// Rows of one register block. Fewer rows hold more vectors each, so that there are enough
-// independent sums to hide FMA latency.
-template <class V>
-constexpr int kWeightedRows = V::kGemmRows >= 6 ? 6 : 3;
+// Most rows of one register block. Fewer rows hold more vectors each, so that there are enough
+// independent sums to hide FMA latency: 8 to 12 in 16 registers, up to 24 in 32.
+inline constexpr int kWeightedRows = 6;
 template <class V, int kRows>
-constexpr int kWeightedVectors = kRows == 1                          ? 8
-                                 : (kRows == 2 || V::kGemmRows >= 6) ? 4
-                                                                     : 2;
+constexpr int kWeightedVectors = kRows == 1                         ? 8
+                                 : (kRows < 4 || V::kGemmRows >= 6) ? 4
+                                                                    : 2;
 
-/// Some columns of the rows to prefetch.
-struct ColumnsAhead {
-  StoredRows rows;
-  std::int64_t count = 0;
-  std::int64_t bytes = 0;
-
-  void prefetch(std::int64_t k) const {
-    if (k < count) prefetch_row(rows[k], bytes);
+/// The weights of a block of keys, a row after the other. The distance is a constant: the pointers
+/// and strides of several rows would not fit the general registers.
+template <class Values>
+struct WeightRows {
+  using Factor = typename Values::Sums::Factor;
+  const Factor* data = nullptr;
+  const Factor* at(std::int64_t row, std::int64_t step) const {
+    return data + (row * (kKeyBlock / Values::kKeys) + step);
   }
 };
 
-/// Rows to prefetch: while some columns of row k of v are multiplied, the same columns of row k of
-/// these are prefetched; the last columns of v prefetch the rest of the row.
+// Keys that are summed between two prefetches.
+inline constexpr std::int64_t kAheadKeys = 4;
+
+/// Rows to prefetch while values are summed: evenly over the work, whole rows one after the other.
 struct RowsAhead {
   StoredRows rows;
   std::int64_t count = 0;
-  std::int64_t size = 0;   // of an element
   std::int64_t bytes = 0;  // of a row
+  std::int64_t next = 0;
+  std::int64_t done = 0;  // work since the last row, times count
 
-  ColumnsAhead columns(std::int64_t begin, std::int64_t end, bool last) const {
-    const std::int64_t first = begin * size;
-    return {{rows.rows, rows.offset + first},
-            count,
-            (last ? bytes : smaller(end * size, bytes)) - first};
+  /// Call after `work` of `total` units, which must be the same in every call.
+  void advance(std::int64_t work, std::int64_t total) {
+    for (done += work * count; done >= total; done -= total) prefetch_row(rows[next++], bytes);
   }
 };
 
@@ -67,47 +68,61 @@ struct ElementValues {
   std::int64_t count;
   std::int64_t dim;
 
-  template <int kVectors>
+  template <int kVectors, bool kWhole>
   void load(std::int64_t key, std::int64_t column, V* value) const {
-    const char* row = rows[key];
-    const bool whole = column + kVectors * V::kLanes <= dim;
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) {
       const std::int64_t at_vector = column + n * V::kLanes;
-      value[n] = n + 1 < kVectors || whole ? load_stored<V, kStored>(row, at_vector)
-                                           : load_stored_last<V, kStored>(row, at_vector, dim);
+      value[n] = n + 1 < kVectors || kWhole
+                     ? load_stored<V, kStored>(rows[key], at_vector)
+                     : load_stored_last<V, kStored>(rows[key], at_vector, dim);
     }
   }
 };
 
 /// kVectors vectors of the columns, from `column` on. Always inlined: it has one caller, and as a
 /// function its setup was 4 % of bf16 decoding.
-template <int kRows, int kVectors, class Values>
+template <int kRows, int kVectors, bool kWhole, class Values>
 [[gnu::always_inline]] inline void weighted_registers(const Values& values, std::int64_t column,
-                                                      FactorRows<typename Values::Sums> weights,
-                                                      const RowsAhead& ahead,
+                                                      WeightRows<Values> weights, RowsAhead& ahead,
                                                       RowBlock<typename Values::Sums::Scalar> out) {
   using V = typename Values::Sums;
+  using Factors = typename V::Factors;
   V sums[std::size_t{kRows}][std::size_t{kVectors}];
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) sums[r][n] = zero<V>();
   }
-  const std::int64_t end = column + kVectors * V::kLanes;
-  const ColumnsAhead columns_ahead = ahead.columns(column, end, end >= values.dim);
-  for (std::int64_t step = 0; step * Values::kKeys < values.count; ++step) {
-    LADON_UNROLL
-    for (std::int64_t i = 0; i < Values::kKeys; ++i) {
-      columns_ahead.prefetch(step * Values::kKeys + i);
-    }
-    typename V::Factors value[std::size_t{kVectors}];
-    values.template load<kVectors>(step, column, value);
-    LADON_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const auto weight = broadcast<typename V::Factors>(*weights.at(r, step));
-      LADON_UNROLL
-      for (int n = 0; n < kVectors; ++n) sums[r][n] = fma(weight, value[n], sums[r][n]);
+  const std::int64_t steps = (values.count + Values::kKeys - 1) / Values::kKeys;
+  const std::int64_t width = round_up(values.dim, V::kLanes);
+  for (std::int64_t step = 0; step < steps;) {
+    const std::int64_t end = smaller(step + kAheadKeys / Values::kKeys, steps);
+    ahead.advance((end - step) * kVectors * V::kLanes, steps * width);
+    for (; step < end; ++step) {
+      constexpr int kRegisters = V::kGemmRows >= 6 ? 32 : 16;
+      if constexpr (Values::kKeys == 1 && (kRows + 1) * kVectors >= kRegisters) {
+        // Keeps the weights in registers: values would not fit beside the sums.
+        Factors weight[std::size_t{kRows}];
+        LADON_UNROLL
+        for (int r = 0; r < kRows; ++r) weight[r] = broadcast<Factors>(*weights.at(r, step));
+        LADON_UNROLL
+        for (int n = 0; n < kVectors; ++n) {
+          Factors value;
+          values.template load<1, kWhole>(step, column + n * V::kLanes, &value);
+          LADON_UNROLL
+          for (int r = 0; r < kRows; ++r) sums[r][n] = fma(weight[r], value, sums[r][n]);
+        }
+      } else {
+        Factors value[std::size_t{kVectors}];
+        values.template load<kVectors, kWhole>(step, column, value);
+        LADON_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const auto weight = broadcast<Factors>(*weights.at(r, step));
+          LADON_UNROLL
+          for (int n = 0; n < kVectors; ++n) sums[r][n] = fma(weight, value[n], sums[r][n]);
+        }
+      }
     }
   }
   LADON_UNROLL
@@ -120,25 +135,26 @@ template <int kRows, int kVectors, class Values>
   }
 }
 
-/// kRows rows over the columns from `column` on: kVectors at a time, then half as many.
+/// kRows rows over the columns from `column` on: kVectors at a time, then half as many; in the end
+/// a vector that is not whole.
 template <int kRows, int kVectors, class Values>
-inline void weighted_columns(const Values& values, FactorRows<typename Values::Sums> weights,
-                             const RowsAhead& ahead, RowBlock<typename Values::Sums::Scalar> out,
-                             std::int64_t column = 0) {
-  constexpr std::int64_t kLanes = Values::Sums::kLanes;
-  for (; values.dim - column > (kVectors - 1) * kLanes; column += kVectors * kLanes) {
-    weighted_registers<kRows, kVectors>(values, column, weights, ahead, out);
+inline void weighted_columns(const Values& values, WeightRows<Values> weights, RowsAhead& ahead,
+                             RowBlock<typename Values::Sums::Scalar> out, std::int64_t column = 0) {
+  constexpr std::int64_t kWidth = kVectors * Values::Sums::kLanes;
+  for (; column + kWidth <= values.dim; column += kWidth) {
+    weighted_registers<kRows, kVectors, true>(values, column, weights, ahead, out);
   }
   if constexpr (kVectors > 1) {
     weighted_columns<kRows, kVectors / 2>(values, weights, ahead, out, column);
+  } else if (column < values.dim) {
+    weighted_registers<kRows, 1, false>(values, column, weights, ahead, out);
   }
 }
 
 /// At most kRows rows.
 template <int kRows, class Values>
-inline void weighted_some_rows(std::int64_t rows, const Values& values,
-                               FactorRows<typename Values::Sums> weights, RowsAhead ahead,
-                               RowBlock<typename Values::Sums::Scalar> out) {
+inline void weighted_some_rows(std::int64_t rows, const Values& values, WeightRows<Values> weights,
+                               RowsAhead ahead, RowBlock<typename Values::Sums::Scalar> out) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
       weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(values, weights,
@@ -153,13 +169,13 @@ inline void weighted_some_rows(std::int64_t rows, const Values& values,
 /// GCC 12 allocates registers worse inside a larger function (3 to 9 % of f32 decoding on AVX2).
 template <class Values>
 [[gnu::noinline]] void add_weighted_rows(std::int64_t rows, const Values& values,
-                                         FactorRows<typename Values::Sums> weights, RowsAhead ahead,
+                                         WeightRows<Values> weights, RowsAhead ahead,
                                          RowBlock<typename Values::Sums::Scalar> out) {
-  constexpr int kStep = kWeightedRows<typename Values::Sums>;
-  for (std::int64_t r = 0; r < rows; r += kStep) {
-    weighted_some_rows<kStep>(smaller(rows - r, kStep), values, weights.from(r, 0), ahead,
-                              out.from(r, 0));
+  for (std::int64_t r = 0; r < rows;) {
+    const std::int64_t some = register_rows(rows - r, kWeightedRows);
+    weighted_some_rows<kWeightedRows>(some, values, {weights.at(r, 0)}, ahead, out.from(r, 0));
     ahead.count = 0;  // prefetched by the first rows
+    r += some;
   }
 }
 

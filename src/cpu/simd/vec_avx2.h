@@ -19,11 +19,32 @@ struct MaskF64 {
   __m256d v;
 };
 
+/// 8 pairs of 16-bit integers, the first of each pair in its low half.
+struct WordPairs {
+  using Scalar = std::uint32_t;
+  static constexpr int kLanes = 8;
+  __m256i v;
+};
+
+/// 8 sums of products of such pairs.
+struct I32OfWords {
+  using Scalar = std::int32_t;
+  using Factor = std::uint32_t;  // a pair
+  using Factors = WordPairs;
+  using Lanes [[gnu::vector_size(32)]] = std::int32_t;
+  static constexpr int kLanes = 8;
+  // As for F32.
+  static constexpr int kGemmRows = 3;
+  static constexpr int kGemmVectors = 4;
+  Lanes v;
+};
+
 struct F32 {
   using Scalar = float;
   using Factor = float;  // what a matrix product multiplies
   using Factors = F32;
   using Mask = MaskF32;
+  using Integers = I32OfWords;  // for products of int8 elements
   static constexpr int kLanes = 8;
   // 3 x 4 accumulators, 3 broadcasts and one operand vector fill the 16 registers.
   static constexpr int kGemmRows = 3;
@@ -36,6 +57,7 @@ struct F64 {
   using Factor = double;
   using Factors = F64;
   using Mask = MaskF64;
+  using Integers = void;
   static constexpr int kLanes = 4;
   static constexpr int kGemmRows = 3;
   static constexpr int kGemmVectors = 4;
@@ -128,16 +150,15 @@ inline double largest(F64 a) {
 
 /// Stores four horizontal sums, each with the bits that sum() gives.
 inline void store_sums(float* to, F32 a, F32 b, F32 c, F32 d) {
+  // Blends run on any port, shuffles on one or two.
   const __m256 ab =
-      _mm256_add_ps(_mm256_permute2f128_ps(a.v, b.v, 0x20), _mm256_permute2f128_ps(a.v, b.v, 0x31));
+      _mm256_add_ps(_mm256_blend_ps(a.v, b.v, 0xF0), _mm256_permute2f128_ps(a.v, b.v, 0x21));
   const __m256 cd =
-      _mm256_add_ps(_mm256_permute2f128_ps(c.v, d.v, 0x20), _mm256_permute2f128_ps(c.v, d.v, 0x31));
+      _mm256_add_ps(_mm256_blend_ps(c.v, d.v, 0xF0), _mm256_permute2f128_ps(c.v, d.v, 0x21));
   const __m256 pairs =
       _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
   const __m256 sums = _mm256_add_ps(pairs, _mm256_permute_ps(pairs, 0xB1));  // a a c c, b b d d
-  const __m128 ac = _mm256_castps256_ps128(sums);
-  const __m128 bd = _mm256_extractf128_ps(sums, 1);
-  _mm_storeu_ps(to, _mm_movelh_ps(_mm_unpacklo_ps(ac, bd), _mm_unpackhi_ps(ac, bd)));
+  _mm_storeu_ps(to, _mm_blend_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1), 10));
 }
 
 /// Copies n bytes, fewer than 64, and fills up with zeros to 64.
@@ -148,8 +169,14 @@ inline void copy_first(char* to, const char* from, std::int64_t n) {
 
 // The smaller formats, kLanes at a time.
 inline F32 load_bf16(const std::uint16_t* p) {
-  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))};
+  // Both halves get all eight elements, for free as they are loaded; one shuffle then moves each to
+  // the upper half of its lane. (Extending and shifting are two instructions.)
+  const __m256i all =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i upper =
+      _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,  //
+                       -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+  return {_mm256_castsi256_ps(_mm256_shuffle_epi8(all, upper))};
 }
 inline F32 load_f16(const std::uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -166,6 +193,66 @@ inline F32 load_f8(const unsigned char* p) {
   const __m128i halves = _mm_and_si128(shifted, _mm_set1_epi16(static_cast<short>(0xbfff)));
   return {_mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(0x1p8F))};
 }
+
+inline WordPairs load(WordPairs*, const std::uint32_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+inline WordPairs broadcast(WordPairs*, std::uint32_t x) {
+  return {_mm256_set1_epi32(static_cast<int>(x))};
+}
+inline I32OfWords as_integers(__m256i v) { return {reinterpret_cast<I32OfWords::Lanes>(v)}; }
+inline I32OfWords load(I32OfWords*, const std::int32_t* p) {
+  return as_integers(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline I32OfWords broadcast(I32OfWords*, std::int32_t x) {
+  return as_integers(_mm256_set1_epi32(x));
+}
+inline void store(std::int32_t* p, I32OfWords a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(a.v));
+}
+/// a.first * b.first + a.second * b.second + c.
+inline I32OfWords fma(WordPairs a, WordPairs b, I32OfWords c) {
+  return as_integers(_mm256_add_epi32(_mm256_madd_epi16(a.v, b.v), reinterpret_cast<__m256i>(c.v)));
+}
+inline std::int32_t sum(I32OfWords a) {
+  const __m256i v = reinterpret_cast<__m256i>(a.v);
+  __m128i half = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xB1)));
+}
+inline void store_sums(std::int32_t* to, I32OfWords a, I32OfWords b, I32OfWords c, I32OfWords d) {
+  // As for F32: each step adds the halves of two vectors, side by side.
+  const auto fold = [](__m256i x, __m256i y) {
+    return _mm256_add_epi32(_mm256_blend_epi32(x, y, 0xF0), _mm256_permute2x128_si256(x, y, 0x21));
+  };
+  const __m256i ab = fold(reinterpret_cast<__m256i>(a.v), reinterpret_cast<__m256i>(b.v));
+  const __m256i cd = fold(reinterpret_cast<__m256i>(c.v), reinterpret_cast<__m256i>(d.v));
+  const __m256i pairs =
+      _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  const __m256i sums = _mm256_add_epi32(pairs, _mm256_shuffle_epi32(pairs, 0xB1));
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(to),
+      _mm_blend_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1), 10));
+}
+inline F32 to_float(I32OfWords a) { return {_mm256_cvtepi32_ps(reinterpret_cast<__m256i>(a.v))}; }
+/// 16 consecutive int8 elements as pairs.
+inline WordPairs load_i8_pairs(const signed char* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+/// 8 int8 elements of each of two rows as pairs.
+inline WordPairs load_i8_pairs(const signed char* first, const signed char* second) {
+  return {_mm256_cvtepi8_epi16(
+      _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first)),
+                        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second))))};
+}
+/// The nearest integers as 16 bits, which must hold them.
+inline void store_words(std::int16_t* p, F32 a) {
+  const __m256i words = _mm256_cvtps_epi32(a.v);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(p),
+      _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
 inline void store_bf16(std::uint16_t* p, F32 a) {
   // Round to nearest even by adding just under half a unit; NaN only keeps its quiet bit.
   const __m256i bits = _mm256_castps_si256(a.v);

@@ -10,11 +10,32 @@
 namespace ladon::cpu {
 namespace {
 
+/// 16 pairs of 16-bit integers, the first of each pair in its low half.
+struct WordPairs {
+  using Scalar = std::uint32_t;
+  static constexpr int kLanes = 16;
+  __m512i v;
+};
+
+/// 16 sums of products of such pairs.
+struct I32OfWords {
+  using Scalar = std::int32_t;
+  using Factor = std::uint32_t;  // a pair
+  using Factors = WordPairs;
+  using Lanes [[gnu::vector_size(64)]] = std::int32_t;
+  static constexpr int kLanes = 16;
+  // As for F32.
+  static constexpr int kGemmRows = 6;
+  static constexpr int kGemmVectors = 4;
+  Lanes v;
+};
+
 struct F32 {
   using Scalar = float;
   using Factor = float;  // what a matrix product multiplies
   using Factors = F32;
   using Mask = __mmask16;
+  using Integers = I32OfWords;  // for products of int8 elements
   static constexpr int kLanes = 16;
   // 6 x 4 accumulators, 4 operand vectors and a broadcast fill 29 of the 32 registers.
   static constexpr int kGemmRows = 6;
@@ -27,6 +48,7 @@ struct F64 {
   using Factor = double;
   using Factors = F64;
   using Mask = __mmask8;
+  using Integers = void;
   static constexpr int kLanes = 8;
   static constexpr int kGemmRows = 6;
   static constexpr int kGemmVectors = 4;
@@ -129,6 +151,67 @@ inline F32 load_f8(const unsigned char* p) {
   const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbfff)));
   return {_mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(0x1p8F))};
 }
+
+inline WordPairs load(WordPairs*, const std::uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline WordPairs broadcast(WordPairs*, std::uint32_t x) {
+  return {_mm512_set1_epi32(static_cast<int>(x))};
+}
+inline I32OfWords as_integers(__m512i v) { return {reinterpret_cast<I32OfWords::Lanes>(v)}; }
+inline I32OfWords load(I32OfWords*, const std::int32_t* p) {
+  return as_integers(_mm512_loadu_si512(p));
+}
+inline I32OfWords broadcast(I32OfWords*, std::int32_t x) {
+  return as_integers(_mm512_set1_epi32(x));
+}
+inline void store(std::int32_t* p, I32OfWords a) {
+  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(a.v));
+}
+/// a.first * b.first + a.second * b.second + c.
+inline I32OfWords fma(WordPairs a, WordPairs b, I32OfWords c) {
+#if defined(__AVX512VNNI__)
+  return as_integers(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(c.v), a.v, b.v));
+#else
+  return as_integers(_mm512_add_epi32(_mm512_madd_epi16(a.v, b.v), reinterpret_cast<__m512i>(c.v)));
+#endif
+}
+inline std::int32_t sum(I32OfWords a) {
+  return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(a.v));
+}
+inline void store_sums(std::int32_t* to, I32OfWords a, I32OfWords b, I32OfWords c, I32OfWords d) {
+  const auto halves = [](I32OfWords x, I32OfWords y) {
+    const __m512i first = reinterpret_cast<__m512i>(x.v);
+    const __m512i second = reinterpret_cast<__m512i>(y.v);
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(first, second, 0x44),
+                            _mm512_shuffle_i32x4(first, second, 0xEE));
+  };
+  const __m512i ab = halves(a, b);
+  const __m512i cd = halves(c, d);
+  const __m512i quarters =
+      _mm512_add_epi32(_mm512_shuffle_i32x4(ab, cd, 0x88), _mm512_shuffle_i32x4(ab, cd, 0xDD));
+  const __m512i pairs =
+      _mm512_add_epi32(quarters, _mm512_shuffle_epi32(quarters, static_cast<_MM_PERM_ENUM>(0x4E)));
+  const __m512i sums =
+      _mm512_add_epi32(pairs, _mm512_shuffle_epi32(pairs, static_cast<_MM_PERM_ENUM>(0xB1)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, sums)));
+}
+inline F32 to_float(I32OfWords a) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(a.v))}; }
+/// 32 consecutive int8 elements as pairs.
+inline WordPairs load_i8_pairs(const signed char* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+/// 16 int8 elements of each of two rows as pairs.
+inline WordPairs load_i8_pairs(const signed char* first, const signed char* second) {
+  const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(first));
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(second));
+  return {_mm512_cvtepi8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b)))};
+}
+/// The nearest integers as 16 bits, which must hold them.
+inline void store_words(std::int16_t* p, F32 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
+
 inline void store_bf16(std::uint16_t* p, F32 a) {
   // Round to nearest even by adding just under half a unit; NaN only keeps its quiet bit.
   const __m512i bits = _mm512_castps_si512(a.v);

@@ -21,11 +21,32 @@ struct MaskF64 {
   __m128d v;
 };
 
+/// 4 pairs of 16-bit integers, the first of each pair in its low half.
+struct WordPairs {
+  using Scalar = std::uint32_t;
+  static constexpr int kLanes = 4;
+  __m128i v;
+};
+
+/// 4 sums of products of such pairs.
+struct I32OfWords {
+  using Scalar = std::int32_t;
+  using Factor = std::uint32_t;  // a pair
+  using Factors = WordPairs;
+  using Lanes [[gnu::vector_size(16)]] = std::int32_t;
+  static constexpr int kLanes = 4;
+  // As for F32.
+  static constexpr int kGemmRows = 3;
+  static constexpr int kGemmVectors = 4;
+  Lanes v;
+};
+
 struct F32 {
   using Scalar = float;
   using Factor = float;  // what a matrix product multiplies
   using Factors = F32;
   using Mask = MaskF32;
+  using Integers = I32OfWords;  // for products of int8 elements
   static constexpr int kLanes = 4;
   // 3 x 4 accumulators, 3 broadcasts and one operand vector fill the 16 registers.
   static constexpr int kGemmRows = 3;
@@ -38,6 +59,7 @@ struct F64 {
   using Factor = double;
   using Factors = F64;
   using Mask = MaskF64;
+  using Integers = void;
   static constexpr int kLanes = 2;
   static constexpr int kGemmRows = 3;
   static constexpr int kGemmVectors = 4;
@@ -169,6 +191,53 @@ inline F32 load_f8(const unsigned char* p) {
       _mm_or_si128(_mm_and_si128(is_small, subnormal), _mm_andnot_si128(is_small, normal));
   return {_mm_castsi128_ps(_mm_or_si128(chosen, sign))};
 }
+
+inline WordPairs load(WordPairs*, const std::uint32_t* p) {
+  return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))};
+}
+inline WordPairs broadcast(WordPairs*, std::uint32_t x) {
+  return {_mm_set1_epi32(static_cast<int>(x))};
+}
+inline I32OfWords as_integers(__m128i v) { return {reinterpret_cast<I32OfWords::Lanes>(v)}; }
+inline I32OfWords load(I32OfWords*, const std::int32_t* p) {
+  return as_integers(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline I32OfWords broadcast(I32OfWords*, std::int32_t x) { return as_integers(_mm_set1_epi32(x)); }
+inline void store(std::int32_t* p, I32OfWords a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), reinterpret_cast<__m128i>(a.v));
+}
+/// a.first * b.first + a.second * b.second + c.
+inline I32OfWords fma(WordPairs a, WordPairs b, I32OfWords c) {
+  return as_integers(_mm_add_epi32(_mm_madd_epi16(a.v, b.v), reinterpret_cast<__m128i>(c.v)));
+}
+inline std::int32_t sum(I32OfWords a) {
+  __m128i v = reinterpret_cast<__m128i>(a.v);
+  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xB1)));
+}
+inline F32 to_float(I32OfWords a) { return {_mm_cvtepi32_ps(reinterpret_cast<__m128i>(a.v))}; }
+/// The low 8 int8 elements as pairs.
+inline WordPairs extend_pairs(__m128i bytes) {
+  return {_mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8)};
+}
+/// 8 consecutive int8 elements as pairs.
+inline WordPairs load_i8_pairs(const signed char* p) {
+  return extend_pairs(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+/// 4 int8 elements of each of two rows as pairs.
+inline WordPairs load_i8_pairs(const signed char* first, const signed char* second) {
+  int a = 0;
+  int b = 0;
+  __builtin_memcpy(&a, first, sizeof(a));
+  __builtin_memcpy(&b, second, sizeof(b));
+  return extend_pairs(_mm_unpacklo_epi8(_mm_cvtsi32_si128(a), _mm_cvtsi32_si128(b)));
+}
+/// The nearest integers as 16 bits, which must hold them.
+inline void store_words(std::int16_t* p, F32 a) {
+  const __m128i words = _mm_cvtps_epi32(a.v);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(words, words));
+}
+
 inline void store_bf16(std::uint16_t* p, F32 a) {
   float lanes[4];
   _mm_storeu_ps(lanes, a.v);

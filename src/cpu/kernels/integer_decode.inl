@@ -1,0 +1,156 @@
+// Decoding over int8 caches, in integers, and the choice between this and forward_decode.inl.
+//
+// Queries, and the weights of a block of keys, are rounded to 16 bits: with one factor per row, and
+// per row and block. Their products with int8 elements are summed exactly in 32 bits, two terms a
+// step, and no element of the cache is converted to a float. The rounding adds an error of 1/65534
+// of the largest |q|, and of the block's largest weight, to each: a small part of what int8 itself
+// costs (docs/numerics.md).
+//
+// Cost: as many vector instructions as FMAs in f32 (a product of pairs and an addition take two
+// terms), but they spread over four ports where FMAs have two, and one conversion serves two terms.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/forward_decode.inl"
+
+namespace ladon::cpu {
+namespace {
+
+template <class Type>
+constexpr bool kIsVoid = false;
+template <>
+constexpr bool kIsVoid<void> = true;
+
+/// Two keys per step, the elements of their values paired.
+template <class Integers>
+struct IntegerValues {
+  using Sums = Integers;
+  using Factors = typename Integers::Factors;
+  static constexpr std::int64_t kKeys = 2;
+  StoredRows rows;
+  std::int64_t count;  // even
+  std::int64_t dim;
+
+  template <int kVectors, bool kWhole>
+  void load(std::int64_t step, std::int64_t column, Factors* value) const {
+    const auto* first = reinterpret_cast<const signed char*>(rows[2 * step]) + column;
+    const auto* second = reinterpret_cast<const signed char*>(rows[2 * step + 1]) + column;
+    if constexpr (kWhole) {
+      LADON_UNROLL
+      for (int n = 0; n < kVectors; ++n) {
+        value[n] = load_i8_pairs(first + n * Integers::kLanes, second + n * Integers::kLanes);
+      }
+    } else {
+      static_assert(kVectors == 1);
+      alignas(64) char some[2][64];
+      copy_first(some[0], reinterpret_cast<const char*>(first), dim - column);
+      copy_first(some[1], reinterpret_cast<const char*>(second), dim - column);
+      value[0] = load_i8_pairs(reinterpret_cast<const signed char*>(some[0]),
+                               reinterpret_cast<const signed char*>(some[1]));
+    }
+  }
+};
+
+/// Rounds `count` elements, and the rest of the last vector, to 16 bits. Returns the factor that
+/// they are to be multiplied by: NaN if one of them is not finite. `to` may be where `from` is.
+template <class V>
+inline float round_to_words(const float* from, std::int64_t count, std::int16_t* to) {
+  // Below this the factor's inverse would overflow.
+  constexpr float kSmallest = 0x1p-100F;
+  constexpr float kLargest = 32767;
+  V top = broadcast<V>(kSmallest);
+  V trace = zero<V>();  // x - x is NaN where x is not finite
+  for (std::int64_t i = 0; i < count; i += V::kLanes) {
+    const V value = load<V>(from + i);
+    top = max(abs(value), top);
+    trace = trace + (value - value);
+  }
+  const float maximum = largest(top);
+  const V inverse = broadcast<V>(kLargest / maximum);
+  for (std::int64_t i = 0; i < count; i += V::kLanes) {
+    store_words(to + i, load<V>(from + i) * inverse);
+  }
+  return maximum / kLargest + sum(trace);
+}
+
+template <class V>
+struct IntegerDecode {
+  using Sums = typename V::Integers;
+  static constexpr bool kScaled = true;
+
+  /// f32 queries are owed more than 16 bits. Sums of 511 products of -128 and -32768 fit 32 bits.
+  /// Elements are taken in pairs.
+  static bool serves(const AttentionParams& params) {
+    const bool half = params.q.dtype == DType::kBF16 || params.q.dtype == DType::kF16;
+    return half && params.k.dtype == DType::kI8 && params.v.dtype == DType::kI8 &&
+           params.head_dim % 2 == 0 && params.head_dim < 512;
+  }
+
+  template <class Function>
+  static void with_keys(DType, const Function& function) {
+    function(StoredAs<DType::kI16>{});
+  }
+  static std::int64_t length(std::int64_t head_dim) { return head_dim / 2; }
+
+  /// A row with an infinity or a NaN has the factor NaN.
+  static float load_query(const AttentionParams& params, std::int64_t start,
+                          std::int64_t padded_dim, float* to) {
+    ElementDecode<V>::load_query(params, start, padded_dim, to);
+    return round_to_words<V>(to, padded_dim, reinterpret_cast<std::int16_t*>(to));
+  }
+  static V load_scores(const float* scores) {
+    return to_float(load<Sums>(reinterpret_cast<const std::int32_t*>(scores)));
+  }
+
+  static void add_values(const WeightedBlock<V>& block) {
+    const std::int64_t dim = block.params.value_dim;
+    const std::int64_t count = block.keys.count;
+    alignas(64) std::int16_t weights[kDecodeRows * kKeyBlock];
+    float factors[kDecodeRows];
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      // The last vector is padded with masked weights, which become 0.
+      factors[r] = round_to_words<V>(block.weights.at(r, 0), count, weights + r * kKeyBlock);
+    }
+    auto* const sums = reinterpret_cast<std::int32_t*>(block.staging);
+    const RowBlock<std::int32_t> out{sums, block.out.stride};
+    for (std::int64_t i = 0; i < block.rows * out.stride; i += V::kLanes) {
+      store(sums + i, zero<Sums>());
+    }
+    StoredRows values{block.keys.v, block.head * block.params.v.head_stride};
+    const char* lines[kKeyBlock];
+    if (count % 2 != 0) {  // the last key is paired with itself, with a weight of 0
+      for (std::int64_t key = 0; key < count; ++key) lines[key] = block.keys.v[key];
+      lines[count] = lines[count - 1];
+      values.rows = lines;
+    }
+    add_weighted_rows(block.rows, IntegerValues<Sums>{values, round_up(count, 2), dim},
+                      {reinterpret_cast<const std::uint32_t*>(weights)}, block.ahead, out);
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      const V factor = broadcast<V>(factors[r]);
+      for (std::int64_t i = 0; i < out.stride; i += V::kLanes) {
+        float* to = block.out.at(r, i);
+        store(to, fma(to_float(load<Sums>(out.at(r, i))), factor, load<V>(to)));
+      }
+    }
+  }
+};
+
+template <class V>
+void forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
+  if constexpr (!kIsVoid<typename V::Integers>) {
+    if (IntegerDecode<V>::serves(params)) {
+      return run_forward_decode<V, IntegerDecode<V>>(params, task, memory);
+    }
+  }
+  run_forward_decode<V, ElementDecode<V>>(params, task, memory);
+}
+
+template <class V>
+std::size_t forward_decode_scratch(const AttentionParams& params) {
+  return ForwardDecodeScratch<V>(params, nullptr).bytes;
+}
+
+}  // namespace
+}  // namespace ladon::cpu
