@@ -10,16 +10,10 @@
 #include <dnnl.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <set>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,6 +23,7 @@
 #include "ladon/tensor.h"
 #include "layers/projection.h"
 #include "pinning.h"
+#include "thread_places.h"
 #include "timing.h"
 
 namespace {
@@ -48,44 +43,6 @@ constexpr Shape kShapes[] = {
     {"DeepSeek-V3 kv_a", 7168, 576}, {"DeepSeek-V3 o", 16384, 7168},
 };
 constexpr std::int64_t kTokens[] = {1, 8, 64, 1024};
-
-/// Keeps every library's threads on separate CPUs: a scheduler may leave two that work together
-/// on one CPU for seconds. Each library is expected to have as many threads as there are CPUs, the
-/// main one among them.
-class ThreadPlaces {
- public:
-  explicit ThreadPlaces(std::vector<int> cpus) : cpus_(std::move(cpus)) {}
-
-  /// Pins the threads that have come since the last call: the first, then those of one library.
-  void pin_new_threads() {
-    std::set<int> threads;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
-      threads.insert(std::stoi(entry.path().filename().string()));
-    }
-    std::size_t next = pinned_.empty() ? 0 : 1;
-    for (const int thread : threads) {
-      if (cpus_.empty() || !pinned_.insert(thread).second) continue;
-      ladon::bench::pin_thread(thread, cpus_[next++ % cpus_.size()]);
-    }
-  }
-
- private:
-  std::vector<int> cpus_;
-  std::set<int> pinned_;
-};
-
-/// A call that takes turns with others. It waits first: thread pools spin for a while after their
-/// work, OpenBLAS's for 2^26 cycles.
-ladon::bench::Work after_a_pause(const std::function<void()>& call) {
-  ladon::bench::Work work;
-  work.run_elsewhere = [call]() -> std::optional<double> {
-    std::this_thread::sleep_for(std::chrono::milliseconds(40));
-    const auto start = std::chrono::steady_clock::now();
-    call();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
-  return work;
-}
 
 /// oneDNN's matrix product with weights in its own layout.
 class OneDnn {
@@ -126,24 +83,24 @@ class OneDnn {
 };
 
 void measure(const ladon::Context& context, const Shape& shape, DType dtype, std::int64_t tokens,
-             int rounds, ThreadPlaces& places) {
+             int rounds, ladon::bench::ThreadPlaces& places) {
   Tensor x(dtype, {tokens, shape.in_features});
   Tensor w(dtype, {shape.out_features, shape.in_features});
   Tensor y(dtype, {tokens, shape.out_features});
-  ladon::fill_normal(x.view(), 0, 1, 1);
-  ladon::fill_normal(w.view(), 0, 1, 2);
+  ladon::fill_normal(context, x, 0, 1, 1);
+  ladon::fill_normal(context, w, 0, 1, 2);
   project(context, x, w, {}, y.view());
   places.pin_new_threads();
   OneDnn onednn(x, w, y);
   places.pin_new_threads();
   std::vector<ladon::bench::Work> pieces;
-  pieces.push_back(after_a_pause([&] { project(context, x, w, {}, y.view()); }));
-  pieces.push_back(after_a_pause([&] { onednn.run(); }));
+  pieces.push_back(ladon::bench::after_a_pause([&] { project(context, x, w, {}, y.view()); }));
+  pieces.push_back(ladon::bench::after_a_pause([&] { onednn.run(); }));
   if (dtype == DType::kF32) {
     const auto rows = static_cast<blasint>(tokens);
     const auto in = static_cast<blasint>(shape.in_features);
     const auto out = static_cast<blasint>(shape.out_features);
-    pieces.push_back(after_a_pause([&, rows, in, out] {
+    pieces.push_back(ladon::bench::after_a_pause([&, rows, in, out] {
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, out, in, 1.0F,
                   static_cast<const float*>(x.data()), in, static_cast<const float*>(w.data()), in,
                   0.0F, static_cast<float*>(y.data()), out);
@@ -169,7 +126,7 @@ void measure(const ladon::Context& context, const Shape& shape, DType dtype, std
 int main(int argc, char** argv) try {
   const int rounds = argc > 1 ? std::max(std::stoi(argv[1]), 1) : 7;
   const ladon::Context context;
-  ThreadPlaces places(ladon::bench::cpus_to_pin(context));
+  ladon::bench::ThreadPlaces places(ladon::bench::cpus_to_pin(context));
   places.pin_new_threads();  // OpenBLAS has its own before main() runs
   std::printf(
       "| projection | dtype | tokens | Ladon | GFLOP/s | weights GB/s | over oneDNN | over "
