@@ -127,4 +127,14 @@ __device__ inline float exp2_approximate(float x) {
   return power;
 }
 
+/// Of a block of so many warps.
+template <int kWarps>
+__device__ __forceinline__ void synchronize_warps() {
+  if constexpr (kWarps == 1) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
 }  // namespace ladon::cuda

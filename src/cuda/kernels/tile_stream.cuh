@@ -40,24 +40,13 @@ __device__ inline std::uint32_t chunk_offset(int row, int chunk) {
   return static_cast<std::uint32_t>(row * kTileRowBytes + ((chunk ^ (row & 7)) * 16));
 }
 
-template <int kWarps>
-__device__ __forceinline__ void synchronize_warps() {
-  if constexpr (kWarps == 1) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
-
 template <class Half, int kWarps, TileElements kElements>
 class TileStream {
   static constexpr int kTileBuffers = tile_buffers(kWarps, kElements);
   static constexpr int kTilesAhead = kTileBuffers - 1;
-  static constexpr int kRowBytes = kTileRowBytes;
-  static constexpr int kRowChunks = kTileChunks;
   static constexpr int kBytes = sizeof(Half);
   // A thread copies one chunk of so many consecutive rows.
-  static constexpr int kRowsPerThread = kBlockKeys * kRowChunks / (kWarps * 32);
+  static constexpr int kRowsPerThread = kBlockKeys * kTileChunks / (kWarps * 32);
   static_assert(kRowsPerThread % 8 == 0);
   // A warp copies these rows, and finds them.
   static constexpr int kRowsPerWarp = kBlockKeys / kWarps;
@@ -68,7 +57,7 @@ class TileStream {
 
  public:
   struct Memory {
-    alignas(128) unsigned char tiles[kTileBuffers][kBlockKeys * kRowBytes];
+    alignas(128) unsigned char tiles[kTileBuffers][kBlockKeys * kTileRowBytes];
     float scales[kTileBuffers][kBlockKeys];  // of quantised rows
     // What is needed of the Sequence: global memory would be read again after each copy.
     struct {
@@ -221,7 +210,7 @@ class TileStream {
 
   /// The first of the consecutive rows of which this thread copies a chunk.
   __device__ __forceinline__ static int first_row() {
-    return static_cast<int>(threadIdx.x) / kRowChunks * kRowsPerThread;
+    return static_cast<int>(threadIdx.x) / kTileChunks * kRowsPerThread;
   }
   /// Calls visit(to, offset) for each of them: where the chunk goes, and where its row is. Offsets
   /// are read eight at a time, because no load is moved across a copy.
@@ -229,16 +218,17 @@ class TileStream {
   __device__ __forceinline__ void for_each_row(unsigned tile, int chunk, const Visit& visit) const {
     const auto* offsets =
         reinterpret_cast<const longlong2*>(offsets_.rows + first_row() % kRowsPerWarp);
-    tile = fresh(tile + first_row() * kRowBytes);
+    tile = fresh(tile + first_row() * kTileRowBytes);
     chunk = static_cast<int>(fresh(chunk));
 #pragma unroll 1
-    for (int eight = 0; eight < kRowsPerThread; eight += 8, offsets += 4, tile += 8 * kRowBytes) {
+    for (int eight = 0; eight < kRowsPerThread;
+         eight += 8, offsets += 4, tile += 8 * kTileRowBytes) {
       longlong2 pairs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = offsets[i];
 #pragma unroll
       for (int row = 0; row < 8; ++row) {
-        visit(tile + row * kRowBytes + (chunk ^ row) * 16,
+        visit(tile + row * kTileRowBytes + (chunk ^ row) * 16,
               row % 2 == 0 ? pairs[row / 2].x : pairs[row / 2].y);
       }
     }
@@ -248,7 +238,7 @@ class TileStream {
     const AttentionParams& call = params_.call;
     const Operand& operand = keys ? call.k : call.v;
     const int columns = keys ? key_columns(part_) : value_columns();
-    const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
+    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
     constexpr int kPerChunk = 16 / kBytes;
     const std::int64_t start = (keys ? memory_.sequence.k : memory_.sequence.v) +
                                kv_head_ * operand.head_stride +
@@ -263,7 +253,7 @@ class TileStream {
     }
     if (looks_up_) share_offsets(operand, kBytes);
     // Products read half a tile or all of it.
-    if (chunk >= kRowChunks / 2 && columns <= kTileColumns / 2) return;
+    if (chunk >= kTileChunks / 2 && columns <= kTileColumns / 2) return;
     const int present = max(0, min(kPerChunk, columns - chunk * kPerChunk));
     const auto* const data =
         static_cast<const char*>(operand.data) + (start + chunk * kPerChunk) * kBytes;
@@ -301,9 +291,9 @@ class TileStream {
   __device__ __forceinline__ void copy_consecutive(const Operand& operand, const char* data,
                                                    unsigned tile, int present) {
     // Threads of a warp copy neighbouring rows.
-    constexpr int kRowsAtOnce = kWarps * 32 / kRowChunks;
-    const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
-    const int thread_row = static_cast<int>(threadIdx.x) / kRowChunks;
+    constexpr int kRowsAtOnce = kWarps * 32 / kTileChunks;
+    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
+    const int thread_row = static_cast<int>(threadIdx.x) / kTileChunks;
     const std::int64_t first = first_key(block_);
     const std::int64_t row_bytes = operand.token_stride * kBytes;
     const char* const rows = data + (memory_.sequence.first_slot + first + thread_row) * row_bytes;
@@ -340,7 +330,7 @@ class TileStream {
   /// int8 and fp8 become 16-bit elements, through registers.
   __device__ __forceinline__ void copy_converted(const Operand& operand, std::int64_t start,
                                                  unsigned tile, bool keys, int columns) {
-    const int chunk = static_cast<int>(threadIdx.x) % kRowChunks;
+    const int chunk = static_cast<int>(threadIdx.x) % kTileChunks;
     const int present = max(0, min(kChunkElements, columns - chunk * kChunkElements));
     const bool aligned = keys ? params_.aligned_k : params_.aligned_v;
     const auto* const data =
