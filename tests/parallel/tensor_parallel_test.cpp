@@ -144,12 +144,14 @@ std::int64_t backward_bytes(const TensorParallelAttention& layer, std::int64_t q
   const auto all_reduced = [&](std::int64_t count) { return all_reduce_bytes(count, rank, ranks); };
   std::int64_t bytes = kSum * (ranks - 1) * query_rows * layer.own_options().num_heads * kHeadDim;
   bytes += all_reduced(query_rows * kEmbed) + all_reduced(key_rows * kEmbed);
-  if (layer.options().qk_norm) bytes += 2 * all_reduced(kHeadDim);
+  // Norms that every rank has; those of each head are cut as the heads are.
+  const bool shared_norms = layer.options().qk_norm_span == QkNormSpan::kHead;
+  if (layer.options().qk_norm && shared_norms) bytes += 2 * all_reduced(kHeadDim);
   const std::int64_t replicas = ranks / std::min(layer.num_kv_heads(), ranks);
   if (replicas > 1) {  // ranks with the same KV head
     for (const Parameter& parameter : layer.named_parameters()) {
       if (parameter.name[0] != 'k' && parameter.name[0] != 'v') continue;
-      if (parameter.name == "k_norm.weight") continue;
+      if (parameter.name == "k_norm.weight" && shared_norms) continue;
       bytes += replicas == ranks ? all_reduced(parameter.num_elements())
                                  : kSum * (replicas - 1) * parameter.num_elements();
     }
