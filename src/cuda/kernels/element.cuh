@@ -47,7 +47,7 @@ __host__ __device__ inline auto with_storage_type(DType dtype, const Function& f
   return function(float{});
 }
 
-/// Element `index` of a float array or of a quantised cache, in the compute type float or double.
+/// Element `index` of a float array, in the compute type float or double.
 template <class Compute>
 __device__ inline Compute load_element(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
@@ -56,7 +56,6 @@ __device__ inline Compute load_element(const void* data, DType dtype, std::int64
     case DType::kF16: return __half2float(static_cast<const __half*>(data)[index]);
     case DType::kBF16: return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
     case DType::kI8: return static_cast<Compute>(static_cast<const signed char*>(data)[index]);
-    case DType::kF8E4M3: return to_float(static_cast<const float8_e4m3*>(data)[index]);
     case DType::kBool:
     case DType::kU8: return static_cast<Compute>(static_cast<const unsigned char*>(data)[index]);
     case DType::kI16:
@@ -64,9 +63,17 @@ __device__ inline Compute load_element(const void* data, DType dtype, std::int64
     case DType::kI32:
     case DType::kU32:
     case DType::kI64:
-    case DType::kU64: break;
+    case DType::kU64:
+    case DType::kF8E4M3: break;
   }
   return 0;
+}
+
+/// The same, of a cache: fp8, too, which elsewhere would only cost registers.
+template <class Compute>
+__device__ inline Compute load_stored_element(const void* data, DType dtype, std::int64_t index) {
+  if (dtype != DType::kF8E4M3) return load_element<Compute>(data, dtype, index);
+  return to_float(static_cast<const float8_e4m3*>(data)[index]);
 }
 
 /// Rounds a float or a double once, to nearest even, and stores it as a float dtype.
@@ -86,9 +93,6 @@ __device__ inline void store_element(void* data, DType dtype, std::int64_t index
     case DType::kBF16:
       static_cast<__nv_bfloat16*>(data)[index] = __float2bfloat16_rn(narrowed());
       return;
-    case DType::kF8E4M3:
-      static_cast<std::uint8_t*>(data)[index] = detail::float_to_float8_bits(narrowed());
-      return;
     case DType::kBool:
     case DType::kI8:
     case DType::kU8:
@@ -97,7 +101,8 @@ __device__ inline void store_element(void* data, DType dtype, std::int64_t index
     case DType::kI32:
     case DType::kU32:
     case DType::kI64:
-    case DType::kU64: return;  // not float
+    case DType::kU64:
+    case DType::kF8E4M3: return;  // not float
   }
 }
 

@@ -194,10 +194,10 @@ class SimtForwardTile {
     if (slot < 0) return 0;
     const Operand& operand = kKeys ? call_.k : call_.v;
     const KvLayout& layout = call_.kv_layout;
-    const Compute element =
-        load_element<Compute>(operand.data, operand.dtype,
-                              (kKeys ? sequence_.k : sequence_.v) + slot * operand.token_stride +
-                                  task_.kv_head * operand.head_stride + column);
+    const Compute element = load_stored_element<Compute>(
+        operand.data, operand.dtype,
+        (kKeys ? sequence_.k : sequence_.v) + slot * operand.token_stride +
+            task_.kv_head * operand.head_stride + column);
     const float* scales = kKeys ? layout.k_scales : layout.v_scales;
     if (scales == nullptr) return element;
     return element *

@@ -47,7 +47,7 @@ __device__ inline Number load_number(const void* data, DType dtype, std::int64_t
     case DType::kF32:
     case DType::kF16:
     case DType::kBF16:
-    case DType::kF8E4M3: return real_number(load_element<double>(data, dtype, index));
+    case DType::kF8E4M3: return real_number(load_stored_element<double>(data, dtype, index));
     case DType::kBool: return real_number(static_cast<const std::uint8_t*>(data)[index] != 0);
     case DType::kI8: return integer_number(static_cast<const std::int8_t*>(data)[index]);
     case DType::kU8: return integer_number(static_cast<const std::uint8_t*>(data)[index]);
@@ -92,8 +92,8 @@ __device__ inline bool is_zero(const Number& number) {
   return number.kind == Number::Kind::kReal ? number.real == 0 : number.unsigned_integer == 0;
 }
 
-/// A double that rounds to 16 bits as the integer does. One of 2^53 or more takes its last bits as
-/// one sticky bit, or it would be rounded twice; that bit is far below what 16 bits keep.
+/// A double that rounds to 16 or 8 bits as the integer does. One of 2^53 or more takes its last
+/// bits as one sticky bit, or it would be rounded twice; that bit is far below what they keep.
 template <class Integer>
 __device__ inline double sticky_double(Integer value) {
   constexpr Integer kLow = 0x7ff;
@@ -123,6 +123,15 @@ __device__ inline void store_float(void* data, DType dtype, std::int64_t index,
   }
 }
 
+__device__ inline void store_float8(void* data, std::int64_t index, const Number& number) {
+  const double real = number.kind == Number::Kind::kReal ? number.real
+                      : number.kind == Number::Kind::kSigned
+                          ? sticky_double(number.signed_integer)
+                          : sticky_double(number.unsigned_integer);
+  static_cast<std::uint8_t*>(data)[index] =
+      detail::float_to_float8_bits(detail::round_to_odd(real));
+}
+
 template <class To>
 __device__ inline void store_as(void* data, std::int64_t index, const Number& number) {
   static_cast<To*>(data)[index] = to_integer<To>(number);
@@ -134,8 +143,8 @@ __device__ inline void store_number(void* data, DType dtype, std::int64_t index,
     case DType::kF64:
     case DType::kF32:
     case DType::kF16:
-    case DType::kBF16:
-    case DType::kF8E4M3: return store_float(data, dtype, index, number);
+    case DType::kBF16: return store_float(data, dtype, index, number);
+    case DType::kF8E4M3: return store_float8(data, index, number);
     case DType::kBool: static_cast<std::uint8_t*>(data)[index] = !is_zero(number); return;
     case DType::kI8: return store_as<std::int8_t>(data, index, number);
     case DType::kU8: return store_as<std::uint8_t>(data, index, number);
