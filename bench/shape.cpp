@@ -1,5 +1,7 @@
 #include "shape.h"
 
+#include "ladon/kv_format.h"
+
 namespace ladon::bench {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "failure.h"
+#include "ladon/kv_format.h"
 #include "ladon/spread_cache.h"
 
 namespace ladon::cli {
