@@ -51,7 +51,7 @@ bool multiply(Queue& queue, std::span<const Product> products) {
   const std::int64_t wide = count_tiles(192);
   const int processors = queue.num_multiprocessors();
   if (queue.kernels() != KernelSet::kHopper || first.splits != 1 || first.k == 0 ||
-      first.k > kMost || first.m <= kProductRows / 2 || 3 * narrow < processors || narrow > kMost) {
+      first.k > kMost || first.m <= kProductRows / 4 || 5 * narrow < processors || narrow > kMost) {
     return false;
   }
   const bool is_wide =

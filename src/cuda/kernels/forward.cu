@@ -42,15 +42,16 @@ __global__ void __launch_bounds__(kFoldWarps* kWarp)
     fold_segments(const __grid_constant__ FoldParams<Compute, Exp> params) {
   take_over();
   const AttentionParams& call = params.forward.call;
-  const std::int64_t rows = params.forward.partials.rows;
-  const std::int64_t warps = (call.value_dim + kWarp - 1) / kWarp;  // of a row
-  std::int64_t index = std::int64_t{blockIdx.x} * kFoldWarps + threadIdx.x / kWarp;
-  const std::int64_t column = index % warps * kWarp;
-  index /= warps;
-  const std::int64_t row = index % rows;
-  const std::int64_t place = index / rows;
+  // Divisions of 64 bits would take as long as the rest.
+  const auto rows = static_cast<unsigned>(params.forward.partials.rows);
+  const auto kv_heads = static_cast<unsigned>(call.num_kv_heads);
+  const auto warps = static_cast<unsigned>((call.value_dim + kWarp - 1) / kWarp);  // of a row
+  const unsigned index = blockIdx.x * kFoldWarps + threadIdx.x / kWarp;
+  const unsigned column = index % warps * kWarp;
+  const unsigned row = index / warps % rows;
+  const unsigned place = index / warps / rows;
   if (place >= call.num_sequences * call.num_kv_heads) return;
-  const Sequence& sequence = sequence_of(params.forward, place / call.num_kv_heads);
+  const Sequence& sequence = sequence_of(params.forward, place / kv_heads);
   if (row >= sequence.query_len * call.group) return;
   fold_columns(params.forward, sequence, place, row, column, params.exp_of, params.unit);
 }

@@ -69,14 +69,16 @@ __device__ inline Fold<Compute> broadcast(const Fold<Compute>& fold, int lane) {
 /// with the first columns its lse. `unit` is what a weight of 1 is in the sums.
 template <class Compute, class Exp>
 __device__ inline void fold_columns(const ForwardParams<Compute>& params, const Sequence& sequence,
-                                    std::int64_t place, std::int64_t row, std::int64_t first_column,
+                                    unsigned place, unsigned row, std::int64_t first_column,
                                     Exp exp_of, Compute unit) {
   const AttentionParams& call = params.call;
   const Partials<Compute>& partials = params.partials;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t column = first_column + lane;
-  const std::int64_t token = row / call.group;
-  const std::int64_t head = place % call.num_kv_heads * call.group + row % call.group;
+  const auto group = static_cast<unsigned>(call.group);
+  const std::int64_t token = row / group;
+  const std::int64_t head =
+      place % static_cast<unsigned>(call.num_kv_heads) * call.group + row % group;
   const SegmentRange segments(call.rules, sequence, token, token);
   RowState<Compute> total;
   Compute sum = 0;

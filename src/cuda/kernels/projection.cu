@@ -138,18 +138,14 @@ bool go_together(const Product& one, const Product& other) {
          one.b.dtype == other.b.dtype;
 }
 
-/// Whether a kernel for few rows computes them. They also take more rows where tiles would leave most
-/// SMs without work. The choice changes no bit.
+/// Whether a kernel for few rows computes them. They also take more rows where tiles would leave
+/// most SMs without work. The choice changes no bit.
 bool is_decode(std::span<const Product> products) {
   constexpr std::int64_t kDecodeRows = 16;
-  constexpr std::int64_t kTensorCoreDecodeRows = 64;
   constexpr std::int64_t kFewTiles = 64;
-  const Product& first = products.front();
   std::int64_t tiles = 0;
   for (const Product& product : products) tiles += num_tiles(product, 64, 64) * product.heads;
-  const std::int64_t rows =
-      takes_tensor_cores(first) && first.heads == 1 ? kTensorCoreDecodeRows : kDecodeRows;
-  return first.m <= rows || tiles < kFewTiles;
+  return products.front().m <= kDecodeRows || tiles < kFewTiles;
 }
 
 }  // namespace

@@ -2,12 +2,12 @@
 // that of 8 columns. The sums and their order are those of the kernel for many rows, with the
 // operands exchanged, which gives the same bits.
 //
-// A warp sums one chunk of k in a round, for 16 features and up to 16 rows of x, or 32 and 64. It
-// has its own stages of shared memory, so that it waits for no other warp while it reads.
+// A warp sums one chunk of k in a round, for 16 features and up to 16 rows of x. It has its own
+// stages of shared memory, so that it waits for no other warp while it reads.
 //
-// 2 * out * in bytes of W, read once for every 8, 16 or 64 rows: the limit is memory bandwidth. The
-// blocks on an SM have 48 to 96 KiB of W and x in flight, more than 4.8 TB/s need at a latency of
-// 0.8 us. With 64 rows x is read twice as often as W, from L2.
+// 2 * out * in bytes of W, read once for every 8 or 16 rows: the limit is memory bandwidth. The
+// blocks on an SM have 48 KiB of W in flight, more than 4.8 TB/s need at a latency of 0.8 us. A
+// shape of 64 rows and 32 features of a warp was slower than tiles (projection_mma.cuh).
 #include "cuda/kernels/projection_decode.cuh"
 #include "cuda/kernels/projection_tiles.cuh"
 
@@ -16,23 +16,23 @@ namespace {
 
 constexpr int kTilesPerChunk = kTensorCoreChunk / kTileK;
 
-/// For 8 * kTilesOf8Rows rows, and 16 * kTilesOf16Features features of a warp.
-template <int kTilesOf8Rows, int kTilesOf16Features, int kWarpsOfBlock, int kMostGroups,
-          int kBlocksOfSm>
-struct TensorCoreShape
-    : DecodeShape<kWarpsOfBlock, 16 * kTilesOf16Features, 8 * kTilesOf8Rows, kMostGroups> {
-  using Base = DecodeShape<kWarpsOfBlock, 16 * kTilesOf16Features, 8 * kTilesOf8Rows, kMostGroups>;
+constexpr int kWarps = 8;
+constexpr int kFeatures = 16;  // of one warp
+
+/// For 8 or 16 rows.
+template <int kTilesOf8Rows, int kBlocksOfSm>
+struct TensorCoreShape : DecodeShape<kWarps, kFeatures, 8 * kTilesOf8Rows> {
+  using Base = DecodeShape<kWarps, kFeatures, 8 * kTilesOf8Rows>;
   static constexpr int kRowTiles = kTilesOf8Rows;
-  static constexpr int kFeatureTiles = kTilesOf16Features;
   static constexpr int kStages = 2;
   static constexpr int kBlocks = kBlocksOfSm;
-  static constexpr int kWBytes = kTileBytes<Base::kFeatures>;  // of a stage
+  static constexpr int kWBytes = kTileBytes<kFeatures>;  // of a stage
   static constexpr int kStageBytes = kWBytes + kTileBytes<Base::kRows>;
   // The lanes of a warp write 4 rows and 8 features at once: with this pitch to 32 banks.
-  static constexpr int kSumPitch = Base::kFeatures + 4;
+  static constexpr int kSumPitch = kFeatures + 4;
 
   struct Shared {
-    alignas(128) unsigned char stages[Base::kWarps][kStages][kStageBytes];
+    alignas(128) unsigned char stages[kWarps][kStages][kStageBytes];
 
     /// A warp's sums of a chunk, in the stage of the chunk's last tile.
     using Sums = float[Base::kRows][kSumPitch];
@@ -44,9 +44,8 @@ struct TensorCoreShape
 };
 // Three blocks on an SM, so that q, k and v of a layer with 4096 and twice 1024 features are one
 // wave of 384 blocks. All within the 99 KiB that every GPU has.
-using FewRows = TensorCoreShape<1, 1, 8, 8, 3>;
-using SomeRows = TensorCoreShape<2, 1, 8, 8, 2>;
-using ManyRows = TensorCoreShape<8, 2, 4, 1, 2>;
+using FewRows = TensorCoreShape<1, 3>;
+using SomeRows = TensorCoreShape<2, 2>;
 
 __device__ inline OperandRows rows_of(const ProductOperand& operand, std::int64_t head,
                                       std::int64_t row, std::int64_t rows, std::int64_t depth) {
@@ -100,7 +99,7 @@ class WarpTiles {
   }
 
  private:
-  TileCopy<Shape::kFeatures, true, 32> copy_w_;
+  TileCopy<kFeatures, true, 32> copy_w_;
   TileCopy<Shape::kRows, true, 32> copy_x_;
   std::uint32_t stages_;
   int end_;
@@ -108,46 +107,28 @@ class WarpTiles {
   int chunk_;
 };
 
-template <class Shape>
-struct DecodeSums {
-  float of[Shape::kFeatureTiles][Shape::kRowTiles][4] = {};  // 16 features by 8 rows each
-};
-
-/// sums += one stage's tiles of W and x.
-template <class Element, class Shape>
-__device__ inline void multiply_stage(DecodeSums<Shape>& sums, std::uint32_t stage, int lane) {
-  const std::uint32_t x_tile = stage + Shape::kWBytes;
+/// sums[16 features][8 rows each] += one stage's tiles of W and x.
+template <class Element, int kRowTiles>
+__device__ inline void multiply_stage(float (&sums)[kRowTiles][4], std::uint32_t stage, int lane) {
+  const std::uint32_t x_tile = stage + kTileBytes<kFeatures>;
 #pragma unroll
   for (int step = 0; step < kTileK / kStepK; step += 2) {
-    std::uint32_t w[2][Shape::kFeatureTiles][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int f = 0; f < Shape::kFeatureTiles; ++f) {
-        load_a<Shape::kFeatures, true>(w[i][f], stage, 16 * f, step + i, lane);
-      }
-    }
-    if constexpr (Shape::kRowTiles == 1) {
+    std::uint32_t w[2][4];
+    load_a<kFeatures, true>(w[0], stage, 0, step, lane);
+    load_a<kFeatures, true>(w[1], stage, 0, step + 1, lane);
+    if constexpr (kRowTiles == 1) {
       std::uint32_t x[4];
       load_b_of_two_steps(x, x_tile, step, lane);
-#pragma unroll
-      for (int f = 0; f < Shape::kFeatureTiles; ++f) {
-        multiply_add<Element>(sums.of[f][0], w[0][f], x[0], x[1]);
-        multiply_add<Element>(sums.of[f][0], w[1][f], x[2], x[3]);
-      }
+      multiply_add<Element>(sums[0], w[0], x[0], x[1]);
+      multiply_add<Element>(sums[0], w[1], x[2], x[3]);
     } else {
+      std::uint32_t x[2][4];
+      load_b<8 * kRowTiles, true>(x[0], x_tile, 0, step, lane);
+      load_b<8 * kRowTiles, true>(x[1], x_tile, 0, step + 1, lane);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int t = 0; t < Shape::kRowTiles; t += 2) {
-          std::uint32_t x[4];
-          load_b<Shape::kRows, true>(x, x_tile, 8 * t, step + i, lane);
-#pragma unroll
-          for (int f = 0; f < Shape::kFeatureTiles; ++f) {
-            multiply_add<Element>(sums.of[f][t], w[i][f], x[0], x[1]);
-            multiply_add<Element>(sums.of[f][t + 1], w[i][f], x[2], x[3]);
-          }
-        }
+        multiply_add<Element>(sums[0], w[i], x[i][0], x[i][1]);
+        multiply_add<Element>(sums[1], w[i], x[i][2], x[i][3]);
       }
     }
   }
@@ -162,7 +143,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int chunk_warps = params.chunk_warps;
   const DecodeBlock block = decode_block<Shape>(params);
-  WarpTiles<Shape> tiles(params, block, block.feature + warp / chunk_warps * Shape::kFeatures,
+  WarpTiles<Shape> tiles(params, block, block.feature + warp / chunk_warps * kFeatures,
                          shared_address(shared.stages[warp]), warp, lane);
   wait_for_kernel_before();
   for (int i = 0; i < Shape::kStages - 1; ++i) tiles.start_copies(i);
@@ -171,23 +152,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   DecodeTotals<Shape, float> totals;
 #pragma unroll 1
   for (int round = 0; round * chunk_warps < chunks; ++round) {
-    DecodeSums<Shape> sums;
+    float sums[Shape::kRowTiles][4] = {};
 #pragma unroll 1
     for (int i = round * kTilesPerChunk; i < (round + 1) * kTilesPerChunk; ++i) {
       wait_for_copies<Shape::kStages - 2>();
       __syncwarp();  // all lanes' copies of this tile are there, and the last tile is used up
       tiles.start_copies(i + Shape::kStages - 1);
-      if (tiles.has(i)) multiply_stage<Element>(sums, tiles.stage(i), lane);
+      if (tiles.has(i)) multiply_stage<Element, Shape::kRowTiles>(sums, tiles.stage(i), lane);
     }
 #pragma unroll
-    for (int f = 0; f < Shape::kFeatureTiles; ++f) {
+    for (int t = 0; t < Shape::kRowTiles; ++t) {
 #pragma unroll
-      for (int t = 0; t < Shape::kRowTiles; ++t) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          shared.sums(warp)[8 * t + lane % 4 * 2 + e % 2][16 * f + lane / 4 + e / 2 * 8] =
-              sums.of[f][t][e];
-        }
+      for (int e = 0; e < 4; ++e) {
+        shared.sums(warp)[8 * t + lane % 4 * 2 + e % 2][lane / 4 + e / 2 * 8] = sums[t][e];
       }
     }
     __syncthreads();
@@ -211,8 +188,7 @@ template <class Element>
 void launch_rows(Queue& queue, std::span<const Product> products) {
   const std::int64_t rows = products.front().m;
   if (rows <= FewRows::kRows) return launch_shape<Element, FewRows>(queue, products);
-  if (rows <= SomeRows::kRows) return launch_shape<Element, SomeRows>(queue, products);
-  return launch_shape<Element, ManyRows>(queue, products);
+  return launch_shape<Element, SomeRows>(queue, products);
 }
 
 }  // namespace

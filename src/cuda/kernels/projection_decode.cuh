@@ -22,15 +22,13 @@ struct DecodeParams {
   int chunk_warps = 1;                      // a divisor of the number of warps
 };
 
-/// kMostGroups: of warps that have features of their own; fewer leave registers for more rows.
-template <int kWarpsOfBlock, int kFeaturesOfWarp, int kRowsOfBlock, int kMostGroups = kWarpsOfBlock>
+template <int kWarpsOfBlock, int kFeaturesOfWarp, int kRowsOfBlock>
 struct DecodeShape {
   static constexpr int kWarps = kWarpsOfBlock;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kFeatures = kFeaturesOfWarp;
   static constexpr int kRows = kRowsOfBlock;
-  static constexpr int kFewestChunkWarps = kWarps / kMostGroups;
-  static constexpr int kOutputsPerThread = kMostGroups * kFeatures * kRows / kThreads;
+  static constexpr int kOutputsPerThread = kWarps * kFeatures * kRows / kThreads;
 
   __host__ __device__ static std::int64_t block_features(int chunk_warps) {
     return kWarps / chunk_warps * kFeatures;
@@ -119,7 +117,6 @@ template <class Shape>
 void launch_decode(Queue& queue, void (*kernel)(DecodeParams), std::span<const Product> products,
                    std::int64_t warp_depth, std::size_t shared_bytes) {
   DecodeParams params;
-  params.chunk_warps = Shape::kFewestChunkWarps;
   while (params.chunk_warps < Shape::kWarps &&
          params.chunk_warps * warp_depth < products.front().k) {
     params.chunk_warps *= 2;

@@ -182,7 +182,8 @@ __device__ inline void pass_elements(const RopeParams& rope, const RotateParams:
   const auto* const x = static_cast<const Bits*>(tensor.x.data);
   auto* const out = static_cast<Bits*>(tensor.out.data);
   const std::int64_t passed = rope.head_dim - rope.rotary_dim;
-  for (std::int64_t item = threadIdx.x; item < tensor.heads * passed; item += blockDim.x) {
+  for (std::int64_t item = blockIdx.y * blockDim.x + threadIdx.x; item < tensor.heads * passed;
+       item += gridDim.y * blockDim.x) {
     const std::int64_t head = item / passed;
     const std::int64_t i = rope.rotary_dim + item % passed;
     out[start_of(tensor.out, token, head) + i] = x[start_of(tensor.x, token, head) + i];
@@ -206,7 +207,8 @@ __device__ inline void rotate_token(const RotateParams& params, const Token& tok
     const int chunks = (pairs + kChunk - 1) / kChunk;
     const std::int64_t first_heads = params.tensors[0].heads;
     const std::int64_t heads = first_heads + params.tensors[1].heads;
-    for (std::int64_t item = threadIdx.x; item < heads * chunks; item += blockDim.x) {
+    for (std::int64_t item = blockIdx.y * blockDim.x + threadIdx.x; item < heads * chunks;
+         item += gridDim.y * blockDim.x) {
       const bool is_first = item < first_heads * chunks;
       const RotateParams::Tensor& tensor = params.tensors[is_first ? 0 : 1];
       const std::int64_t head = item / chunks - (is_first ? 0 : first_heads);
@@ -249,6 +251,15 @@ unsigned threads_for(const RopeParams& params, std::int64_t heads) {
   return static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(items, 32) * 32, 32, kThreads));
 }
 
+/// Blocks that share the heads of a token where there are few tokens: each computes its angles
+/// again.
+unsigned parts_for(const RopeParams& params, std::int64_t heads, std::int64_t tokens) {
+  constexpr std::int64_t kFewTokens = 16;
+  if (tokens > kFewTokens) return 1;
+  return static_cast<unsigned>(
+      std::clamp<std::int64_t>(heads * ceil_div(params.pairs(), kChunk) / 64, 1, 8));
+}
+
 std::span<const std::int64_t> positions_of(const RopeParams& params) {
   if (params.positions == nullptr) return {};
   const std::int64_t count = params.positions_per_sequence ? params.batch * params.seq : params.seq;
@@ -284,13 +295,14 @@ void rotate_together(Queue& queue, std::span<const RopeParams> params) {
     kernel_params.tensors[i] = {params[i].x, params[i].out, params[i].heads};
     heads += params[i].heads;
   }
-  if (first.batch == 0 || first.seq == 0 || heads == 0) return;
+  const std::int64_t tokens = first.batch * first.seq;
+  if (tokens == 0 || heads == 0) return;
   const ListForKernel<std::int64_t, kShortList> positions(queue, positions_of(first));
   const ListForKernel<double, kShortList> frequencies(queue, frequencies_of(first));
   kernel_params.positions = positions.list();
   kernel_params.frequencies = frequencies.list();
   queue.launch(first.dtype == DType::kF64 ? rotate_tokens<double> : rotate_tokens<float>,
-               Grid{.blocks = blocks_for(first.batch * first.seq, 1),
+               Grid{.blocks = {blocks_for(tokens, 1), parts_for(first, heads, tokens)},
                     .threads = threads_for(first, heads),
                     .starts_early = true},
                kernel_params);
