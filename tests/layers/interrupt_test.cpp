@@ -63,7 +63,8 @@ void expect_all_or_nothing(InterruptedContext& interrupted, const std::function<
     if (n >= 16) n += n / 2;  // later checks are like earlier ones
   }
   interrupted.last = -1;
-  EXPECT_GE(interruptions, 3);
+  // With other threads the caller may find little left to do between two checks.
+  if (interrupted.context.num_threads() == 1) EXPECT_GE(interruptions, 3);
   EXPECT_EQ(interrupted.on_other_threads, 0);
 }
 
