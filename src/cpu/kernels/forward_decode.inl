@@ -14,8 +14,13 @@
 // for 4 rows per KV head, 76 to 82 % for one. One core reaches 16 GB/s of the 24 that it can read:
 // it prefetches line by line, and has a limited number of requests in flight.
 //
+// In AVX2's 16 registers, four rows and a key of 128 in L2: 31 ns in bf16, of which the FMAs alone
+// would take 18; q.k 12 (a quarter of it horizontal sums), the weighted sum 11, the rest of a
+// block 5.
+//
 // Tried and lost: prefetching every second line (half as fast); prefetching a task's first block at
-// once.
+// once; on AVX2, two rows by four keys (keys converted twice), and weights at any stride (pointers
+// of four rows do not fit the general registers).
 #pragma once
 
 #include <cstddef>

@@ -7,7 +7,8 @@
 // costs (docs/numerics.md).
 //
 // Cost: as many vector instructions as FMAs in f32 (a product of pairs and an addition take two
-// terms), but they spread over four ports where FMAs have two, and one conversion serves two terms.
+// terms), but one conversion serves two terms; with VNNI half as many. Measured on Zen 4, four rows
+// and a key of 128 in L2: 29 ns instead of 32 with AVX2, 21 instead of 30 with VNNI.
 #pragma once
 
 #include <cstddef>
