@@ -21,15 +21,17 @@ KernelSet choose_kernels(int device_index) {
   const std::string wanted = value == nullptr ? "" : value;
   if (wanted.empty()) return is_hopper ? KernelSet::kHopper : KernelSet::kGeneric;
   if (wanted == "generic") return KernelSet::kGeneric;
-  if (wanted != "hopper") {
-    fail("Context", "LADON_CUDA_KERNELS", "got '" + wanted + "', expected generic or hopper");
+  if (wanted != "hopper" && wanted != "hopper_latent") {
+    fail("Context", "LADON_CUDA_KERNELS",
+         "got '" + wanted + "', expected generic, hopper or hopper_latent");
   }
   if (!is_hopper) {
     fail(ErrorCode::kUnsupported, "Context", "LADON_CUDA_KERNELS",
-         "got hopper, but cuda:" + std::to_string(device_index) + " has compute capability " +
-             std::to_string(major) + "." + std::to_string(minor) + ", expected 9.0");
+         "got " + wanted + ", but cuda:" + std::to_string(device_index) +
+             " has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+             ", expected 9.0");
   }
-  return KernelSet::kHopper;
+  return wanted == "hopper" ? KernelSet::kHopper : KernelSet::kHopperLatent;
 }
 
 }  // namespace ladon::cuda

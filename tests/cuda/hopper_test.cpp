@@ -228,8 +228,9 @@ TEST_F(CudaHopper, LayersHaveTheSameBits) {
 
 TEST_F(CudaHopper, AnUnknownNameIsRefused) {
   setenv(kVariable, "fastest", 1);
-  EXPECT_EQ(error_of([] { cuda_context(); }),
-            "Context: LADON_CUDA_KERNELS: got 'fastest', expected generic or hopper");
+  EXPECT_EQ(
+      error_of([] { cuda_context(); }),
+      "Context: LADON_CUDA_KERNELS: got 'fastest', expected generic, hopper or hopper_latent");
   unsetenv(kVariable);
 }
 

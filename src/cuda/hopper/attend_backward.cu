@@ -27,7 +27,7 @@ std::optional<CUtensorMap> map_of(const AttentionParams& call, const Operand& op
 
 bool is_suited(const Queue& queue, const AttentionParams& call) {
   // One kernel computes all three gradients; without dq the generic one has less to do.
-  if (queue.kernels() != KernelSet::kHopper || call.dq.data == nullptr) return false;
+  if (!is_hopper(queue.kernels()) || call.dq.data == nullptr) return false;
   const auto is_bf16 = [](const Operand& operand) { return operand.dtype == DType::kBF16; };
   return only_scale_and_window(call.rules) && is_bf16(call.q) && is_bf16(call.k) &&
          is_bf16(call.v) && is_bf16(call.dout) && call.head_dim <= kLongestHead &&

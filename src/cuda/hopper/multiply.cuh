@@ -50,8 +50,8 @@ bool multiply(Queue& queue, std::span<const Product> products) {
   const std::int64_t narrow = count_tiles(128);
   const std::int64_t wide = count_tiles(192);
   const int processors = queue.num_multiprocessors();
-  if (queue.kernels() != KernelSet::kHopper || first.splits != 1 || first.k == 0 ||
-      first.k > kMost || first.m <= kProductRows / 4 || 5 * narrow < processors || narrow > kMost) {
+  if (!is_hopper(queue.kernels()) || first.splits != 1 || first.k == 0 || first.k > kMost ||
+      first.m <= kProductRows / 4 || 5 * narrow < processors || narrow > kMost) {
     return false;
   }
   const bool is_wide =

@@ -10,8 +10,10 @@
 
 #include "core/fail.h"
 #include "cuda/hopper/attend.h"
+#include "cuda/hopper/attend_latents.h"
 #include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_finish.h"
 #include "cuda/kernels/forward_fold.cuh"
 #include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/grid.cuh"
@@ -34,6 +36,7 @@ struct FoldParams {
   ForwardParams<Compute> forward;
   Exp exp_of;
   Compute unit;
+  std::int64_t folded = 1;  // so many first segments are folded already: the last of them has all
 };
 constexpr int kFoldWarps = 4;  // of a block
 
@@ -53,7 +56,8 @@ __global__ void __launch_bounds__(kFoldWarps* kWarp)
   if (place >= call.num_sequences * call.num_kv_heads) return;
   const Sequence& sequence = sequence_of(params.forward, place / kv_heads);
   if (row >= sequence.query_len * call.group) return;
-  fold_columns(params.forward, sequence, place, row, column, params.exp_of, params.unit);
+  fold_columns(params.forward, sequence, place, row, column, params.exp_of, params.unit,
+               params.folded);
 }
 
 /// Whether every row of an operand starts at a multiple of `bytes` and has whole multiples.
@@ -119,6 +123,18 @@ class PartialMemory {
   Partials<Compute> partials_;
 };
 
+template <class Compute, class Exp>
+void fold(Queue& queue, const FoldParams<Compute, Exp>& params) {
+  const AttentionParams& call = params.forward.call;
+  const std::int64_t warps = call.num_sequences * call.num_kv_heads * params.forward.partials.rows *
+                             ceil_div(call.value_dim, kWarp);
+  queue.launch(fold_segments<Compute, Exp>,
+               {.blocks = blocks_for(warps, kFoldWarps),
+                .threads = kFoldWarps * kWarp,
+                .starts_early = true},
+               params);
+}
+
 /// Launches the kernel for all tasks, then folds.
 template <class Compute, class Launch, class Exp>
 void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_tile,
@@ -136,17 +152,15 @@ void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_til
   }
   if (tasks == 0) return;
   launch(tasks, params);
-  if (!is_split) return;
-  const std::int64_t warps = call.num_sequences * call.num_kv_heads * params.partials.rows *
-                             ceil_div(call.value_dim, kWarp);
-  queue.launch(fold_segments<Compute, Exp>,
-               {.blocks = blocks_for(warps, kFoldWarps),
-                .threads = kFoldWarps * kWarp,
-                .starts_early = true},
-               FoldParams<Compute, Exp>{params, exp_of, unit});
+  if (is_split) fold(queue, FoldParams<Compute, Exp>{params, exp_of, unit});
 }
 
 }  // namespace
+
+void fold_partials(Queue& queue, const ForwardParams<float>& params, std::int64_t folded) {
+  const float unit = params.call.q.dtype == DType::kBF16 ? 1.0F : 128.0F;
+  fold(queue, FoldParams<float, Base2Exp>{params, Base2Exp{params.factor}, unit, folded});
+}
 
 void attend(Queue& queue, const AttentionParams& call) {
   if (call.num_sequences == 0 || call.max_query_len == 0 || call.num_heads == 0) return;
@@ -157,12 +171,12 @@ void attend(Queue& queue, const AttentionParams& call) {
     const bool is_scaled = call.kv_layout.k_scales != nullptr;
     const bool is_window = is_plain(call) && !is_scaled;
     const bool few_rows = rows <= mma_rows(true);
+    const bool takes_latents = queue.kernels() == KernelSet::kHopperLatent && is_window;
     // Page tables are too long for the params.
-    const bool in_params = is_window && few_rows && call.num_sequences <= kFewSequences &&
-                           call.kv_layout.page_size == 0;
+    const bool in_params = is_window && few_rows && !takes_latents &&
+                           call.num_sequences <= kFewSequences && call.kv_layout.page_size == 0;
     std::optional<DeviceSequences> sequences;
     if (!in_params) sequences.emplace(queue, call);
-    const PartialMemory<float> memory(queue, call, segments);
     ForwardParams<float> params;
     if (in_params) {
       params.call = call;
@@ -171,7 +185,6 @@ void attend(Queue& queue, const AttentionParams& call) {
     } else {
       params.call = sequences->params();
     }
-    params.partials = memory.partials();
     const double log2e = std::numbers::log2e;
     params.only_scales = is_scaled && is_plain(call);
     params.aligned_q = is_aligned(call, call.q, &Sequence::q, call.head_dim, 16);
@@ -184,9 +197,10 @@ void attend(Queue& queue, const AttentionParams& call) {
                              params.aligned_k && params.aligned_v;
     params.factor = static_cast<float>(is_window ? call.rules.scale * log2e : log2e);
     params.natural = is_window ? static_cast<float>(call.rules.scale) : 1.0F;
-    if (queue.kernels() == KernelSet::kHopper && is_window && hopper::attend(queue, call, params)) {
-      return;
-    }
+    if (takes_latents && hopper::attend_latents(queue, call, params, segments)) return;
+    const PartialMemory<float> memory(queue, call, segments);
+    params.partials = memory.partials();
+    if (is_hopper(queue.kernels()) && is_window && hopper::attend(queue, call, params)) return;
     run(
         queue, params, mma_rows(kind.few_rows),
         [&](std::int64_t tasks, const ForwardParams<float>& ready) {

@@ -66,11 +66,12 @@ __device__ inline Fold<Compute> broadcast(const Fold<Compute>& fold, int lane) {
 }
 
 /// Folds and stores columns [first_column, first_column + 32) of one row of a KV head, by one warp;
-/// with the first columns its lse. `unit` is what a weight of 1 is in the sums.
+/// with the first columns its lse. `unit` is what a weight of 1 is in the sums. Of the first
+/// `folded` segments, the last holds what they all are together.
 template <class Compute, class Exp>
 __device__ inline void fold_columns(const ForwardParams<Compute>& params, const Sequence& sequence,
                                     unsigned place, unsigned row, std::int64_t first_column,
-                                    Exp exp_of, Compute unit) {
+                                    Exp exp_of, Compute unit, std::int64_t folded) {
   const AttentionParams& call = params.call;
   const Partials<Compute>& partials = params.partials;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -79,7 +80,11 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
   const std::int64_t token = row / group;
   const std::int64_t head =
       place % static_cast<unsigned>(call.num_kv_heads) * call.group + row % group;
-  const SegmentRange segments(call.rules, sequence, token, token);
+  SegmentRange segments(call.rules, sequence, token, token);
+  if (segments.begin != segments.end) {
+    segments.begin = max(segments.begin, folded - 1);
+    segments.end = max(segments.end, folded);
+  }
   RowState<Compute> total;
   Compute sum = 0;
   for (std::int64_t first = segments.begin; first < segments.end; first += kWarp) {

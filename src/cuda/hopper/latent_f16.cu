@@ -1,0 +1,10 @@
+#include "cuda/hopper/latent.cuh"
+#include "cuda/hopper/latent_launch.h"
+
+namespace ladon::cuda::hopper {
+
+void launch_latent_f16(Queue& queue, int blocks, const LatentParams& params) {
+  launch_latent<__half>(queue, blocks, params);
+}
+
+}  // namespace ladon::cuda::hopper
