@@ -242,7 +242,7 @@ class ForwardConsumer {
     if (steps.starts_segment ||
         !rules.weigh_below(scores[kBlock], steps.offset, steps.segment, steps.weights[kBlock])) {
       steps.raises = true;
-      steps.rescale = rules.template weigh<false, true>(scores[kBlock], steps.segment);
+      steps.rescale = rules.template weigh<false>(scores[kBlock], steps.segment);
 #pragma unroll
       for (int i = 0; i < 2; ++i) steps.offset[i] = rules.offset_of(steps.segment[i]);
 #pragma unroll

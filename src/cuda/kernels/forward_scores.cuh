@@ -112,14 +112,12 @@ class ForwardScores {
 
   /// Scores become weights, which are added to the rows' sums. Returns by what all that was summed
   /// before must be multiplied: a maximum may have grown. kMasks: masked() is wanted.
-  /// kBrief: less code, for one subtraction more a score.
-  template <bool kMasks, bool kBrief = false>
+  template <bool kMasks>
   __device__ __forceinline__ float2 weigh(Scores& scores, RowState<float> (&states)[2]) {
     if constexpr (kMasks) note_masked(scores);
-    float base[2];
+    float subtracted[2];
     float offset[2];
     float rescale[2];
-    bool is_fused[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = states[i].maximum;
@@ -132,35 +130,25 @@ class ForwardScores {
       // The first maximum is always taken: the difference is infinite, or NaN where there is none.
       const bool grows = !((largest - states[i].maximum) * params_.factor <= kMaximumSlack);
       const float maximum = grows ? largest : states[i].maximum;
-      base[i] = maximum == -INFINITY ? 0.0F : maximum;
+      const float base = maximum == -INFINITY ? 0.0F : maximum;
       rescale[i] = maximum == states[i].maximum
                        ? 1.0F
-                       : exp2_approximate((states[i].maximum - base[i]) * params_.factor);
+                       : exp2_approximate((states[i].maximum - base) * params_.factor);
       states[i].maximum = maximum;
       states[i].sum *= rescale[i];
-      const float reference = base[i] * params_.factor;
-      is_fused[i] = fabsf(reference) <= kLargestFused;
-      offset[i] = kWeightShift<Half> - reference;
-      if constexpr (kBrief) {
-        if (is_fused[i]) {
-          base[i] = 0;
-        } else {
-          offset[i] = kWeightShift<Half>;
-        }
-      }
+      const float reference = base * params_.factor;
+      const bool is_fused = fabsf(reference) <= kLargestFused;
+      subtracted[i] = is_fused ? 0.0F : base;
+      offset[i] = kWeightShift<Half> - (is_fused ? reference : 0.0F);
     }
-    if constexpr (kBrief) {
-      add_weights(scores, states, [&](float score, int row) {
-        return fmaf(score - base[row], params_.factor, offset[row]);
-      });
-    } else if (__all_sync(0xffffffffU, is_fused[0] && is_fused[1])) {
-      add_weights(scores, states,
-                  [&](float score, int row) { return fmaf(score, params_.factor, offset[row]); });
-    } else {
-      add_weights(scores, states, [&](float score, int row) {
-        return is_fused[row] ? fmaf(score, params_.factor, offset[row])
-                             : fmaf(score - base[row], params_.factor, kWeightShift<Half>);
-      });
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] =
+            exp2_approximate(fmaf(scores[n][e] - subtracted[e / 2], params_.factor, offset[e / 2]));
+        states[e / 2].sum += scores[n][e];
+      }
     }
     return make_float2(rescale[0], rescale[1]);
   }
@@ -220,20 +208,6 @@ class ForwardScores {
   }
 
  private:
-  /// exp2(power_of(score, row)) for each score.
-  template <class Power>
-  __device__ __forceinline__ static void add_weights(Scores& scores, RowState<float> (&states)[2],
-                                                     const Power& power_of) {
-#pragma unroll
-    for (int n = 0; n < kKeyGroups; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        scores[n][e] = exp2_approximate(power_of(scores[n][e], e / 2));
-        states[e / 2].sum += scores[n][e];
-      }
-    }
-  }
-
   __device__ __forceinline__ void note_masked(const Scores& scores) {
     masked_ = 0;
 #pragma unroll
