@@ -86,8 +86,6 @@ class RingPosition {
     return position;
   }
   __device__ __forceinline__ int stage() const { return stage_; }
-  /// The stage before.
-  __device__ __forceinline__ int before() const { return stage_ == 0 ? kStages - 1 : stage_ - 1; }
   __device__ __forceinline__ unsigned filled() const { return parity_; }
   __device__ __forceinline__ unsigned emptied() const { return parity_ ^ 1U; }
   /// Tells the compiler that all threads of the warp have the same position.

@@ -28,20 +28,16 @@ __global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, k
   if constexpr (Tile::kRows == 16) start_kernel_after();
 }
 
-/// Shared memory of a block of threads.
-template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
-std::size_t forward_memory_bytes(const ForwardParams<float>& params) {
-  using Memory = ForwardMemory<Half, kWarps, kStreamed, kRules, kShared>;
-  if (!kStreamed) return sizeof(Memory);
-  const std::int64_t tiles = (params.call.head_dim + kTileColumns - 1) / kTileColumns;
-  return sizeof(Memory) + static_cast<std::size_t>(tiles * Memory::kQueryBytes);
-}
-
 template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
 void launch_forward_mma(Queue& queue, std::int64_t tasks, const ForwardParams<float>& params) {
+  using Memory = ForwardMemory<Half, kWarps, kStreamed, kRules, kShared>;
+  std::size_t bytes = sizeof(Memory);
+  if (kStreamed) {
+    const std::int64_t tiles = (params.call.head_dim + kTileColumns - 1) / kTileColumns;
+    bytes += static_cast<std::size_t>(tiles * Memory::kQueryBytes);
+  }
   queue.launch(forward_mma<Half, kWarps, kStreamed, kRules, kShared>,
-               {dim3(static_cast<unsigned>(tasks)), dim3(32 * kWarps),
-                forward_memory_bytes<Half, kWarps, kStreamed, kRules, kShared>(params),
+               {dim3(static_cast<unsigned>(tasks)), dim3(32 * kWarps), bytes,
                 ForwardTile<Half, kWarps, kStreamed, kRules, kShared>::kRows == 16},
                params);
 }

@@ -28,8 +28,6 @@ inline constexpr float kWeightShift = std::is_same_v<Half, __half> ? 7.0F : 0.0F
 /// which is an error of 2^-17 at most. Larger ones are subtracted from the maximum exactly.
 inline constexpr float kLargestFused = 256;
 
-inline constexpr int kWeightSteps = kBlockKeys / 16;
-
 /// The weights of 16 keys, from 16 `step` on, as an operand of products.
 template <class Half>
 __device__ __forceinline__ void rounded_weights(const float (&weights)[kKeyGroups][4], int step,
@@ -115,9 +113,10 @@ class ForwardScores {
   template <bool kMasks>
   __device__ __forceinline__ float2 weigh(Scores& scores, RowState<float> (&states)[2]) {
     if constexpr (kMasks) note_masked(scores);
-    float subtracted[2];
+    float base[2];
     float offset[2];
     float rescale[2];
+    bool is_fused[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = states[i].maximum;
@@ -130,62 +129,26 @@ class ForwardScores {
       // The first maximum is always taken: the difference is infinite, or NaN where there is none.
       const bool grows = !((largest - states[i].maximum) * params_.factor <= kMaximumSlack);
       const float maximum = grows ? largest : states[i].maximum;
-      const float base = maximum == -INFINITY ? 0.0F : maximum;
+      base[i] = maximum == -INFINITY ? 0.0F : maximum;
       rescale[i] = maximum == states[i].maximum
                        ? 1.0F
-                       : exp2_approximate((states[i].maximum - base) * params_.factor);
+                       : exp2_approximate((states[i].maximum - base[i]) * params_.factor);
       states[i].maximum = maximum;
       states[i].sum *= rescale[i];
-      const float reference = base * params_.factor;
-      const bool is_fused = fabsf(reference) <= kLargestFused;
-      subtracted[i] = is_fused ? 0.0F : base;
-      offset[i] = kWeightShift<Half> - (is_fused ? reference : 0.0F);
+      const float reference = base[i] * params_.factor;
+      is_fused[i] = fabsf(reference) <= kLargestFused;
+      offset[i] = kWeightShift<Half> - reference;
     }
-#pragma unroll
-    for (int n = 0; n < kKeyGroups; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        scores[n][e] =
-            exp2_approximate(fmaf(scores[n][e] - subtracted[e / 2], params_.factor, offset[e / 2]));
-        states[e / 2].sum += scores[n][e];
-      }
+    if (__all_sync(0xffffffffU, is_fused[0] && is_fused[1])) {
+      add_weights(scores, states,
+                  [&](float score, int row) { return fmaf(score, params_.factor, offset[row]); });
+    } else {
+      add_weights(scores, states, [&](float score, int row) {
+        return is_fused[row] ? fmaf(score, params_.factor, offset[row])
+                             : fmaf(score - base[row], params_.factor, kWeightShift<Half>);
+      });
     }
     return make_float2(rescale[0], rescale[1]);
-  }
-
-  /// A row's weights are exp2(score * factor + offset) as long as its maximum stays. NaN where it
-  /// has none yet, or one too large for that.
-  __device__ __forceinline__ float offset_of(const RowState<float>& state) const {
-    const float reference = state.maximum * params_.factor;
-    return fabsf(reference) <= kLargestFused ? kWeightShift<Half> - reference : NAN;
-  }
-
-  /// What weigh() and rounded_weights() give, without a look at the maxima. Returns whether they
-  /// stay: sums that hardly grow have no weight of a score that would raise them. Else nothing has
-  /// changed.
-  __device__ __forceinline__ bool weigh_below(const Scores& scores, const float (&offset)[2],
-                                              RowState<float> (&states)[2],
-                                              unsigned (&rounded)[kWeightSteps][4]) const {
-    constexpr float kMost = kWeightShift<Half> == 0 ? 0x1p7F : 0x1p14F;
-    static_assert(kMaximumSlack == 8 && (kWeightShift<Half> == 0 || kWeightShift<Half> == 7));
-    float sums[2] = {states[0].sum, states[1].sum};
-#pragma unroll
-    for (int n = 0; n < kKeyGroups; ++n) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const float first = exp2_approximate(fmaf(scores[n][row * 2], params_.factor, offset[row]));
-        const float second =
-            exp2_approximate(fmaf(scores[n][row * 2 + 1], params_.factor, offset[row]));
-        sums[row] += first;
-        sums[row] += second;
-        rounded[n / 2][n % 2 * 2 + row] = pack<Half>(first, second);
-      }
-    }
-    const bool stays = sums[0] - states[0].sum <= kMost && sums[1] - states[1].sum <= kMost;
-    if (!__all_sync(0xffffffffU, stays)) return false;
-    states[0].sum = sums[0];
-    states[1].sum = sums[1];
-    return true;
   }
 
   /// Dropout, and the scales of quantised values. A scale may be NaN, and masked keys must not
@@ -208,6 +171,20 @@ class ForwardScores {
   }
 
  private:
+  /// exp2(power_of(score, row)) for each score.
+  template <class Power>
+  __device__ __forceinline__ static void add_weights(Scores& scores, RowState<float> (&states)[2],
+                                                     const Power& power_of) {
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] = exp2_approximate(power_of(scores[n][e], e / 2));
+        states[e / 2].sum += scores[n][e];
+      }
+    }
+  }
+
   __device__ __forceinline__ void note_masked(const Scores& scores) {
     masked_ = 0;
 #pragma unroll

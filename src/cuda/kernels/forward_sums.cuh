@@ -47,13 +47,12 @@ class ForwardSums {
 
   /// Row i of the thread's two alone.
   __device__ __forceinline__ bool is_finite(int i) const {
-    float zeros[2] = {};  // NaN where a sum is infinite or NaN
+    bool all = true;
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      zeros[0] = fmaf(sums_[n][i * 2], 0.0F, zeros[0]);
-      zeros[1] = fmaf(sums_[n][i * 2 + 1], 0.0F, zeros[1]);
+      all = all && fabsf(sums_[n][i * 2]) <= FLT_MAX && fabsf(sums_[n][i * 2 + 1]) <= FLT_MAX;
     }
-    return zeros[0] + zeros[1] == 0;
+    return all;
   }
 
   /// Adds the products of weights with a tile of V.
@@ -123,43 +122,34 @@ class ForwardSums {
     }
   }
 
-  /// Row i times `factor`, as pairs of columns; 0 where it saw no key, even where the sums are not.
-  using Pairs = unsigned[kGroups];
-  __device__ __forceinline__ void round_row(int i, float factor, bool is_seen, Pairs& pairs) const {
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-      // -0 becomes 0.
-      pairs[n] = pack<Half>(is_seen ? sums_[n][i * 2] * factor + 0.0F : 0.0F,
-                            is_seen ? sums_[n][i * 2 + 1] * factor + 0.0F : 0.0F);
-    }
-  }
-
-  /// Writes a row that was rounded, if it exists. All lanes call it.
-  __device__ __forceinline__ void store(Pairs& pairs, bool exists, Half* out, bool aligned) const {
+  /// Row i times `factor`; 0 where it saw no key, even where the sums are not. All lanes call it;
+  /// where the row does not exist, nothing is written.
+  __device__ __forceinline__ void store(int i, bool exists, float factor, bool is_seen, Half* out,
+                                        bool aligned) const {
     // The row's four lanes exchange pairs, so that lane t has the eight columns of groups 4 m + t.
 #pragma unroll
     for (int first = 0; first < kGroups; first += 4) {
-      exchange<1>(pairs[first], pairs[first + 1]);
-      exchange<1>(pairs[first + 2], pairs[first + 3]);
-      exchange<2>(pairs[first], pairs[first + 2]);
-      exchange<2>(pairs[first + 1], pairs[first + 3]);
-    }
-    if (!exists) return;
-    if (aligned && columns_ == kGroups * 8) {
+      unsigned pairs[4];
 #pragma unroll
-      for (int first = 0; first < kGroups; first += 4) {
-        *reinterpret_cast<uint4*>(out + (first + lane_ % 4) * 8) =
-            make_uint4(pairs[first], pairs[first + 1], pairs[first + 2], pairs[first + 3]);
+      for (int n = 0; n < 4; ++n) {
+        const float(&sums)[4] = sums_[first + n];
+        // -0 becomes 0.
+        pairs[n] = pack<Half>(is_seen ? sums[i * 2] * factor + 0.0F : 0.0F,
+                              is_seen ? sums[i * 2 + 1] * factor + 0.0F : 0.0F);
       }
-      return;
-    }
-#pragma unroll
-    for (int first = 0; first < kGroups; first += 4) {
+      exchange<1>(pairs[0], pairs[1]);
+      exchange<1>(pairs[2], pairs[3]);
+      exchange<2>(pairs[0], pairs[2]);
+      exchange<2>(pairs[1], pairs[3]);
       const int column = (first + lane_ % 4) * 8;
+      const int present = exists ? columns_ - column : 0;
+      if (present >= 8 && aligned) {
+        *reinterpret_cast<uint4*>(out + column) =
+            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+      } else {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if (column + e < columns_) {
-          out[column + e] = reinterpret_cast<const Half*>(&pairs[first + e / 2])[e % 2];
+        for (int e = 0; e < 8; ++e) {
+          if (e < present) out[column + e] = reinterpret_cast<const Half*>(&pairs[e / 2])[e % 2];
         }
       }
     }
@@ -250,30 +240,6 @@ class ForwardSums {
   Sums sums_;
 };
 
-/// Writes the lse of a row, and returns where its columns from `first_value` on go.
-template <class Half>
-__device__ __forceinline__ Half* store_lse(const ForwardParams<float>& params,
-                                           const Sequence& sequence, const QueryRow& query,
-                                           bool exists, float lse, int first_value) {
-  const AttentionParams& call = params.call;
-  if (exists && call.lse.data != nullptr && threadIdx.x % 4 == 0 && first_value == 0) {
-    store_lse(
-        call.lse,
-        sequence.lse + query.token * call.lse.token_stride + query.head * call.lse.head_stride,
-        lse);
-  }
-  return static_cast<Half*>(call.out.data) + sequence.out + query.token * call.out.token_stride +
-         query.head * call.out.head_stride + first_value;
-}
-
-template <class Half>
-__device__ __forceinline__ RowResult<float> finish_row(const ForwardParams<float>& params,
-                                                       std::int64_t head,
-                                                       const RowState<float>& total) {
-  return finish_row(params.call.rules, head, total.maximum * params.natural, total.sum,
-                    exp2f(kWeightShift<Half>));
-}
-
 /// Writes row i of the thread's two, `query`, and its lse, if it exists. The sums begin at column
 /// `first_value`. All lanes call it.
 template <class Half, int kGroups>
@@ -281,11 +247,18 @@ __device__ __forceinline__ void store_row(const ForwardParams<float>& params,
                                           const Sequence& sequence, const QueryRow& query, int i,
                                           bool exists, const RowState<float>& total,
                                           const ForwardSums<Half, kGroups>& sums, int first_value) {
-  const RowResult<float> result = finish_row<Half>(params, query.head, total);
-  unsigned pairs[kGroups];
-  sums.round_row(i, result.weight, total.sum != 0, pairs);
-  sums.store(pairs, exists,
-             store_lse<Half>(params, sequence, query, exists, result.lse, first_value),
+  const AttentionParams& call = params.call;
+  const RowResult<float> result = finish_row(call.rules, query.head, total.maximum * params.natural,
+                                             total.sum, exp2f(kWeightShift<Half>));
+  if (exists && call.lse.data != nullptr && threadIdx.x % 4 == 0 && first_value == 0) {
+    store_lse(
+        call.lse,
+        sequence.lse + query.token * call.lse.token_stride + query.head * call.lse.head_stride,
+        result.lse);
+  }
+  const std::int64_t start = sequence.out + query.token * call.out.token_stride +
+                             query.head * call.out.head_stride + first_value;
+  sums.store(i, exists, result.weight, total.sum != 0, static_cast<Half*>(call.out.data) + start,
              params.aligned_out);
 }
 
