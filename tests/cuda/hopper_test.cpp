@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cuda_test.h"
+#include "cuda/hopper_kernels.h"
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
 #include "support/error_of.h"
@@ -17,31 +17,9 @@
 namespace ladon::test {
 namespace {
 
-constexpr const char* kVariable = "LADON_CUDA_KERNELS";
-
-/// A Context that runs the kernels of that name.
-Context context_of(const std::string& kernels) {
-  setenv(kVariable, kernels.c_str(), 1);
-  Context context = cuda_context();
-  unsetenv(kVariable);
-  return context;
-}
-
-class CudaHopper : public CudaTest {
+class CudaHopper : public HopperKernelsTest {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const std::string capability = list_devices().devices[0].capability;
-    if (capability != "9.0") {
-      GTEST_SKIP() << "skipped: the GPU has compute capability " << capability << ", not 9.0";
-    }
-    hopper_ = context_of("hopper");
-    generic_ = context_of("generic");
-  }
-
-  std::optional<Context> hopper_;
-  std::optional<Context> generic_;
+  CudaHopper() : HopperKernelsTest("hopper") {}
 };
 
 /// Calls that Hopper's kernels take, or nearly.
@@ -227,11 +205,11 @@ TEST_F(CudaHopper, LayersHaveTheSameBits) {
 }
 
 TEST_F(CudaHopper, AnUnknownNameIsRefused) {
-  setenv(kVariable, "fastest", 1);
+  setenv(kKernelsVariable, "fastest", 1);
   EXPECT_EQ(
       error_of([] { cuda_context(); }),
       "Context: LADON_CUDA_KERNELS: got 'fastest', expected generic, hopper or hopper_latent");
-  unsetenv(kVariable);
+  unsetenv(kKernelsVariable);
 }
 
 }  // namespace

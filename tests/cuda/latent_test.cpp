@@ -2,24 +2,16 @@
 // bits of the generic kernels: for every length and layout, however many rows, and beside NaN.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "cuda/cuda_test.h"
+#include "cuda/hopper_kernels.h"
 #include "ladon/kv_cache_view.h"
 #include "support/run_case.h"
 
 namespace ladon::test {
 namespace {
-
-Context context_of(const char* kernels) {
-  setenv("LADON_CUDA_KERNELS", kernels, 1);
-  Context context = cuda_context();
-  unsetenv("LADON_CUDA_KERNELS");
-  return context;
-}
 
 struct LatentCase {
   std::vector<std::int64_t> lengths;
@@ -108,18 +100,9 @@ class Latents {
   std::vector<KvSequenceView> sequences_;
 };
 
-class CudaLatent : public CudaTest {
+class CudaLatent : public HopperKernelsTest {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const std::string capability = list_devices().devices[0].capability;
-    if (capability != "9.0") {
-      GTEST_SKIP() << "skipped: the GPU has compute capability " << capability << ", not 9.0";
-    }
-    hopper_ = context_of("hopper_latent");
-    generic_ = context_of("generic");
-  }
+  CudaLatent() : HopperKernelsTest("hopper_latent") {}
 
   struct Results {
     Tensor out;
@@ -155,9 +138,6 @@ class CudaLatent : public CudaTest {
     EXPECT_TRUE(same_bits(fast.out, expected.out)) << problem.describe();
     EXPECT_TRUE(same_bits(fast.lse, expected.lse)) << "lse: " << problem.describe();
   }
-
-  std::optional<Context> hopper_;
-  std::optional<Context> generic_;
 };
 
 TEST_F(CudaLatent, SameBitsAsTheGenericKernels) {
