@@ -15,6 +15,7 @@
 #include "ladon/safetensors.h"
 #include "module.h"
 #include "objects.h"
+#include "options.h"
 
 namespace ladon::python {
 namespace {
@@ -53,10 +54,7 @@ nb::dict py_describe_model(const Path& folder, const nb::kwargs& kwargs) {
 nb::object py_load_attention(const Path& folder, nb::handle layer_index, const nb::kwargs& kwargs) {
   Keywords keywords("load_attention", kwargs);
   const std::int64_t index = to_integer(layer_index, keywords.where("layer_index"));
-  LoadOptions options;
-  keywords.read("dtype", options.dtype);
-  keywords.read("ignored_fields", options.ignored_fields);
-  keywords.read("rope_context", options.rope_context);
+  const LoadOptions options = to_load_options(keywords);
   DeviceId device;
   keywords.read("device", device);
   keywords.finish();

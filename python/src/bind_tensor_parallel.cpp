@@ -16,6 +16,7 @@
 #include "module.h"
 #include "objects.h"
 #include "optimiser_objects.h"
+#include "options.h"
 
 namespace ladon::python {
 namespace {
@@ -111,10 +112,7 @@ nb::object py_load(nb::handle communicator, const Path& folder, nb::handle layer
   Keywords keywords("load_tensor_parallel_attention", kwargs);
   auto ranks = ranks_in(communicator, keywords.where("communicator"));
   const std::int64_t index = to_integer(layer_index, keywords.where("layer_index"));
-  LoadOptions options;
-  keywords.read("dtype", options.dtype);
-  keywords.read("ignored_fields", options.ignored_fields);
-  keywords.read("rope_context", options.rope_context);
+  const LoadOptions options = to_load_options(keywords);
   DeviceId device;
   keywords.read("device", device);
   keywords.finish();

@@ -285,6 +285,14 @@ nb::dict options_dict(const LatentAttentionOptions& options) {
   return dict;
 }
 
+LoadOptions to_load_options(Keywords& keywords) {
+  LoadOptions options;
+  keywords.read("dtype", options.dtype);
+  keywords.read("ignored_fields", options.ignored_fields);
+  keywords.read("rope_context", options.rope_context);
+  return options;
+}
+
 void read_cache_options(Keywords& keywords, KvCacheOptions& options) {
   keywords.read("batch", options.batch);
   keywords.read("num_kv_heads", options.num_kv_heads);

@@ -11,6 +11,7 @@
 #include "keywords.h"
 #include "ladon/attention.h"
 #include "ladon/attention_layer.h"
+#include "ladon/checkpoint.h"
 #include "ladon/kv_cache.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
@@ -53,6 +54,9 @@ MultiHeadAttentionOptions to_multi_head_options(Keywords& keywords);
 nb::dict options_dict(const MultiHeadAttentionOptions& options);
 LatentAttentionOptions to_latent_options(Keywords& keywords);
 nb::dict options_dict(const LatentAttentionOptions& options);
+
+/// How a layer is loaded: dtype, ignored_fields, rope_context.
+LoadOptions to_load_options(Keywords& keywords);
 
 void read_cache_options(Keywords& keywords, KvCacheOptions& options);
 /// With the device where it is not the CPU.
