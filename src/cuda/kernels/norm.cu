@@ -39,7 +39,9 @@ template <>
 class RowFactor<double> {
  public:
   __device__ explicit RowFactor(double factor) : factor_(factor) {}
-  __device__ double scaled(double x, double weight, bool) const { return x * factor_ * weight; }
+  __device__ double scaled(double x, double weight, double offset, bool) const {
+    return x * factor_ * (weight + offset);
+  }
 
  private:
   double factor_;
@@ -58,13 +60,17 @@ class RowFactor<float> {
     low_ = static_cast<float>(mantissa - static_cast<double>(high_));
   }
 
-  /// x * factor * weight, rounded once; to odd where a rounding to 16 bits follows.
-  __device__ float scaled(float x, float weight, bool to_odd) const {
+  /// x * factor * (weight + offset), rounded once; to odd where a rounding to 16 bits follows.
+  __device__ float scaled(float x, float weight, float offset, bool to_odd) const {
+    const float gain = weight + offset;
+    const float added = gain - weight;
+    const float gain_error = (weight - (gain - added)) + (offset - added);
     const float in_range = x * power_;
     const float unit = in_range * high_;
     const float unit_error = fmaf(in_range, low_, fmaf(in_range, high_, -unit));
-    const float product = unit * weight;
-    const float product_error = fmaf(unit_error, weight, fmaf(unit, weight, -product));
+    const float product = unit * gain;
+    const float product_error =
+        fmaf(unit, gain_error, fmaf(unit_error, gain, fmaf(unit, gain, -product)));
     if (product_error == 0 || !isfinite(product)) return product;  // also -0
     return to_odd ? sum_to_odd(product, product_error) : product + product_error;
   }
@@ -111,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 4)
           load_chunk<Compute>(norm.weight, row % norm.weight_rows, i, count);
 #pragma unroll
       for (int n = 0; n < kChunk; ++n) {
-        x.values[n] = factor.scaled(x.values[n] - center, weight.values[n] + offset, to_odd);
+        x.values[n] = factor.scaled(x.values[n] - center, weight.values[n], offset, to_odd);
       }
       store_chunk(norm.y, row, i, count, x);
     });
