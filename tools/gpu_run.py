@@ -21,6 +21,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# These take longest, and so come first.
+LONG = ("Settings/CacheModel", "EachContext/FiniteDifference", "EachContext/MultiHeadGradient", "Cuda")
 # These measure the memory that is free, and must be alone on the device.
 ALONE = ("CudaMemoryTest",)
 
@@ -44,12 +46,12 @@ def environment():
 
 
 def suites_of(program, pattern, settings):
-    """The names of the suites, those that take longest first."""
+    """The names of the suites, the long ones first."""
     command = [program, "--gtest_list_tests", "--gtest_filter=" + pattern]
     listed = subprocess.run(command, env=settings, capture_output=True, text=True, check=True).stdout
     names = [line.split("#")[0].strip() for line in listed.splitlines()
              if line and not line.startswith((" ", "Running"))]
-    return sorted((name[:-1] for name in names), key=lambda name: not name.startswith("Cuda"))
+    return sorted((name[:-1] for name in names), key=lambda name: not name.startswith(LONG))
 
 
 class Suite:

@@ -21,17 +21,15 @@ KernelSet choose_kernels(int device_index) {
   const std::string wanted = value == nullptr ? "" : value;
   if (wanted.empty()) return is_hopper ? KernelSet::kHopper : KernelSet::kGeneric;
   if (wanted == "generic") return KernelSet::kGeneric;
-  if (wanted != "hopper" && wanted != "hopper_latent") {
-    fail("Context", "LADON_CUDA_KERNELS",
-         "got '" + wanted + "', expected generic, hopper or hopper_latent");
+  if (wanted != "hopper") {
+    fail("Context", "LADON_CUDA_KERNELS", "got '" + wanted + "', expected generic or hopper");
   }
   if (!is_hopper) {
     fail(ErrorCode::kUnsupported, "Context", "LADON_CUDA_KERNELS",
-         "got " + wanted + ", but cuda:" + std::to_string(device_index) +
-             " has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
-             ", expected 9.0");
+         "got hopper, but cuda:" + std::to_string(device_index) + " has compute capability " +
+             std::to_string(major) + "." + std::to_string(minor) + ", expected 9.0");
   }
-  return wanted == "hopper" ? KernelSet::kHopper : KernelSet::kHopperLatent;
+  return KernelSet::kHopper;
 }
 
 }  // namespace ladon::cuda

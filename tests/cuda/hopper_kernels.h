@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "cuda/cuda_test.h"
 
@@ -24,8 +23,6 @@ inline Context context_of(const std::string& kernels) {
 
 class HopperKernelsTest : public CudaTest {
  protected:
-  explicit HopperKernelsTest(std::string kernels) : kernels_(std::move(kernels)) {}
-
   void SetUp() override {
     CudaTest::SetUp();
     if (IsSkipped()) return;
@@ -33,15 +30,12 @@ class HopperKernelsTest : public CudaTest {
     if (capability != "9.0") {
       GTEST_SKIP() << "skipped: the GPU has compute capability " << capability << ", not 9.0";
     }
-    hopper_ = context_of(kernels_);
+    hopper_ = context_of("hopper");
     generic_ = context_of("generic");
   }
 
   std::optional<Context> hopper_;
   std::optional<Context> generic_;
-
- private:
-  const std::string kernels_;
 };
 
 }  // namespace ladon::test

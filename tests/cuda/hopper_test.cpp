@@ -17,10 +17,7 @@
 namespace ladon::test {
 namespace {
 
-class CudaHopper : public HopperKernelsTest {
- protected:
-  CudaHopper() : HopperKernelsTest("hopper") {}
-};
+class CudaHopper : public HopperKernelsTest {};
 
 /// Calls that Hopper's kernels take, or nearly.
 Case random_plain_case(Random& random) {
@@ -206,9 +203,8 @@ TEST_F(CudaHopper, LayersHaveTheSameBits) {
 
 TEST_F(CudaHopper, AnUnknownNameIsRefused) {
   setenv(kKernelsVariable, "fastest", 1);
-  EXPECT_EQ(
-      error_of([] { cuda_context(); }),
-      "Context: LADON_CUDA_KERNELS: got 'fastest', expected generic, hopper or hopper_latent");
+  EXPECT_EQ(error_of([] { cuda_context(); }),
+            "Context: LADON_CUDA_KERNELS: got 'fastest', expected generic or hopper");
   unsetenv(kKernelsVariable);
 }
 

@@ -102,8 +102,6 @@ class Latents {
 
 class CudaLatent : public HopperKernelsTest {
  protected:
-  CudaLatent() : HopperKernelsTest("hopper_latent") {}
-
   struct Results {
     Tensor out;
     Tensor lse;

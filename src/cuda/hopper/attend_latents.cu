@@ -40,12 +40,6 @@ std::int64_t box_rows(const AttentionParams& call) {
   return is_whole && kBlockKeys % page == 0 && page >= kShortestPage ? page : 0;
 }
 
-bool is_suited(const AttentionParams& call, const ForwardParams<float>& params) {
-  return has_latents(call) && call.head_dim >= kLatentColumns &&
-         call.head_dim <= kLatentKeyColumns && call.value_dim == kLatentColumns &&
-         params.aligned_q && params.aligned_k && params.aligned_out && call.max_kv_len > 0;
-}
-
 /// Of the tensor that the copies read; pages may be anywhere.
 std::int64_t count_latents(const AttentionParams& call) {
   constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
@@ -145,11 +139,16 @@ class LatentScratch {
 
 }  // namespace
 
+bool takes_latents(const AttentionParams& call) {
+  return call.head_dim >= kLatentColumns && call.head_dim <= kLatentKeyColumns &&
+         call.value_dim == kLatentColumns && call.max_kv_len > 0 && has_latents(call) &&
+         box_rows(call) != 0;
+}
+
 bool attend_latents(Queue& queue, const AttentionParams& call, ForwardParams<float> params,
                     std::int64_t segments) {
-  if (!is_suited(call, params)) return false;
+  if (!params.aligned_q || !params.aligned_k || !params.aligned_out) return false;
   const std::int64_t rows_at_once = box_rows(call);
-  if (rows_at_once == 0) return false;
   const std::optional<CUtensorMap> map = latent_map(call, rows_at_once);
   LatentParams ready;
   ready.schedule = make_schedule(call, segments, queue.num_multiprocessors());

@@ -171,7 +171,8 @@ void attend(Queue& queue, const AttentionParams& call) {
     const bool is_scaled = call.kv_layout.k_scales != nullptr;
     const bool is_window = is_plain(call) && !is_scaled;
     const bool few_rows = rows <= mma_rows(true);
-    const bool takes_latents = queue.kernels() == KernelSet::kHopperLatent && is_window;
+    const bool takes_latents =
+        is_hopper(queue.kernels()) && is_window && hopper::takes_latents(call);
     // Page tables are too long for the params.
     const bool in_params = is_window && few_rows && !takes_latents &&
                            call.num_sequences <= kFewSequences && call.kv_layout.page_size == 0;
