@@ -1,6 +1,6 @@
 // A whole small decoder of the Llama kind, run from a model folder: embedding, norms, attention
 // with a cache, gated MLP, output head, greedy sampling. Attention is Ladon's; the rest is plain
-// loops, here to show where the layers go in a real model.
+// loops on the host, here to show where the layers go in a real model.
 //
 //   llama_decoder --make DIR [--layers N ...]   writes a folder with a random model, a small one
 //                                               unless options (kShapeOptions) say otherwise
@@ -10,6 +10,8 @@
 //   llama_decoder --record INPUTS DIR [id ...]  writes what each attention layer sees, for ladon
 //                                               convert --calibrate INPUTS: of these tokens, or of
 //                                               random ones, [--sequences N] [--length N]
+//
+// With --gpu before all of these, the attention layers and their caches are on the first GPU.
 #include <ladon/ladon.h>
 
 #include <algorithm>
@@ -142,22 +144,23 @@ class Decoder {
     Tensor x(DType::kF32, {count, embedding_.size(1)});
     for (std::int64_t t = 0; t < count; ++t) {
       const std::int64_t id = tokens[static_cast<std::size_t>(t)];
-      ladon::copy(context, embedding_.view().select(0, id), x.view().select(0, t));
+      ladon::copy(host_, embedding_.view().select(0, id), x.view().select(0, t));
     }
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       const Block& block = blocks_[i];
       Tensor normed = rms_norm(x, block.attention_norm, epsilon_);
-      add_to(x, block.attention->forward(context, normed, caches[i]));
+      add_to(x, block.attention->forward(context, normed.to(context), caches[i]).to_host());
       if (inputs != nullptr) inputs->push_back(std::move(normed));
       add_to(x, block.mlp(rms_norm(x, block.mlp_norm, epsilon_)));
     }
-    const Tensor last = Tensor::copy_of(context, x.view().slice(0, count - 1, count));
+    const Tensor last = Tensor::copy_of(host_, x.view().slice(0, count - 1, count));
     const Tensor logits =
         linear(rms_norm(last, final_norm_, epsilon_), head_.rank() == 0 ? embedding_ : head_);
     return {logits.data_as<float>(), logits.data_as<float>() + logits.num_elements()};
   }
 
  private:
+  ladon::Context host_;
   float epsilon_ = 0;
   Tensor embedding_, final_norm_, head_;  // the head is the embedding where the file has none
   std::vector<Block> blocks_;
@@ -177,9 +180,9 @@ void check_tokens(const Decoder& decoder, const std::vector<std::int64_t>& token
 }
 
 /// Writes layer_0.npy, layer_1.npy, ..., [sequences, tokens, embed].
-int record(const std::filesystem::path& target, const std::filesystem::path& folder,
-           const std::vector<std::int64_t>& tokens, std::int64_t count, std::int64_t length) {
-  const ladon::Context context;
+int record(const ladon::Context& context, const std::filesystem::path& target,
+           const std::filesystem::path& folder, const std::vector<std::int64_t>& tokens,
+           std::int64_t count, std::int64_t length) {
   const Decoder decoder(context, folder);
   check_tokens(decoder, tokens);
   std::vector<std::vector<std::int64_t>> sequences = {tokens};
@@ -191,6 +194,7 @@ int record(const std::filesystem::path& target, const std::filesystem::path& fol
       for (std::int64_t& id : sequence) id = random.below(decoder.vocabulary());
     }
   }
+  const ladon::Context host;
   std::vector<Tensor> inputs;  // all layers of the first sequence, then of the second, ...
   for (const auto& sequence : sequences) {
     std::vector<ladon::KvCache> caches = decoder.new_caches(context);
@@ -202,7 +206,7 @@ int record(const std::filesystem::path& target, const std::filesystem::path& fol
     Tensor all(DType::kF32,
                {static_cast<std::int64_t>(sequences.size()), first.size(0), first.size(1)});
     for (std::size_t n = 0; n < sequences.size(); ++n) {
-      ladon::copy(context, inputs[n * decoder.num_layers() + layer],
+      ladon::copy(host, inputs[n * decoder.num_layers() + layer],
                   all.view().select(0, static_cast<std::int64_t>(n)));
     }
     ladon::write_npy(target / ("layer_" + std::to_string(layer) + ".npy"), all);
@@ -210,9 +214,9 @@ int record(const std::filesystem::path& target, const std::filesystem::path& fol
   return 0;
 }
 
-int decode(const std::filesystem::path& folder, std::vector<std::int64_t> tokens, bool check) {
+int decode(const ladon::Context& context, const std::filesystem::path& folder,
+           std::vector<std::int64_t> tokens, bool check) {
   constexpr int kNewTokens = 16;
-  const ladon::Context context;
   const Decoder decoder(context, folder);
   check_tokens(decoder, tokens);
   std::vector<ladon::KvCache> caches = decoder.new_caches(context);
@@ -301,6 +305,8 @@ LlamaShape shape_of(const Options& options) {
 }
 
 int run(std::vector<std::string> arguments) {
+  const bool on_gpu = !arguments.empty() && arguments[0] == "--gpu";
+  if (on_gpu) arguments.erase(arguments.begin());
   const std::string mode = arguments.empty() ? "" : arguments[0];
   const bool make = mode == "--make";
   const bool check = mode == "--check";
@@ -310,8 +316,9 @@ int run(std::vector<std::string> arguments) {
                                                               : Options());
   const std::size_t folder = recording ? 2 : make || check ? 1 : 0;
   if (arguments.size() <= folder || (make && arguments.size() > folder + 1)) {
-    std::fputs("usage: llama_decoder [--make | --check | --record INPUTS] FOLDER [token id ...]\n",
-               stderr);
+    std::fputs(
+        "usage: llama_decoder [--gpu] [--make | --check | --record INPUTS] FOLDER [token id ...]\n",
+        stderr);
     return 2;
   }
   if (make) {
@@ -322,12 +329,15 @@ int run(std::vector<std::string> arguments) {
   for (std::size_t i = folder + 1; i < arguments.size(); ++i) {
     tokens.push_back(number_of(arguments[i]));
   }
+  ladon::ContextOptions where;
+  if (on_gpu) where.device = ladon::Device::kCuda;
+  const ladon::Context context(where);
   if (recording) {
-    return record(arguments[1], arguments[folder], tokens, options.at("--sequences"),
+    return record(context, arguments[1], arguments[folder], tokens, options.at("--sequences"),
                   options.at("--length"));
   }
   if (tokens.empty()) tokens = {1, 17, 42, 99, 7};
-  return decode(arguments[folder], tokens, check);
+  return decode(context, arguments[folder], tokens, check);
 }
 
 }  // namespace
