@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -16,9 +18,16 @@ namespace {
 
 class CudaRandomCases : public CudaTest {};
 
+/// 5000, or what the variable LADON_TEST_RANDOM_CASES says.
+int number_of_cases() {
+  const char* const wanted = std::getenv("LADON_TEST_RANDOM_CASES");
+  return wanted == nullptr ? 5000 : std::atoi(wanted);
+}
+
 // Several threads with a Context each: the reference on the host is what takes the time.
-TEST_F(CudaRandomCases, FiveThousandAreRight) {
-  constexpr int kCases = 5000;
+TEST_F(CudaRandomCases, AllAreRight) {
+  const int cases = number_of_cases();
+  ASSERT_GT(cases, 0) << "LADON_TEST_RANDOM_CASES";
   std::atomic<int> next = 0;
   std::mutex mutex;
   std::vector<std::string> wrong;
@@ -26,7 +35,7 @@ TEST_F(CudaRandomCases, FiveThousandAreRight) {
   const auto work = [&] {
     const Context own = cuda_context();
     Ratios ratios;
-    for (int i = next++; i < kCases; i = next++) {
+    for (int i = next++; i < cases; i = next++) {
       Random random(20261116, static_cast<std::uint64_t>(i));
       Case problem = random_case(random);
       if (i % 5 == 0) make_shard(random, problem);
@@ -35,7 +44,7 @@ TEST_F(CudaRandomCases, FiveThousandAreRight) {
       if (message.empty()) continue;
       const std::lock_guard lock(mutex);
       wrong.push_back("case " + std::to_string(i) + ": " + message);
-      if (wrong.size() >= 10) next = kCases;
+      if (wrong.size() >= 10) next = cases;
     }
     const std::lock_guard lock(mutex);
     worst.keep_worst(ratios);
@@ -45,7 +54,7 @@ TEST_F(CudaRandomCases, FiveThousandAreRight) {
   for (unsigned i = 0; i < count; ++i) threads.emplace_back(work);
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, std::vector<std::string>());
-  std::printf("%d cases; worst errors as multiples of their bounds: %s\n", kCases,
+  std::printf("%d cases; worst errors as multiples of their bounds: %s\n", cases,
               worst.describe().c_str());
 }
 
