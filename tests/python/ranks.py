@@ -239,7 +239,7 @@ def main(kind, *arguments):
     check_silence(distributed.Communicator(dist.group.WORLD, deadline=0.5))
     dist.barrier()
     print(f"rank {rank} of {size}: as one process", flush=True)
-    dist.destroy_process_group()
+    os._exit(0)  # gloo may abort where it is destroyed with receives that were given up
 
 
 if __name__ == "__main__":
