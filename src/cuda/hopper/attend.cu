@@ -13,7 +13,8 @@
 namespace ladon::cuda::hopper {
 namespace {
 
-constexpr std::int64_t kLongestHead = 128;
+constexpr std::int64_t kLongestHead = 192;
+constexpr std::int64_t kLongestValue = 128;
 // Keys and values that stay in the L2 cache (50 MiB on an H200) while other tiles stream through
 // it.
 constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
@@ -48,6 +49,15 @@ int packed_heads(const AttentionParams& call) {
   return packs ? static_cast<int>(call.group) : 1;
 }
 
+ForwardColumns columns_for(const AttentionParams& call) {
+  const auto fits = [&](std::int64_t head, std::int64_t value) {
+    return call.head_dim <= head && call.value_dim <= value;
+  };
+  if (fits(64, 64)) return ForwardColumns::k64;
+  if (fits(128, 128)) return ForwardColumns::k128;
+  return ForwardColumns::k192And128;
+}
+
 ForwardSchedule make_schedule(const AttentionParams& call) {
   ForwardSchedule schedule;
   schedule.num_heads = static_cast<int>(call.num_heads);
@@ -68,7 +78,7 @@ bool is_suited(const AttentionParams& call, const ForwardParams<float>& params) 
   return params.partials.maximum == nullptr && call.kv_layout.plain() &&
          call.k.dtype == call.q.dtype && call.v.dtype == call.q.dtype &&
          call.out.dtype == call.q.dtype && call.head_dim <= kLongestHead &&
-         call.value_dim <= kLongestHead && call.max_kv_len > 0 &&
+         call.value_dim <= kLongestValue && call.max_kv_len > 0 &&
          call.max_query_len * packed_heads(call) >= kFewestRows &&
          call.num_sequences * call.num_heads * (call.max_query_len / kTileRows + 1) < (1 << 30);
 }
@@ -102,9 +112,9 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
 
   const int tickets = ready.schedule.columns * ready.schedule.row_tiles;
   const int blocks = std::min(queue.num_multiprocessors(), tickets);
-  const bool is_wide = call.head_dim > 64 || call.value_dim > 64;
+  const ForwardColumns columns = columns_for(call);
   const bool is_bf16 = call.q.dtype == DType::kBF16;
-  (is_bf16 ? launch_forward_bf16 : launch_forward_f16)(queue, blocks, is_wide, ready);
+  (is_bf16 ? launch_forward_bf16 : launch_forward_f16)(queue, blocks, columns, ready);
   (is_bf16 ? finish_forward_bf16 : finish_forward_f16)(queue, params);
   return true;
 }

@@ -2,9 +2,15 @@
 
 namespace ladon::cuda::hopper {
 
-void launch_forward_bf16(Queue& queue, int blocks, bool is_wide,
+void launch_forward_bf16(Queue& queue, int blocks, ForwardColumns columns,
                          const HopperForwardParams& params) {
-  launch_forward<__nv_bfloat16>(queue, blocks, is_wide, params);
+  switch (columns) {
+    case ForwardColumns::k64: return launch_forward<__nv_bfloat16, 64, 64>(queue, blocks, params);
+    case ForwardColumns::k128:
+      return launch_forward<__nv_bfloat16, 128, 128>(queue, blocks, params);
+    case ForwardColumns::k192And128:
+      return launch_forward<__nv_bfloat16, 192, 128>(queue, blocks, params);
+  }
 }
 
 }  // namespace ladon::cuda::hopper

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
+#include "cuda/hopper/forward_rows.cuh"
 #include "cuda/hopper/forward_tile.cuh"
+#include "cuda/hopper/forward_weights.cuh"
 #include "cuda/hopper/wgmma.cuh"
 #include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/forward_scores.cuh"
@@ -12,34 +14,46 @@
 namespace ladon::cuda::hopper {
 
 /// A warpgroup that computes 64 rows of each tile.
-template <class Half, int kColumns>
+template <class Half, int kHead, int kValue>
 class ForwardConsumer {
  public:
-  using Memory = ForwardMemory<kColumns>;
+  using Memory = ForwardMemory<kHead, kValue>;
   using Scores = ForwardScores<Half, ForwardRules::kWindow>;
-  using Sums = ForwardSums<Half, kColumns / 8>;
+  using Sums = ForwardSums<Half, kValue / 8>;
 
   __device__ __forceinline__ ForwardConsumer(const HopperForwardParams& params, Memory& memory)
-      : params_(params),
-        call_(params.forward.call),
-        memory_(memory),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        first_row_((static_cast<int>(threadIdx.x) / kGroupThreads - 1) * kGroupRows) {}
+      : params_(params), call_(params.forward.call), memory_(memory) {}
 
   __device__ __forceinline__ void run() {
+    PairScores scores;
+    Row results[2];
+    bool has_results = false;
     while (true) {
       memory_.query_barriers.full.wait(queries_.filled());
-      const ForwardTile tile = uniform(memory_.tiles[queries_.filled()]);
-      begin_products();
-      if (tile.sequence < 0) return;
-      run_tile(tile, call_.sequences[tile.sequence]);
+      const AnnouncedTile& tile = memory_.tiles[tiles_.stage()];
+      const Work work = work_of(tile);
+      if (work.sequence < 0) break;
+      start(work, scores);
+      // Meanwhile, the results of the tile before.
+      if (has_results) store(tile_before(), results);
+      run_tile(tile.tile, work, scores, results);
+      has_results = true;
+      queries_.advance();
+      tiles_.advance();
     }
+    if (has_results) store(tile_before(), results);
   }
 
  private:
-  static constexpr int kQuerySteps = kColumns / 16;
-  static constexpr int kWeightSteps = kBlockKeys / 16;
+  static constexpr int kQuerySteps = kHead / 16;
 
+  // What is seldom needed is computed anew each time: registers are few.
+
+  /// The warpgroup's first row, in a tile.
+  __device__ __forceinline__ static int group_row() {
+    return uniform(static_cast<int>(fresh(threadIdx.x) / kGroupThreads) - 1) * kGroupRows;
+  }
+  __device__ __forceinline__ static int lane() { return static_cast<int>(fresh(threadIdx.x)) % 32; }
   /// Among those that compute; each has 16 rows.
   __device__ __forceinline__ int warp() const {
     return static_cast<int>((fresh(threadIdx.x) - kGroupThreads) / 32);
@@ -53,7 +67,7 @@ class ForwardConsumer {
   /// One arrival a warp, after all its lanes are done with the buffer.
   __device__ __forceinline__ void release(BufferBarriers& barriers) {
     __syncwarp();
-    if (lane_ == 0) barriers.empty.arrive();
+    if (lane() == 0) barriers.empty.arrive();
   }
   __device__ __forceinline__ void release_keys() {
     release(memory_.key_barriers[keys_.stage()]);
@@ -64,34 +78,56 @@ class ForwardConsumer {
     values_.advance();
   }
 
-  __device__ __forceinline__ void run_tile(const ForwardTile& tile, const Sequence& sequence) {
-    const BlockRange copied =
-        uniform(blocks_of(call_, sequence, tokens_of_rows(sequence, tile, 0, kTileRows - 1)));
-    const TokenRange tokens =
-        tokens_of_rows(sequence, tile, first_row_, first_row_ + kGroupRows - 1);
-    const BlockRange blocks = uniform(blocks_of(call_, sequence, tokens));
-    const BlockRange whole =
-        uniform(whole_blocks(call_.rules, sequence, tokens.first, tokens.last));
-    const int first_row = tile.first_token * tile.heads.heads + row_of_thread();
-    const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
-    NoStagedScores none;
-    Scores scores(params_.forward, sequence, tile.heads, first_row, rows, none);
-    Sums sums(static_cast<int>(call_.value_dim));
-    RowState<float> total[2];
+  using PairScores = float[2][kKeyGroups][4];
 
+  using Row = FinishedRow<Half, kValue / 8>;
+
+  __device__ __forceinline__ const ForwardTile& tile_before() const {
+    return memory_.tiles[(tiles_.stage() + Memory::kTiles - 1) % Memory::kTiles].tile;
+  }
+
+  /// What of a tile must be known while its products run, the same for all threads of a warp.
+  struct Work {
+    int sequence;
+    BlockRange copied;
+    BlockRange blocks;
+  };
+
+  __device__ __forceinline__ Work work_of(const AnnouncedTile& tile) const {
+    return {uniform(tile.tile.sequence), uniform(tile.blocks.copied),
+            uniform(tile.blocks.seen[group_row() / kGroupRows])};
+  }
+
+  /// Starts a tile's first scores.
+  __device__ __forceinline__ void start(const Work& work, PairScores& scores) {
     keys_.make_uniform();
     values_.make_uniform();
+    skip(first_pair(work.copied), first_pair(work.blocks));
+    start_scores(scores);
+  }
+
+  __device__ __forceinline__ void run_tile(const ForwardTile& tile, const Work& work,
+                                           PairScores& scores, Row (&results)[2]) {
+    Sums sums(static_cast<int>(call_.value_dim));
     sums.clear();
-    if (blocks.begin == blocks.end) {
-      skip(first_pair(copied), copied.end);
-      release(memory_.query_barriers);
-    } else {
-      skip(first_pair(copied), first_pair(blocks));
-      run_blocks(scores, sums, blocks, whole, total);
-      skip((blocks.end + 1) / 2 * 2, copied.end);
+    RowState<float> total[2];
+    const Sequence& sequence = call_.sequences[work.sequence];
+    const int first_row = tile.first_token * tile.heads.heads + row_of_thread();
+    const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
+    const TokenRange tokens =
+        tokens_of_rows(sequence, tile, group_row(), group_row() + kGroupRows - 1);
+    const BlockRange whole =
+        uniform(whole_blocks(call_.rules, sequence, tokens.first, tokens.last));
+    NoStagedScores none;
+    Scores rules(params_.forward, sequence, tile.heads, first_row, rows, none);
+    run_blocks(rules, scores, sums, work.blocks, whole, total);
+    skip((work.blocks.end + 1) / 2 * 2, work.copied.end);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const QueryRow query = query_of(tile.heads, first_row + i * 8);
+      results[i].set(params_.forward, query.head, i, total[i], sums.accumulators());
+      hold_in_place(results[i].pairs);
     }
-    store(sums, total);
-    queries_.advance();
   }
 
   /// Pairs of blocks that only the other warpgroup's rows see.
@@ -108,73 +144,111 @@ class ForwardConsumer {
     release_values();
   }
 
+  /// The states of two rows, which their four lanes share, in one register of each.
+  class QuadStates {
+   public:
+    __device__ __forceinline__ RowState<float> state(int row) const {
+      return {__shfl_sync(0xffffffffU, part_, row * 2, 4),
+              __shfl_sync(0xffffffffU, part_, row * 2 + 1, 4)};
+    }
+    __device__ __forceinline__ void set(const RowState<float>& first,
+                                        const RowState<float>& second) {
+      const bool is_sum = (fresh(threadIdx.x) & 1U) != 0;
+      const bool is_second = (fresh(threadIdx.x) & 2U) != 0;
+      const float of_first = is_sum ? first.sum : first.maximum;
+      const float of_second = is_sum ? second.sum : second.maximum;
+      part_ = is_second ? of_second : of_first;
+    }
+
+   private:
+    float part_;
+  };
+
+  using Weights = std::uint32_t[kWeightSteps][4];
+
   /// Where the rows are among their blocks.
   struct Steps {
     BlockRange whole;  // blocks that need no mask
+    QuadStates total;  // of earlier segments
     RowState<float> segment[2];
-    RowState<float> finished[2];  // the segment before, where the last block starts one
-    float2 rescale = make_float2(1, 1);
+    float offset[2] = {NAN, NAN};  // see offset_of()
+    RowState<float> finished[2];   // the segment before, where the last block starts one
+    float2 rescale;                // where it raises a maximum
+    bool raises = false;
     bool starts_segment = false;
     bool has_earlier = false;  // sums of earlier segments
+    Weights weights[2];  // of a pair's blocks: products may read one while the other is computed
   };
 
-  __device__ __forceinline__ void run_blocks(Scores& rules, Sums& sums, const BlockRange& blocks,
-                                             const BlockRange& whole, RowState<float> (&total)[2]) {
+  __device__ __forceinline__ void run_blocks(Scores& rules, PairScores& scores, Sums& sums,
+                                             const BlockRange& blocks, const BlockRange& whole,
+                                             RowState<float> (&total)[2]) {
     Steps steps;
     steps.whole = whole;
-    float scores[2][kKeyGroups][4];
+    steps.total.set({}, {});
     const int first = first_pair(blocks);
     int pair = first;
-    start_scores(scores);
     finish_products<0>();
     hold_in_place(scores);
     release_keys();
     for (; pair + 2 < blocks.end; pair += 2) {
-      add_block(rules, scores[0], pair, pair == first, sums, steps, total);
-      weigh(rules, scores[1], pair + 1, steps);
-      settle(sums, steps, false, total);
-      round_weights(scores[1]);
+      add_block<0>(rules, scores, pair, pair == first, sums, steps);
+      weigh<1>(rules, scores, pair, steps);
+      settle(sums, steps, false);
       start_scores(scores);
-      start_sums(sums);
+      start_sums(sums, steps.weights[1]);
       finish_products<1>();
       hold_in_place(scores);
       release_keys();
     }
     release(memory_.query_barriers);
-    add_block(rules, scores[0], pair, pair == first, sums, steps, total);
-    if (pair + 1 < blocks.end) {
-      add_block(rules, scores[1], pair + 1, false, sums, steps, total);
-    }
+    add_block<0>(rules, scores, pair, pair == first, sums, steps);
+    if (pair + 1 < blocks.end) add_block<1>(rules, scores, pair, false, sums, steps);
     finish_products<0>();
     hold_in_place(sums.accumulators());
     release_values();
     if (blocks.end % 2 == 1) skip_values();
-    fold(sums, steps.segment, total, steps.has_earlier, true);
+    fold<true>(sums, steps.segment, steps);
+    total[0] = steps.total.state(0);
+    total[1] = steps.total.state(1);
   }
 
-  __device__ __forceinline__ void add_block(Scores& rules, float (&scores)[kKeyGroups][4],
-                                            int block, bool is_first, Sums& sums, Steps& steps,
-                                            RowState<float> (&total)[2]) {
-    weigh(rules, scores, block, steps);
-    settle(sums, steps, is_first, total);
-    round_weights(scores);
-    start_sums(sums);
+  template <int kBlock>
+  __device__ __forceinline__ void add_block(Scores& rules, PairScores& scores, int pair,
+                                            bool is_first, Sums& sums, Steps& steps) {
+    weigh<kBlock>(rules, scores, pair, steps);
+    settle(sums, steps, is_first);
+    start_sums(sums, steps.weights[kBlock]);
   }
 
-  /// Scores of a block become weights.
-  __device__ __forceinline__ void weigh(Scores& rules, float (&scores)[kKeyGroups][4], int block,
-                                        Steps& steps) {
+  /// Scores of the first or second block of a pair become weights.
+  template <int kBlock>
+  __device__ __forceinline__ void weigh(Scores& rules, PairScores& scores, int pair, Steps& steps) {
+    const int block = pair + kBlock;
     if (block < steps.whole.begin || block >= steps.whole.end) {
-      rules.apply_rules(scores, block, nullptr);
+      rules.apply_rules(scores[kBlock], block, nullptr);
     }
-    steps.starts_segment = block % kSegmentBlocks == 0;
+    static_assert(kSegmentBlocks % 2 == 0);
+    steps.starts_segment = kBlock == 0 && block % kSegmentBlocks == 0;
+    steps.raises = false;
     if (steps.starts_segment) {
       steps.finished[0] = steps.segment[0];
       steps.finished[1] = steps.segment[1];
       steps.segment[0] = {};
       steps.segment[1] = {};
     }
-    steps.rescale = rules.template weigh<false>(scores, steps.segment);
+    const float factor = params_.forward.factor;
+    if (steps.starts_segment || !weigh_below<Half>(scores[kBlock], factor, steps.offset,
+                                                   steps.segment, steps.weights[kBlock])) {
+      steps.raises = true;
+      steps.rescale = weigh_any<Half>(scores[kBlock], factor, steps.segment);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) steps.offset[i] = offset_of<Half>(steps.segment[i], factor);
+#pragma unroll
+      for (int i = 0; i < kWeightSteps; ++i) {
+        rounded_weights<Half>(scores[kBlock], i, steps.weights[kBlock][i]);
+      }
+    }
     keep_before_wait(steps.segment[0].sum, steps.segment[1].sum);
   }
 
@@ -194,26 +268,25 @@ class ForwardConsumer {
   }
 
   /// Waits for the products of the block before, and prepares the sums for those of the next.
-  __device__ __forceinline__ void settle(Sums& sums, Steps& steps, bool is_first,
-                                         RowState<float> (&total)[2]) {
+  __device__ __forceinline__ void settle(Sums& sums, Steps& steps, bool is_first) {
     finish_products<0>();
     hold_in_place(sums.accumulators());
     if (!is_first) release_values();
     if (steps.starts_segment && !is_first) {
-      fold(sums, steps.finished, total, steps.has_earlier, false);
+      fold<false>(sums, steps.finished, steps);
       sums.clear();
       steps.has_earlier = true;
-    } else {
+    } else if (steps.raises) {
       sums.rescale(steps.rescale);
     }
   }
 
   /// S = Q K^T of two blocks.
-  __device__ __forceinline__ void start_scores(float (&scores)[2][kKeyGroups][4]) {
+  __device__ __forceinline__ void start_scores(PairScores& scores) {
     memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
     const TileOperand keys(shared_address(memory_.keys[keys_.stage()]), Memory::kKeyBytes);
     const TileOperand queries(
-        shared_address(memory_.queries) + static_cast<unsigned>(first_row_ * kBoxRowBytes),
+        shared_address(memory_.queries) + static_cast<unsigned>(group_row() * kBoxRowBytes),
         Memory::kQueryBytes);
     auto& sums = reinterpret_cast<float(&)[2 * kKeyGroups][4]>(scores);
     hold_in_place(sums);
@@ -229,51 +302,56 @@ class ForwardConsumer {
   }
 
   /// O += P V.
-  __device__ __forceinline__ void start_sums(Sums& sums) {
+  __device__ __forceinline__ void start_sums(Sums& sums, const Weights& weights) {
     memory_.value_barriers[values_.stage()].full.wait(values_.filled());
     const TileOperand values(shared_address(memory_.values[values_.stage()]), Memory::kValueBytes);
     hold_in_place(sums.accumulators());
     begin_products();
 #pragma unroll
     for (int step = 0; step < kWeightSteps; ++step) {
-      start_product<Half, true>(sums.accumulators(), weights_[step],
+      start_product<Half, true>(sums.accumulators(), weights[step],
                                 values.descriptor(step * 16 * kBoxRowBytes));
     }
     commit_products();
   }
 
-  __device__ __forceinline__ void round_weights(const float (&weights)[kKeyGroups][4]) {
-#pragma unroll
-    for (int step = 0; step < kWeightSteps; ++step) {
-      rounded_weights<Half>(weights, step, weights_[step]);
-    }
-  }
-
-  __device__ __forceinline__ void fold(Sums& sums, const RowState<float> (&finished)[2],
-                                       RowState<float> (&total)[2], bool has_earlier,
-                                       bool is_last) {
+  /// Folds the segment into the earlier ones. After the last, sums and states stay in registers.
+  template <bool kIsLast>
+  __device__ __forceinline__ void fold(Sums& sums, RowState<float> (&segment)[2], Steps& steps) {
     const Base2Exp exp_of{params_.forward.factor};
-    const Fold<float> folds[2] = {{total[0], row_sum(finished[0]), exp_of},
-                                  {total[1], row_sum(finished[1]), exp_of}};
-    total[0] = folds[0].state;
-    total[1] = folds[1].state;
-    sums.fold(folds, &memory_.earlier[warp()][0][lane_], 32, has_earlier, is_last);
+    const Fold<float> folds[2] = {{steps.total.state(0), row_sum(segment[0]), exp_of},
+                                  {steps.total.state(1), row_sum(segment[1]), exp_of}};
+    steps.total.set(folds[0].state, folds[1].state);
+    sums.fold(folds, &memory_.earlier[warp()][0][lane()], 32, steps.has_earlier, kIsLast);
   }
 
-  /// What it needs of the rows is computed anew: registers are full while the products run.
-  __device__ __forceinline__ void store(const Sums& sums, const RowState<float> (&total)[2]) {
-    const ForwardTile tile = memory_.tiles[queries_.filled()];
+  __device__ __forceinline__ void store(const ForwardTile& tile, Row (&results)[2]) {
     const Sequence& sequence = call_.sequences[tile.sequence];
     const int first_row = tile.first_token * tile.heads.heads + row_of_thread();
     const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + i * 8;
-      const QueryRow query = tile.heads.query_of(row);
+      const QueryRow query = query_of(tile.heads, row);
       const bool exists = row < rows;
-      store_row(params_.forward, sequence, query, i, exists, total[i], sums, 0);
-      if (exists && total[i].sum != 0 && !sums.is_finite(i)) mark_unfinished(tile, query);
+      if (exists && call_.lse.data != nullptr && lane() % 4 == 0) {
+        store_lse(call_.lse,
+                  sequence.lse + query.token * call_.lse.token_stride +
+                      query.head * call_.lse.head_stride,
+                  results[i].lse);
+      }
+      results[i].store(static_cast<Half*>(call_.out.data) + sequence.out +
+                           query.token * call_.out.token_stride +
+                           query.head * call_.out.head_stride,
+                       static_cast<int>(call_.value_dim), exists, params_.forward.aligned_out);
+      if (exists && !results[i].is_finite) mark_unfinished(tile, query);
     }
+  }
+
+  /// Mostly without a division.
+  __device__ __forceinline__ static QueryRow query_of(const RowHeads& heads, int row) {
+    if (heads.heads == 1) return {row, heads.first};
+    return heads.query_of(row);
   }
 
   /// Marks the tile of the careful kernel that holds the row: 64 rows of a KV head.
@@ -290,10 +368,8 @@ class ForwardConsumer {
   const HopperForwardParams& params_;
   const AttentionParams& call_;
   Memory& memory_;
-  const int lane_;
-  const int first_row_;  // of the warpgroup, in a tile
-  std::uint32_t weights_[kWeightSteps][4];
   RingPosition<1> queries_;
+  RingPosition<Memory::kTiles> tiles_;
   RingPosition<Memory::kKeyStages> keys_;
   RingPosition<Memory::kValueStages> values_;
 };

@@ -2,8 +2,13 @@
 
 namespace ladon::cuda::hopper {
 
-void launch_forward_f16(Queue& queue, int blocks, bool is_wide, const HopperForwardParams& params) {
-  launch_forward<__half>(queue, blocks, is_wide, params);
+void launch_forward_f16(Queue& queue, int blocks, ForwardColumns columns,
+                        const HopperForwardParams& params) {
+  switch (columns) {
+    case ForwardColumns::k64: return launch_forward<__half, 64, 64>(queue, blocks, params);
+    case ForwardColumns::k128: return launch_forward<__half, 128, 128>(queue, blocks, params);
+    case ForwardColumns::k192And128: return launch_forward<__half, 192, 128>(queue, blocks, params);
+  }
 }
 
 }  // namespace ladon::cuda::hopper

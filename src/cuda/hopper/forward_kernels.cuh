@@ -6,19 +6,13 @@
 
 namespace ladon::cuda::hopper {
 
-template <class Half, int kColumns>
+template <class Half, int kHead, int kValue>
 void launch_forward(Queue& queue, int blocks, const HopperForwardParams& params) {
   constexpr std::size_t kAlignment = 1024;
-  queue.launch(forward_wgmma<Half, kColumns>,
+  queue.launch(forward_wgmma<Half, kHead, kValue>,
                {dim3(static_cast<unsigned>(blocks)), dim3(kForwardThreads),
-                sizeof(ForwardMemory<kColumns>) + kAlignment},
+                sizeof(ForwardMemory<kHead, kValue>) + kAlignment},
                params);
-}
-
-template <class Half>
-void launch_forward(Queue& queue, int blocks, bool is_wide, const HopperForwardParams& params) {
-  is_wide ? launch_forward<Half, 128>(queue, blocks, params)
-          : launch_forward<Half, 64>(queue, blocks, params);
 }
 
 }  // namespace ladon::cuda::hopper

@@ -1,14 +1,20 @@
 // Launches of Hopper's forward kernels; each is defined in the file that instantiates it.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/queue.h"
 
 namespace ladon::cuda::hopper {
 
 struct HopperForwardParams;
 
-/// `is_wide`: heads above 64.
-void launch_forward_bf16(Queue& queue, int blocks, bool is_wide, const HopperForwardParams& params);
-void launch_forward_f16(Queue& queue, int blocks, bool is_wide, const HopperForwardParams& params);
+/// Columns of K and of V that a kernel computes with; heads that have fewer are padded.
+enum class ForwardColumns : std::uint8_t { k64, k128, k192And128 };
+
+void launch_forward_bf16(Queue& queue, int blocks, ForwardColumns columns,
+                         const HopperForwardParams& params);
+void launch_forward_f16(Queue& queue, int blocks, ForwardColumns columns,
+                        const HopperForwardParams& params);
 
 }  // namespace ladon::cuda::hopper

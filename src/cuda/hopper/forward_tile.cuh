@@ -14,31 +14,46 @@ namespace ladon::cuda::hopper {
 inline constexpr int kConsumers = kTileRows / kGroupRows;
 inline constexpr int kForwardThreads = (1 + kConsumers) * kGroupThreads;
 
-/// What a tile is, for the warpgroups that compute it.
 struct ForwardTile {
   int sequence = -1;  // negative: there is no more work
   int first_token = 0;
   RowHeads heads;
 };
 
-template <int kColumns>
+/// Blocks of keys of a tile.
+struct TileBlocks {
+  BlockRange copied;            // those that any row sees
+  BlockRange seen[kConsumers];  // by rows of each warpgroup
+};
+
+/// What the warpgroups that compute a tile know of it.
+struct AnnouncedTile {
+  ForwardTile tile;
+  TileBlocks blocks;
+};
+
+/// kHead and kValue: columns of K and of V, which may be more than the heads have.
+template <int kHead, int kValue>
 struct ForwardMemory {
-  static constexpr int kBoxes = kColumns / kBoxColumns;
-  static constexpr int kKeyStages = kColumns == 128 ? 2 : 4;
-  static constexpr int kValueStages = 2 * kKeyStages;
+  static constexpr int kHeadBoxes = kHead / kBoxColumns;
+  static constexpr int kValueBoxes = kValue / kBoxColumns;
+  static constexpr int kKeyStages = kHead == 64 ? 4 : kHead == 128 ? 2 : 1;
+  static constexpr int kValueStages = kHead == 64 ? 8 : 4;
   // Of one box.
   static constexpr int kQueryBytes = kTileRows * kBoxRowBytes;
   static constexpr int kKeyBytes = 2 * kBlockKeys * kBoxRowBytes;
   static constexpr int kValueBytes = kBlockKeys * kBoxRowBytes;
 
-  alignas(1024) unsigned char queries[kBoxes][kQueryBytes];
-  alignas(1024) unsigned char keys[kKeyStages][kBoxes][kKeyBytes];  // of two blocks
-  alignas(1024) unsigned char values[kValueStages][kBoxes][kValueBytes];
-  float4 earlier[kConsumers * 4][kColumns / 8][32];  // sums of earlier segments, by warp
+  alignas(1024) unsigned char queries[kHeadBoxes][kQueryBytes];
+  alignas(1024) unsigned char keys[kKeyStages][kHeadBoxes][kKeyBytes];  // of two blocks
+  alignas(1024) unsigned char values[kValueStages][kValueBoxes][kValueBytes];
+  float4 earlier[kConsumers * 4][kValue / 8][32];  // sums of earlier segments, by warp
   BufferBarriers query_barriers;
   BufferBarriers key_barriers[kKeyStages];
   BufferBarriers value_barriers[kValueStages];
-  ForwardTile tiles[2];  // in turns: one is computed while the next is announced
+  // In turns: one is stored and one computed while the next is prepared.
+  static constexpr int kTiles = 3;
+  AnnouncedTile tiles[kTiles];
 };
 
 /// Tile number `ticket`: within a section of columns (sequences and heads) whose keys and values
@@ -62,12 +77,6 @@ __device__ __forceinline__ ForwardTile tile_of(const ForwardSchedule& schedule, 
 __device__ __forceinline__ BlockRange uniform(const BlockRange& blocks) {
   return {uniform(blocks.begin), uniform(blocks.end)};
 }
-__device__ __forceinline__ ForwardTile uniform(const ForwardTile& tile) {
-  return {uniform(tile.sequence),
-          uniform(tile.first_token),
-          {uniform(tile.heads.first), uniform(tile.heads.heads)}};
-}
-
 /// The queries of a tile's rows [first_row, last_row] that exist; none where last < first.
 struct TokenRange {
   std::int64_t first;
@@ -85,6 +94,13 @@ __device__ __forceinline__ BlockRange blocks_of(const AttentionParams& call,
                                                 const TokenRange& tokens) {
   if (tokens.last < tokens.first) return {};
   return visible_blocks(call.rules, sequence, tokens.first, tokens.last);
+}
+
+/// Rows that see no key compute a block of masked ones: every tile then takes the same path.
+__device__ __forceinline__ BlockRange some_blocks(const BlockRange& blocks,
+                                                  const BlockRange& others) {
+  if (blocks.begin < blocks.end) return blocks;
+  return {others.begin, others.begin + 1};
 }
 
 /// Keys come in pairs of blocks: the first pair that holds some of them.

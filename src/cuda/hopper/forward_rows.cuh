@@ -1,0 +1,101 @@
+// Finished rows of Hopper's forward kernel: rounded when their sums are done, and stored later,
+// beside the first products of the next tile.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_scores.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+
+namespace ladon::cuda::hopper {
+
+/// A thread's columns of one row: of each group of 8 the pair 2 (lane % 4).
+template <class Half, int kGroups>
+struct FinishedRow {
+  unsigned pairs[kGroups];
+  float lse;
+  bool is_finite;
+
+  /// Row i of the thread's two, from the sums of its weighted values.
+  __device__ __forceinline__ void set(const ForwardParams<float>& params, std::int64_t head, int i,
+                                      const RowState<float>& total,
+                                      const float (&sums)[kGroups][4]) {
+    const RowResult<float> result =
+        finish_row(params.call.rules, head, total.maximum * params.natural, total.sum,
+                   exp2f(kWeightShift<Half>));
+    lse = result.lse;
+    // 0 where the row saw no key, even where the sums are not.
+    const bool is_seen = total.sum != 0;
+    float zeros[2] = {};  // NaN where a sum is infinite or NaN
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const float first = sums[n][i * 2];
+      const float second = sums[n][i * 2 + 1];
+      zeros[0] = fmaf(first, 0.0F, zeros[0]);
+      zeros[1] = fmaf(second, 0.0F, zeros[1]);
+      // -0 becomes 0.
+      pairs[n] = pack<Half>(is_seen ? first * result.weight + 0.0F : 0.0F,
+                            is_seen ? second * result.weight + 0.0F : 0.0F);
+    }
+    is_finite = !is_seen || zeros[0] + zeros[1] == 0;
+  }
+
+  /// Writes `columns` of the row, if it exists; where rows are aligned, by 16 bytes. All lanes call
+  /// it.
+  __device__ __forceinline__ void store(Half* out, int columns, bool exists, bool aligned) {
+    const unsigned lane = fresh(threadIdx.x);
+    const unsigned odd = (lane & 1U) != 0 ? kFirst : kSecond;
+    const unsigned upper = (lane & 2U) != 0 ? kFirst : kSecond;
+    // The row's four lanes exchange pairs, so that lane t has the eight columns of groups 4 m + t.
+#pragma unroll
+    for (int first = 0; first < kGroups; first += 4) {
+      exchange<1>(pairs[first], pairs[first + 1], odd);
+      exchange<1>(pairs[first + 2], pairs[first + 3], odd);
+      exchange<2>(pairs[first], pairs[first + 2], upper);
+      exchange<2>(pairs[first + 1], pairs[first + 3], upper);
+    }
+    if (!exists) return;
+    const int place = static_cast<int>(lane % 4) * 8;
+    out += place;
+    columns -= place;
+#pragma unroll
+    for (int first = 0; first < kGroups; first += 4, out += 32, columns -= 32) {
+      if (aligned && columns >= 8) {
+        *reinterpret_cast<uint4*>(out) =
+            make_uint4(pairs[first], pairs[first + 1], pairs[first + 2], pairs[first + 3]);
+      } else {
+        store_elements(out, columns, first);
+      }
+    }
+  }
+
+ private:
+  // Selectors of __byte_perm(): the first of two words, or the second.
+  static constexpr unsigned kFirst = 0x3210;
+  static constexpr unsigned kSecond = 0x7654;
+
+  /// Of lanes that differ in bit kLane, the lower gives `high` for the other's `low`: `given` is
+  /// kSecond for the lower. By selectors, because the compiler would make branches of conditions,
+  /// with shuffles in them.
+  template <int kLane>
+  __device__ __forceinline__ static void exchange(unsigned& low, unsigned& high, unsigned given) {
+    const unsigned other = __shfl_xor_sync(0xffffffffU, __byte_perm(low, high, given), kLane);
+    low = __byte_perm(low, other, given ^ kFirst ^ kSecond);
+    high = __byte_perm(high, other, given);
+  }
+
+  /// The first `count` of eight, or all of them.
+  __device__ __forceinline__ void store_elements(Half* out, int count, int first) const {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const unsigned bits = pairs[first + e / 2] >> (e % 2 * 16);
+      if (e < count) {
+        *reinterpret_cast<unsigned short*>(out + e) = static_cast<unsigned short>(bits);
+      }
+    }
+  }
+};
+
+}  // namespace ladon::cuda::hopper
