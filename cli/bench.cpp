@@ -31,10 +31,10 @@ void draw(const std::string& path, const bench::BenchmarkResults& results, std::
 /// --ranks: attention over threads with emulated links.
 int run_rank_bench(const BenchOptions& options) {
   if (!options.filter.empty() || !options.peers.empty() || !options.plot.empty() || options.json) {
-    throw UsageError("bench: --ranks: goes with --link, --quick, --isa and nothing else");
+    throw UsageError("bench: --ranks: combines only with --link, --quick and --isa");
   }
   if (options.machinery.device != DeviceId()) {
-    throw UsageError("bench: --ranks: emulated links need the CPU");
+    throw UsageError("bench: --ranks: emulated links run on the CPU only");
   }
   const Link link = parse_link(options.link);
   const auto ranks = static_cast<int>(options.ranks);
@@ -77,7 +77,7 @@ int run_bench(const BenchOptions& options) {
       .peers = {.interpreter = options.peers, .seconds = static_cast<double>(options.peer_limit)}};
   const int count = bench::count_cases(wanted);
   if (count == 0) {
-    throw UsageError("bench: --filter: no case holds '" + options.filter + "'");
+    throw UsageError("bench: --filter: no case contains '" + options.filter + "'");
   }
   bench::BenchmarkResults results;
   {

@@ -165,7 +165,8 @@ std::string machine_line(DeviceId device, int threads) {
 void print_bench_head(const std::string& machine, int count, double seconds) {
   std::printf("%s\n", machine.c_str());
   std::printf(
-      "Ceilings: arithmetic, or memory read, in turns with the case. K and V count once.\n");
+      "Ceilings (arithmetic, or reading memory) are measured in turns with each case;\n"
+      "K and V count once.\n");
   std::printf("%d measurement%s: about %s\n", count, count == 1 ? "" : "s",
               format_duration(seconds).c_str());
   std::fflush(stdout);

@@ -91,7 +91,7 @@ std::int64_t cache_bytes(const ModelShape& model, const CacheVariant& variant,
   for (const auto& [length, count] : layers) {
     const std::int64_t bytes = bytes_of(model, variant, count, length, request);
     if (__builtin_add_overflow(total, bytes, &total)) {
-      throw Error(ErrorCode::kInvalidArgument, "plan: the bytes are too many to count");
+      throw Error(ErrorCode::kInvalidArgument, "plan: the bytes overflow 64 bits");
     }
   }
   return total;

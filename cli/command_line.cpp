@@ -11,6 +11,7 @@
 #include "command_options.h"
 #include "commands.h"
 #include "failure.h"
+#include "help_format.h"
 #include "ladon/isa.h"
 #include "ladon/version.h"
 #include "layer_size.h"
@@ -24,21 +25,22 @@ namespace {
 constexpr std::int64_t kMostSeconds = 86400;
 
 constexpr const char* kDescription =
-    "Attention on this machine: MHA, GQA, MQA and MLA, with caches.\n"
+    "Attention on this machine: MHA, GQA, MQA and MLA, with KV caches.\n"
     "Start with: ladon compare";
 constexpr const char* kFooter =
-    "ladon help SUBCOMMAND tells more. With --json, results are one JSON document on standard\n"
-    "output (docs/cli_schema.json). Exit status: 0 good; 1 it could not be done, or a check "
-    "failed;\n"
-    "2 the command line is wrong. LADON_ISA forces the kernels, as --isa does.";
+    "See ladon help SUBCOMMAND for details; ladon completion bash|zsh|fish prints\n"
+    "shell completions, ladon manual a man page. With --json, the result is one JSON\n"
+    "document on standard output (docs/cli_schema.json). Exit status: 0 success; 1\n"
+    "failure, or a failed check; 2 an invalid command line. LADON_ISA forces the\n"
+    "kernels, as --isa does.";
 
 /// What parsing leaves behind: the subcommand's work.
 using Work = std::function<int()>;
 
 Work info(CLI::App& app) {
   auto options = std::make_shared<InfoOptions>();
-  CLI::App* sub =
-      app.add_subcommand("info", "Version, CPU, kernels, GPUs: which, which not, and why");
+  CLI::App* sub = app.add_subcommand(
+      "info", "Show the version, the CPU and its kernels, and the GPUs, with reasons");
   add_json(sub, options->json);
   return [options] { return run_info(*options); };
 }
@@ -46,22 +48,22 @@ Work info(CLI::App& app) {
 Work compare(CLI::App& app) {
   auto options = std::make_shared<CompareOptions>();
   CLI::App* sub = app.add_subcommand(
-      "compare", "MHA, GQA, MQA and MLA layers of one size: speed, memory, errors (a minute)");
+      "compare", "Compare MHA, GQA, MQA and MLA layers: speed, memory and errors (one minute)");
   std::string sizes;
   for (const LayerSize& size : layer_sizes()) {
     sizes += (sizes.empty() ? "" : ", ") + std::string(size.name);
   }
-  sub->add_option("--size", options->size, "The layers' size: " + sizes)
+  sub->add_option("--size", options->size, "Model whose layer sizes are used: " + sizes)
       ->type_name("NAME")
       ->capture_default_str();
   add_dtype(sub, "--dtype", {DType::kF64, DType::kF32, DType::kF16, DType::kBF16},
-            "Of weights and caches", [options](DType dtype) { options->dtype = dtype; })
+            "Type of weights and caches", [options](DType dtype) { options->dtype = dtype; })
       ->default_str(name_of(options->dtype));
-  add_count(sub, "--prompt", options->prompt, 1, kMostTokens, "Tokens of a prefill");
+  add_count(sub, "--prompt", options->prompt, 1, kMostTokens, "Prompt length, for prefill");
   add_count(sub, "--context", options->context, 1, kMostTokens,
-            "Tokens in the cache while decoding");
-  add_count(sub, "--batch", options->batch, 1, kMostTokens, "Sequences at once");
-  sub->add_flag("--quick", options->quick, "Fewer repetitions");
+            "Tokens in the cache, for decoding");
+  add_count(sub, "--batch", options->batch, 1, kMostTokens, "Number of sequences");
+  sub->add_flag("--quick", options->quick, "Measure with fewer repetitions");
   add_plot(sub, options->plot);
   add_machinery(sub, options->machinery);
   add_device(sub, options->machinery);
@@ -71,9 +73,10 @@ Work compare(CLI::App& app) {
 
 CLI::Option* add_link(CLI::App* sub, std::string& link) {
   return sub
-      ->add_option("--link", link,
-                   "Between ranks: memory, nvlink, infiniband, 10gbe, 1gbe, internet, or "
-                   "LATENCY,BANDWIDTH such as 30us,1.2GB/s")
+      ->add_option(
+          "--link", link,
+          "Network between the ranks: memory, nvlink, infiniband, 10gbe, 1gbe, internet, or "
+          "LATENCY,BANDWIDTH such as 30us,1.2GB/s")
       ->type_name("LINK")
       ->capture_default_str();
 }
@@ -81,27 +84,28 @@ CLI::Option* add_link(CLI::App* sub, std::string& link) {
 Work plan(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* sub = app.add_subcommand(
-      "plan", "Memory of a model's KV cache, as MHA, GQA, MQA and MLA, and what fits");
+      "plan", "Calculate the memory of a model's KV cache as MHA, GQA, MQA and MLA");
   auto* model = sub->add_option("--model", options->model,
-                                "A published model, such as deepseek-v3 [an overview of all]")
+                                "Published model, such as deepseek-v3 [an overview of all]")
                     ->type_name("NAME");
   sub->add_option("--config", options->config,
-                  "A Hugging Face config.json, its folder, or - for standard input")
+                  "Hugging Face config.json, its folder, or - for standard input")
       ->type_name("PATH")
       ->excludes(model);
   add_ignored(sub, options->ignored_fields);
-  add_count(sub, "--context", options->context, 1, kMostTokens, "Tokens of each sequence; k: 1024");
-  add_count(sub, "--batch", options->batch, 1, kMostTokens, "Sequences");
+  add_count(sub, "--context", options->context, 1, kMostTokens,
+            "Tokens per sequence, such as 4096 or 128k");
+  add_count(sub, "--batch", options->batch, 1, kMostTokens, "Number of sequences");
   add_dtype(sub, "--dtype",
             {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kF8E4M3},
-            "Of the cache", [options](DType dtype) { options->dtype = dtype; })
+            "Type of the cache", [options](DType dtype) { options->dtype = dtype; })
       ->default_str(name_of(options->dtype));
   sub->add_option_function<std::string>(
          "--memory",
          [options](const std::string& text) {
            options->memory = parsed("--memory", [&] { return parse_bytes(text); });
          },
-         "Say what fits into this beside the weights, such as 80GiB")
+         "Show the context and batch that fit next to the weights, such as 80GiB")
       ->type_name("SIZE");
   sub->add_option_function<std::string>(
          "--weights",
@@ -109,11 +113,11 @@ Work plan(CLI::App& app) {
            options->weights =
                text == "0" ? 0 : parsed("--weights", [&] { return parse_bytes(text); });
          },
-         "Of the model in memory, such as 5GiB; 0: the cache alone [as published]")
+         "Size of the weights in memory, such as 5GiB; 0 leaves them out [the published files']")
       ->type_name("SIZE");
   constexpr std::int64_t kMostRanks = 1 << 20;
   CLI::Option* ranks = add_count(sub, "--ranks", options->ranks, 1, kMostRanks,
-                                 "Say what each of so many ranks would hold and send");
+                                 "Show what each of N ranks would hold and send");
   add_link(sub, options->link)->needs(ranks);
   add_json(sub, options->json);
   return [options] { return run_plan(*options); };
@@ -124,39 +128,38 @@ Work run(CLI::App& app) {
   std::vector<DType> cache_types = floats;
   cache_types.insert(cache_types.end(), {DType::kI8, DType::kF8E4M3});
   auto options = std::make_shared<RunOptions>();
-  CLI::App* sub = app.add_subcommand(
-      "run", "An attention layer of a model folder over a .npy file, whole or cached");
-  sub->add_option("--model", options->model, "A folder with config.json and safetensors")
+  CLI::App* sub = app.add_subcommand("run", "Run one attention layer of a model on a .npy file");
+  sub->add_option("--model", options->model, "Folder with config.json and safetensors")
       ->type_name("FOLDER")
       ->required();
-  add_count(sub, "--layer", options->layer, 0, kMostTokens, "Which layer, from 0");
+  add_count(sub, "--layer", options->layer, 0, kMostTokens, "Index of the layer, from 0");
   sub->add_option("--input", options->input,
-                  "An array [seq, embed] or [batch, seq, embed]; -: stdin")
+                  "Array [seq, embed] or [batch, seq, embed]; - is standard input")
       ->type_name("FILE.npy")
       ->required();
   sub->add_option("--output", options->output,
-                  "Where the result goes, in the input's shape and dtype; -: stdout")
+                  "Result, with the shape and dtype of the input; - is standard output")
       ->type_name("FILE.npy")
       ->required();
-  auto* cached = sub->add_flag("--cached", options->cached, "Over a KV cache, chunk by chunk");
-  add_count(sub, "--chunk", options->chunk, 1, kMostTokens, "Tokens of a cached call")
-      ->needs(cached);
-  add_dtype(sub, "--dtype", floats, "Of the layer [the input's]",
+  auto* cached = sub->add_flag("--cached", options->cached,
+                               "Use a KV cache, and feed --chunk tokens at a time");
+  add_count(sub, "--chunk", options->chunk, 1, kMostTokens, "Tokens per call")->needs(cached);
+  add_dtype(sub, "--dtype", floats, "Type of the layer [the input's]",
             [options](DType dtype) { options->dtype = dtype; });
-  add_dtype(sub, "--cache-dtype", cache_types, "Of the cache [the layer's]",
+  add_dtype(sub, "--cache-dtype", cache_types, "Type of the cache [the layer's]",
             [options](DType dtype) { options->cache_dtype = dtype; })
       ->needs(cached);
   auto* weights = sub->add_option("--weights", options->weights,
-                                  "Draw the attention weights, a panel for each head; .html: a "
-                                  "page to explore")
-                      ->type_name("FILE.svg|png|pdf|html");
-  sub->add_option("--tokens", options->tokens, "The tokens' texts for it, a JSON array of strings")
+                                  "Draw the attention weights, one panel per head; an .html file "
+                                  "is an interactive page")
+                      ->type_name("FILE");
+  sub->add_option("--tokens", options->tokens, "Labels of the tokens, a JSON array of strings")
       ->type_name("FILE.json")
       ->needs(weights);
-  sub->add_option("--heads", options->heads, "Those to be drawn, such as 0,3,5-7 [all]")
+  sub->add_option("--heads", options->heads, "Heads to draw, such as 0,3,5-7 [all]")
       ->type_name("LIST")
       ->needs(weights);
-  add_count(sub, "--sequence", options->sequence, 0, kMostTokens, "Of the batch, to be drawn")
+  add_count(sub, "--sequence", options->sequence, 0, kMostTokens, "Sequence of the batch to draw")
       ->needs(weights);
   add_ignored(sub, options->ignored_fields);
   add_machinery(sub, options->machinery);
@@ -167,34 +170,45 @@ Work run(CLI::App& app) {
 Work convert(CLI::App& app) {
   auto options = std::make_shared<ConvertOptions>();
   CLI::App* sub = app.add_subcommand(
-      "convert", "A model folder's attention as MHA, GQA, MQA or MLA, with the loss measured");
-  sub->add_option("--model", options->model, "A folder with config.json and safetensors")
+      "convert", "Convert a model's attention to MHA, GQA, MQA or MLA, and measure the loss");
+  sub->add_option("--model", options->model, "Folder with config.json and safetensors")
       ->type_name("FOLDER")
       ->required();
-  sub->add_option("--to", options->to, "mha, gqa, mqa or mla")
-      ->check(CLI::IsMember({"mha", "gqa", "mqa", "mla"}))
+  sub->add_option("--to", options->to, "Kind of attention: mha, gqa, mqa or mla")
+      ->type_name("KIND")
+      ->check(CLI::IsMember({"mha", "gqa", "mqa", "mla"}).description(""))
       ->required();
-  sub->add_option("--output", options->output, "The new folder")->type_name("FOLDER");
-  add_count(sub, "--kv-heads", options->kv_heads, 1, kMostTokens, "gqa: KV heads");
-  add_count(sub, "--kv-rank", options->kv_rank, 1, kMostTokens, "mla: of the latent [no loss]");
+  sub->add_option("--output", options->output, "Folder to create")->type_name("FOLDER");
+  add_count(sub, "--kv-heads", options->kv_heads, 1, kMostTokens, "gqa: number of KV heads");
+  add_count(sub, "--kv-rank", options->kv_rank, 1, kMostTokens,
+            "mla: rank of the latent [exact conversion]");
   sub->add_flag("--unequal-ranks", options->unequal,
-                "mla: more where it helps; --kv-rank: the mean");
+                "mla: give layers different ranks, --kv-rank on average");
   const auto set_rope_dim = [options](std::int64_t dim) { options->rope_dim = dim; };
   sub->add_option_function<std::int64_t>("--rope-dim", set_rope_dim,
-                                         "mla: elements with rope [every one]");
-  sub->add_option("--merge", options->merge, "gqa: pca, mean or first")
-      ->check(CLI::IsMember({"pca", "mean", "first"}))
+                                         "mla: dimensions with rope [all]")
+      ->type_name("N");
+  sub->add_option("--merge", options->merge, "gqa: how heads are merged: pca, mean or first")
+      ->type_name("METHOD")
+      ->check(CLI::IsMember({"pca", "mean", "first"}).description(""))
       ->capture_default_str();
-  auto* inputs = sub->add_option("--calibrate", options->calibrate,
-                                 "Inputs of the layers, layer_0.npy ... [weights alone]")
-                     ->type_name("FOLDER");
-  sub->add_flag("!--no-refit", options->refit, "Keep the output projections as they are");
-  sub->add_option("--max-error", options->max_error, "Write nothing where a layer's is larger")
+  auto* inputs =
+      sub->add_option(
+             "--calibrate", options->calibrate,
+             "Recorded inputs of the layers, layer_0.npy and so on [use the weights alone]")
+          ->type_name("FOLDER");
+  sub->add_flag("!--no-refit", options->refit, "Do not refit the output projections");
+  sub->add_option("--max-error", options->max_error, "Fail if the error of a layer is larger")
+      ->type_name("ERROR")
       ->needs(inputs);
-  sub->add_option("--sweep", options->sweep, "KV heads or ranks to measure; writes nothing")
+  sub->add_option("--sweep", options->sweep,
+                  "Measure these numbers of KV heads, or ranks; writes no model")
+      ->type_name("N,...")
       ->delimiter(',')
       ->needs(inputs);
-  sub->add_option("--rope-dims", options->rope_dims, "Of a sweep to mla")->delimiter(',');
+  sub->add_option("--rope-dims", options->rope_dims, "mla: rope dimensions of a sweep")
+      ->type_name("N,...")
+      ->delimiter(',');
   add_plot(sub, options->plot);
   add_ignored(sub, options->ignored_fields);
   add_machinery(sub, options->machinery);
@@ -204,16 +218,16 @@ Work convert(CLI::App& app) {
 
 Work check(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
-  CLI::App* sub = app.add_subcommand(
-      "check", "Test every kernel that this machine can run; a verdict for bug reports");
+  CLI::App* sub =
+      app.add_subcommand("check", "Test every kernel that this machine can run (for bug reports)");
   add_machinery(sub, options->machinery, "all that can run");
   add_device(sub, options->machinery);
-  sub->add_option("--seed", options->seed, "Of the random problems")
+  sub->add_option("--seed", options->seed, "Seed of the random problems")
       ->type_name("N")
       ->capture_default_str();
-  sub->add_option("--slack", options->slack, "Factor of the errors that are allowed")
+  sub->add_option("--slack", options->slack, "Multiply the allowed errors by this")
       ->type_name("FACTOR")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Validator(CLI::NonNegativeNumber).description(""))
       ->capture_default_str();
   add_json(sub, options->json);
   return [options] { return run_check(*options); };
@@ -221,23 +235,25 @@ Work check(CLI::App& app) {
 
 Work bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* sub = app.add_subcommand(
-      "bench", "The benchmark: attention compared with this machine's own limits (minutes)");
-  sub->add_flag("--quick", options->quick, "Fewer repetitions, of the fastest kernels (or --isa)");
-  sub->add_option("--filter", options->filter,
-                  "Only cases whose \"KERNELS CASE\" holds this, such as \"avx2 f32 forward\"")
+  CLI::App* sub =
+      app.add_subcommand("bench", "Measure attention relative to this machine's limits (minutes)");
+  sub->add_flag("--quick", options->quick,
+                "Measure with fewer repetitions, and the fastest kernels only (or --isa)");
+  sub->add_option(
+         "--filter", options->filter,
+         "Run only cases whose \"KERNELS CASE\" contains TEXT, such as \"avx2 f32 forward\"")
       ->type_name("TEXT");
   sub->add_option_function<std::string>(
          "--peers",
          [options](const std::string& text) { options->peers = text.empty() ? "python3" : text; },
-         "Measure PyTorch and ONNX Runtime too, by this Python's packages [python3]")
+         "Also measure the PyTorch and ONNX Runtime of this Python [python3]")
       ->type_name("PYTHON")
       ->expected(0, 1);
   add_count(sub, "--peer-limit", options->peer_limit, 1, kMostSeconds,
-            "Seconds that a peer may take for one answer");
+            "Timeout in seconds for each measurement of a peer");
   CLI::Option* ranks =
       add_count(sub, "--ranks", options->ranks, 1, 64,
-                "Measure attention over so many ranks instead, threads with emulated links");
+                "Measure context-parallel attention over N threads with emulated links instead");
   add_link(sub, options->link)->needs(ranks);
   add_plot(sub, options->plot);
   add_machinery(sub, options->machinery, "all that can run");
@@ -272,7 +288,7 @@ std::vector<SubcommandDescription> described(const CLI::App& app) {
       if (option->get_lnames().empty()) continue;
       const std::string type = option->get_expected_max() == 0 ? "" : option->get_type_name();
       one.options.push_back(
-          {"--" + option->get_lnames().front(), type, option->get_description(), {}});
+          {"--" + option->get_lnames().front(), type, full_description(*option), {}});
       if (type == "DTYPE")
         one.options.back().choices = {"f64", "f32", "f16", "bf16", "i8", "f8e4m3"};
     }
@@ -314,7 +330,7 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
   app.footer(kFooter);
   app.set_version_flag("-V,--version", std::string("ladon ") + version());
   app.require_subcommand(0, 1);
-  app.get_formatter()->column_width(28);
+  app.formatter(std::make_shared<HelpFormatter>());  // subcommands inherit it
 
   const std::vector<std::pair<std::string, Work>> works{
       {"compare", compare(app)}, {"plan", plan(app)},   {"run", run(app)},
@@ -329,7 +345,10 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   if (!words.empty() && words.front() == "help") {
     words.front() = "--help";
-    if (words.size() > 1) std::swap(words[0], words[1]);
+    // Of what is not a subcommand with options, the general help tells.
+    const bool general =
+        words.size() < 2 || words[1] == "help" || words[1] == "completion" || words[1] == "manual";
+    if (!general) std::swap(words[0], words[1]);
   }
   const std::string first = words.empty() ? "" : words.front();
   if (first == "completion") {

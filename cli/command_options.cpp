@@ -86,14 +86,14 @@ CLI::Option* add_dtype(CLI::App* app, const std::string& name, const std::vector
 }
 
 void add_machinery(CLI::App* app, Machinery& machinery, const std::string& default_kernels) {
-  add_isa(app, machinery.isa, "Kernels: " + isa_names() + " [" + default_kernels + "]");
+  add_isa(app, machinery.isa, "Kernels to use: " + isa_names() + " [" + default_kernels + "]");
   app->add_option_function<std::string>(
          "--threads",
          [&machinery](const std::string& text) {
            machinery.threads = static_cast<int>(
                parsed("--threads", [&] { return parse_count(text, 1, kMaxThreads); }));
          },
-         "Threads [all that this process may use]")
+         "Number of threads [all CPUs of this process]")
       ->type_name("N");
 }
 
@@ -101,22 +101,21 @@ void add_device(CLI::App* app, Machinery& machinery) {
   app->add_option_function<std::string>(
          "--device",
          [&machinery](const std::string& text) { machinery.device = parse_device(text); },
-         "Where to run: cpu, or a GPU, cuda or cuda:N [cpu]")
+         "Device to run on: cpu, cuda or cuda:N [cpu]")
       ->type_name("NAME")
       ->excludes("--isa");
 }
 
 void add_json(CLI::App* app, bool& json) {
-  app->add_flag("--json", json, "Print one JSON document instead");
+  app->add_flag("--json", json, "Print the result as JSON");
 }
 
 void add_plot(CLI::App* app, std::string& path) {
-  app->add_option("--plot", path, "Draw the result")->type_name("FILE.svg|png|pdf");
+  app->add_option("--plot", path, "Draw the result as SVG, PNG or PDF")->type_name("FILE");
 }
 
 void add_ignored(CLI::App* app, std::vector<std::string>& fields) {
-  app->add_option("--ignore-field", fields,
-                  "A field of the config that makes no difference to attention (repeatable)")
+  app->add_option("--ignore-field", fields, "Ignore an unknown field of the config (repeatable)")
       ->type_name("NAME")
       ->take_all();
 }

@@ -46,7 +46,7 @@ std::string layer_line(const Comparison& comparison) {
 std::string work_line(const CompareOptions& options) {
   std::string line = "prefill of " + format_count(options.prompt) + " tokens, decoding at " +
                      format_count(options.context) + " tokens of context";
-  if (options.batch > 1) line += ", " + format_count(options.batch) + " sequences at once";
+  if (options.batch > 1) line += ", " + format_count(options.batch) + " sequences";
   return line;
 }
 
@@ -85,10 +85,11 @@ void print_report(const Comparison& comparison) {
       "\n%s GB/s of memory %s. Decoding must read all weights and the cache for each token.\n"
       "Errors: against plain loops in double, relative to the largest output; at most %s "
       "allowed.\n",
-      format_rate(first.fma_gflops).c_str(), on_cpu ? "multiply-adds" : "a product of matrices",
+      format_rate(first.fma_gflops).c_str(), on_cpu ? "multiply-adds" : "a matrix product",
       format_rate(first.read_gbps).c_str(), on_cpu ? "read" : "copied",
       format_error(first.allowed).c_str());
-  if (disturbed) std::printf("* disturbed: other programs used the CPUs, and it means little.\n");
+  if (disturbed)
+    std::printf("* disturbed: other programs used the CPUs; the figure is unreliable.\n");
 }
 
 Json rate_json(const MeasuredRate& rate) {
@@ -137,10 +138,11 @@ Json document_of(const Comparison& comparison) {
 }
 
 void draw(const Comparison& comparison) {
-  const auto canvas = draw_compare_chart(comparison.options.plot, comparison.rows,
-                                         {.title = "Four ways to attend, " + layer_line(comparison),
-                                          .machine = machine_line(comparison),
-                                          .work = work_line(comparison.options)});
+  const auto canvas =
+      draw_compare_chart(comparison.options.plot, comparison.rows,
+                         {.title = "Four kinds of attention, " + layer_line(comparison),
+                          .machine = machine_line(comparison),
+                          .work = work_line(comparison.options)});
   const std::string picture = canvas->bytes();
   const HeldSignals held;
   OutputFile("compare: --plot", output_path(comparison.options.plot), picture).commit();

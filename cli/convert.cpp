@@ -25,13 +25,13 @@ void check_options(const ConvertOptions& options) {
   const bool mla = options.to == "mla";
   const auto refuse = [](const std::string& what) { throw UsageError("convert: " + what); };
   if (options.to == "gqa" && options.kv_heads == 0 && options.sweep.empty()) {
-    refuse("--to gqa: expected --kv-heads or --sweep beside it");
+    refuse("--to gqa: expected --kv-heads or --sweep as well");
   }
   if (options.to != "gqa" && options.kv_heads != 0) refuse("--kv-heads: expected --to gqa");
   if (!mla && options.kv_rank != 0) refuse("--kv-rank: expected --to mla");
   if (!mla && options.rope_dim) refuse("--rope-dim: expected --to mla");
   if (options.unequal && options.kv_rank == 0) {
-    refuse("--unequal-ranks: expected --kv-rank beside it, their mean");
+    refuse("--unequal-ranks: expected --kv-rank as well, their mean");
   }
   if (mla && options.merge != "pca") refuse("--merge: expected --to gqa or mqa");
   if (options.max_error && !(*options.max_error >= 0 && std::isfinite(*options.max_error))) {
@@ -48,7 +48,7 @@ void check_options(const ConvertOptions& options) {
   if (!options.output.empty()) refuse("--sweep: writes nothing, expected no --output");
   if (options.max_error) refuse("--sweep: writes nothing, expected no --max-error");
   if (options.kv_heads != 0 || options.kv_rank != 0 || options.rope_dim) {
-    refuse("--sweep: names the sizes, expected no --kv-heads, --kv-rank or --rope-dim");
+    refuse("--sweep: gives the sizes, expected no --kv-heads, --kv-rank or --rope-dim");
   }
   if (!mla && !options.rope_dims.empty()) refuse("--rope-dims: expected --to mla");
 }

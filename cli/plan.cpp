@@ -89,16 +89,18 @@ std::string window_text(const ModelShape& model) {
 std::vector<std::string> notes_of(const ModelShape& model, const PlanOptions& options) {
   std::vector<std::string> notes;
   if (model.max_context > 0 && options.context > model.max_context) {
-    notes.push_back("warning: the model is made for " + format_count(model.max_context) +
-                    " tokens; " + format_count(options.context) + " are past that");
+    notes.push_back("warning: the model supports " + format_count(model.max_context) +
+                    " tokens, not " + format_count(options.context));
   }
   if (model.has_windows()) {
     notes.emplace_back(
-        "windows: the model's row drops what no query can see; the other rows keep every token");
+        "windows: the model's own row drops keys outside the windows; the other rows keep every "
+        "token");
   }
   if (!model.loadable) {
-    notes.push_back("the family " + model.name +
-                    " is not loaded by Ladon; these figures are from its config's usual fields");
+    notes.push_back(
+        "the family " + model.name +
+        " is not supported by Ladon; the figures come from the usual fields of its config");
   }
   return notes;
 }
@@ -110,8 +112,8 @@ std::string memory_text(const ModelShape& model, const PlanOptions& options) {
   if (weights == 0) {
     return "in " + all + (options.weights ? ", all for the cache" : "; weights are not counted");
   }
-  return "in " + format_bytes(cache_memory(model, options)) + ", the rest of " + all +
-         " beside weights of " + format_bytes(weights);
+  return "in " + format_bytes(cache_memory(model, options)) + " of " + all +
+         ", next to weights of " + format_bytes(weights);
 }
 
 void print_model(const ModelShape& model, const PlanOptions& options) {
@@ -164,7 +166,7 @@ std::vector<RankScheme> schemes_of(const ModelShape& model, const PlanOptions& o
 
 std::int64_t whole_bytes(double bytes) {
   constexpr double kMost = 9e18;
-  if (bytes > kMost) throw Failure("plan: the bytes that ranks send are too many to count");
+  if (bytes > kMost) throw Failure("plan: the bytes that ranks send overflow 64 bits");
   return static_cast<std::int64_t>(std::llround(bytes));
 }
 
@@ -172,8 +174,8 @@ std::int64_t whole_bytes(double bytes) {
 void print_ranks(const ModelShape& model, const PlanOptions& options, const Link& link) {
   TextTable table({{"phase", Align::kLeft},
                    {"split by", Align::kLeft},
-                   {"cache of a rank"},
-                   {"sent by a rank"},
+                   {"cache per rank"},
+                   {"sent per rank"},
                    {"time of it"},
                    {"", Align::kLeft}});
   for (const RankScheme& scheme : schemes_of(model, options, link)) {
@@ -191,7 +193,7 @@ void print_ranks(const ModelShape& model, const PlanOptions& options, const Link
               format_bytes(whole_bytes(link.bandwidth)).c_str(), table.text().c_str());
   std::printf(
       "decode: one token of each sequence; prefill: the whole context; both through all layers.\n"
-      "Times are those of messages alone, of which computation can hide some.\n");
+      "Times are for the messages alone; computation can hide some of them.\n");
 }
 
 /// Every preset as it is.
@@ -224,7 +226,7 @@ void print_overview(const PlanOptions& options) {
     }
   }
   std::printf("KV caches at %s%s. One of them in detail: --model NAME\n\n",
-              request_text(options).c_str(), options.memory ? ", beside the weights" : "");
+              request_text(options).c_str(), options.memory ? ", next to the weights" : "");
   std::fputs(table.text().c_str(), stdout);
 }
 

@@ -44,7 +44,7 @@ CacheVariant own_variant(const ModelShape& model) {
   for (const CacheVariant& variant : cache_variants(model)) {
     if (variant.own) return variant;
   }
-  throw Failure("plan: the model has no cache of its own");
+  throw Failure("plan: the model has no cache");
 }
 
 }  // namespace

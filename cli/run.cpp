@@ -154,7 +154,7 @@ void print_report(const Report& report) {
   std::printf("output from %.4g to %.4g, mean %.4g", report.summary.least, report.summary.most,
               report.summary.mean);
   if (report.summary.not_finite != 0) {
-    std::printf("; %s numbers are NaN or infinite",
+    std::printf("; %s elements are NaN or infinite",
                 format_count(report.summary.not_finite).c_str());
   }
   std::printf("\nwrote %s\n", shown_output(options.output).c_str());

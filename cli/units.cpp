@@ -61,7 +61,7 @@ std::int64_t parse_count(std::string_view text, std::int64_t least, std::int64_t
   const bool understood = error == std::errc{} && stop == end && !digits.empty();
   if (!understood || __builtin_mul_overflow(count, factor, &count) || count < least ||
       count > most) {
-    throw UsageError(in_quotes(text) + " is no whole number from " + std::to_string(least) +
+    throw UsageError(in_quotes(text) + " is not a whole number from " + std::to_string(least) +
                      " to " + std::to_string(most));
   }
   return count;
@@ -82,7 +82,7 @@ std::int64_t parse_bytes(std::string_view text) {
     }
   }
   throw UsageError(in_quotes(text) +
-                   " is no size: expected a positive number and a unit, such as 80GiB or 24GB");
+                   " is not a size: expected a positive number and a unit, such as 80GiB or 24GB");
 }
 
 std::string format_bytes(std::int64_t bytes) {

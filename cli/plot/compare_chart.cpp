@@ -106,7 +106,7 @@ void draw_legend(Canvas& canvas, std::span<const LayerMeasurement> rows) {
   });
   if (disturbed) {
     canvas.text({kMargin, kHeight - 12},
-                "* disturbed: other programs used the CPUs, and it means little",
+                "* disturbed: other programs used the CPUs; the figure is unreliable",
                 {.size = 11, .color = kGrey});
   }
 }

@@ -110,7 +110,7 @@
         body.append(row);
       }
       if (memory !== undefined && left < 0) notes.push("The weights alone do not fit.");
-      if (context > model.maxContext) notes.push(`The model was made for ${model.maxContext.toLocaleString("en")} tokens.`);
+      if (context > model.maxContext) notes.push(`The model supports ${model.maxContext.toLocaleString("en")} tokens.`);
     }
     document.getElementById("calculator-notes").textContent = notes.join(" ");
   };

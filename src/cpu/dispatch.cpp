@@ -157,7 +157,7 @@ const IsaEntry& default_isa(const CpuFeatures& features, std::string_view operat
     const IsaEntry* const entry = find(*name);
     if (entry == nullptr) {
       fail(operation, "LADON_ISA",
-           "got \"" + *name + "\", which is no instruction set of this library" +
+           "got \"" + *name + "\", which is not an instruction set of this library" +
                expected_choices(features));
     }
     check_runnable(*entry, features, operation, "LADON_ISA");
@@ -182,7 +182,7 @@ Isa choose_isa(std::optional<Isa> requested, const CpuFeatures& features) {
   if (entry == nullptr) {
     fail("Context", "isa",
          "got Isa(" + std::to_string(static_cast<int>(*requested)) +
-             "), which is no instruction set of this library" + expected_choices(features));
+             "), which is not an instruction set of this library" + expected_choices(features));
   }
   check_runnable(*entry, features, "Context", "isa");
   return entry->isa;

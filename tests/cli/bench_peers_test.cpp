@@ -163,7 +163,7 @@ TEST_F(CliBenchPeers, TheRealWorkerSaysWhatItHas) {
 
 TEST_F(CliBenchPeers, Mistakes) {
   EXPECT_EQ(complaint_of({"bench", "--peers", "--peer-limit", "0"}, 2),
-            "bench: --peer-limit: '0' is no whole number from 1 to 86400");
+            "bench: --peer-limit: '0' is not a whole number from 1 to 86400");
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ TEST(CliCompare, Mistakes) {
   expect({"--plot", (temp / "no" / "c.svg").string()}, 1, "--plot: cannot write ");
   expect({"--plot", "/proc/c.svg"}, 1, "/proc/c.svg");
   expect({"--isa", "reference"}, 2, "the reference is what the others are compared with");
-  expect({"--prompt", "0"}, 2, "--prompt: '0' is no whole number");
+  expect({"--prompt", "0"}, 2, "--prompt: '0' is not a whole number");
   // 16 KiB of cache for each of 2^40 tokens, and more for the rest.
   expect({"--context", "1048576m"}, 1, "compare: this needs about 16 PiB of memory; ");
   expect({"--context", "1048576m", "--batch", "1048576m"}, 1, "needs more than 4 EiB of memory; ");

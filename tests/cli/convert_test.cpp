@@ -237,7 +237,7 @@ TEST_F(CliConvert, OptionsThatDoNotGoTogether) {
   expect({"--to", "mla", "--kv-heads", "2", "--output", out}, "--kv-heads: expected --to gqa");
   expect({"--to", "mha", "--kv-rank", "2", "--output", out}, "--kv-rank: expected --to mla");
   expect({"--to", "mla", "--unequal-ranks", "--output", out},
-         "--unequal-ranks: expected --kv-rank beside it");
+         "--unequal-ranks: expected --kv-rank as well");
   expect({"--to", "mha", "--rope-dim", "2", "--output", out}, "--rope-dim: expected --to mla");
   expect({"--to", "mla", "--merge", "mean", "--output", out}, "--merge: expected --to gqa");
   expect({"--to", "mla", "--rope-dims", "2", "--output", out}, "--rope-dims: expected --sweep");

@@ -51,6 +51,34 @@ TEST(CliGeneral, ShortVersionAndHelpAsASubcommand) {
   EXPECT_TRUE(holds(run_ladon({"help", "plan"}).out, "Usage: ladon plan"));
 }
 
+TEST(CliGeneral, HelpFitsEightyColumnsAndNamesDefaults) {
+  for (const char* name : {"", "compare", "plan", "run", "convert", "bench", "check", "info"}) {
+    std::vector<std::string> words{"help"};
+    if (*name != 0) words.emplace_back(name);
+    const std::string help = run_ladon(words).out;
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);) {
+      // As CLI11 would write it: conditions and checks in the name's column.
+      for (const char* part : {"Excludes:", "Needs:", "REQUIRED", "TEXT", ":{", "{false}"}) {
+        if (std::string(name) == "bench" && std::string(part) == "TEXT") continue;
+        EXPECT_FALSE(holds(line, part)) << line;
+      }
+      EXPECT_LE(line.size(), 80U) << line;
+    }
+  }
+  const std::string plan = run_ladon({"help", "plan"}).out;
+  EXPECT_TRUE(
+      holds(plan, "\n  --context N           Tokens per sequence, such as 4096 or 128k [8192]\n"))
+      << plan;
+  EXPECT_TRUE(holds(plan, "(not with --model)")) << plan;
+  const std::string run = run_ladon({"help", "run"}).out;
+  EXPECT_TRUE(holds(run, "Folder with config.json and safetensors (required)\n")) << run;
+  EXPECT_TRUE(holds(run, "Tokens per call (with --cached) [1]\n")) << run;
+  for (const char* name : {"help", "completion", "manual"}) {
+    EXPECT_EQ(run_ladon({"help", name}).out, run_ladon({"--help"}).out);
+  }
+}
+
 TEST(CliGeneral, DidYouMean) {
   EXPECT_TRUE(holds(complaint_of({"paln"}, 2), "no subcommand 'paln', did you mean plan?; there"));
   EXPECT_TRUE(holds(complaint_of({"plan", "--contex", "8k"}, 2), ", did you mean --context?; see"));
@@ -160,9 +188,9 @@ TEST(CliGeneral, MistakesAreStatusTwo) {
             "The following argument was not expected: --nosuch; see ladon --help");
   EXPECT_TRUE(holds(complaint_of({"info", "extra"}, 2), "not expected: extra"));
   EXPECT_EQ(complaint_of({"check", "--threads", "0"}, 2),
-            "check: --threads: '0' is no whole number from 1 to 1024");
+            "check: --threads: '0' is not a whole number from 1 to 1024");
   EXPECT_EQ(complaint_of({"check", "--threads", "two"}, 2),
-            "check: --threads: 'two' is no whole number from 1 to 1024");
+            "check: --threads: 'two' is not a whole number from 1 to 1024");
   EXPECT_EQ(complaint_of({"check", "--isa", "mmx"}, 2),
             "check: --isa: no kernels 'mmx', did you mean amx?; there are reference, baseline, "
             "avx2, avx512, "
@@ -231,7 +259,7 @@ TEST(CliDevice, Mistakes) {
     EXPECT_EQ(complaint_of({command, "--device", "tpu"}, 2),
               command + ": --device: no device 'tpu'" + devices);
     EXPECT_EQ(complaint_of({command, "--device", "cuda:x"}, 2),
-              command + ": --device: 'x' is no whole number from 0 to 1024");
+              command + ": --device: 'x' is not a whole number from 0 to 1024");
     const std::string both = complaint_of({command, "--device", "cuda", "--isa", "avx2"}, 2);
     EXPECT_TRUE(holds(both, "--isa excludes --device")) << both;
   }

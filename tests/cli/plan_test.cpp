@@ -265,7 +265,7 @@ TEST(CliPlan, WeightsStandBesideTheCache) {
   caches = caches_of(document_of({"plan", "--model", "llama-3-70b", "--memory", "80GiB"}));
   EXPECT_EQ(caches["GQA"]["most_context"], 0);  // 131 GiB of weights
   const Outcome text = run_ladon({"plan", "--model", "llama-3-8b", "--memory", "24GiB"});
-  EXPECT_NE(text.out.find("the rest of 24 GiB beside weights of 14.96 GiB"), std::string::npos)
+  EXPECT_NE(text.out.find(" of 24 GiB, next to weights of 14.96 GiB"), std::string::npos)
       << text.out;
   // The files next to the config say it exactly.
   write_bytes(temp / "model.safetensors", std::string(1000, 'x'));
@@ -275,7 +275,7 @@ TEST(CliPlan, WeightsStandBesideTheCache) {
 
 TEST(CliPlan, WarnsPastTheModelsContext) {
   const Outcome past = run_ladon({"plan", "--model", "llama-3-8b", "--context", "16k"});
-  EXPECT_NE(past.out.find("warning: the model is made for 8,192 tokens; 16,384 are past that"),
+  EXPECT_NE(past.out.find("warning: the model supports 8,192 tokens, not 16,384"),
             std::string::npos)
       << past.out;
   EXPECT_EQ(run_ladon({"plan", "--model", "llama-3-8b"}).out.find("warning"), std::string::npos);
@@ -283,8 +283,9 @@ TEST(CliPlan, WarnsPastTheModelsContext) {
 
 TEST(CliPlan, WindowedRowsExplainThemselves) {
   const Outcome outcome = run_ladon({"plan", "--model", "mistral-7b", "--context", "32k"});
-  EXPECT_NE(outcome.out.find("windows: the model's row drops what no query can see; the other rows "
-                             "keep every token"),
+  EXPECT_NE(outcome.out.find(
+                "windows: the model's own row drops keys outside the windows; the other rows "
+                "keep every token"),
             std::string::npos)
       << outcome.out;
 }
@@ -301,7 +302,7 @@ TEST(CliPlan, FamiliesThatAreNotLoaded) {
   // 8 KV heads of 128, keys and values, 2 bytes: 4096 bytes a token and layer.
   EXPECT_EQ(caches_of(document)["GQA"]["bytes"], 4096 * (3 * 1024 + 64));
   const Outcome text = run_ladon({"plan", "--config", temp.path().string()});
-  EXPECT_NE(text.out.find("the family hal9000 is not loaded by Ladon"), std::string::npos);
+  EXPECT_NE(text.out.find("the family hal9000 is not supported by Ladon"), std::string::npos);
   // Text inside a model of several parts; a latent cache.
   write_bytes(temp / "config.json", R"({"model_type":"eyes","text_config":{"model_type":"words",
     "hidden_size":512,"num_attention_heads":8,"num_hidden_layers":2,"kv_lora_rank":64,
@@ -333,19 +334,19 @@ TEST(CliPlan, Mistakes) {
   };
   expect({"--model", "gpt-9"}, 2,
          "--model: no preset 'gpt-9', did you mean gpt-2?; there are deepseek-v3, ");
-  expect({"--context", "0"}, 2, "plan: --context: '0' is no whole number from 1 to");
-  expect({"--context", "12q"}, 2, "'12q' is no whole number");
-  expect({"--context", "9999999999999999999"}, 2, "is no whole number");
-  expect({"--batch", "-1"}, 2, "'-1' is no whole number");
+  expect({"--context", "0"}, 2, "plan: --context: '0' is not a whole number from 1 to");
+  expect({"--context", "12q"}, 2, "'12q' is not a whole number");
+  expect({"--context", "9999999999999999999"}, 2, "is not a whole number");
+  expect({"--batch", "-1"}, 2, "'-1' is not a whole number");
   expect({"--dtype", "f4"}, 2, "--dtype: no dtype 'f4'; there are f64, f32, f16, bf16, i8, f8e4m3");
-  expect({"--memory", "lots"}, 2, "--memory: 'lots' is no size");
-  expect({"--memory", "-1GiB"}, 2, "--memory: '-1GiB' is no size");
-  expect({"--memory", "1 Zorkmid"}, 2, "is no size");
+  expect({"--memory", "lots"}, 2, "--memory: 'lots' is not a size");
+  expect({"--memory", "-1GiB"}, 2, "--memory: '-1GiB' is not a size");
+  expect({"--memory", "1 Zorkmid"}, 2, "is not a size");
   expect({"--model", "llama-3-8b", "--config", "."}, 2, "exclude");
   expect({"--config", "/nonexistent/folder"}, 1, "/nonexistent/folder");
   expect({"--config", "/dev/null"}, 1, "/dev/null");
   expect({"--ranks", "2"}, 2, "--ranks: needs one model, by --model or --config");
-  expect({"--ranks", "0", "--model", "llama-3-8b"}, 2, "'0' is no whole number");
+  expect({"--ranks", "0", "--model", "llama-3-8b"}, 2, "'0' is not a whole number");
   expect({"--link", "10gbe", "--model", "llama-3-8b"}, 2, "--link");
   expect({"--model", "llama-3-8b", "--ranks", "2", "--link", "tin-cans"}, 2,
          "--link: got \"tin-cans\", expected one of memory, nvlink,");

@@ -1,0 +1,67 @@
+#include "help_format.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+namespace ladon::cli {
+namespace {
+
+constexpr std::size_t kWidth = 80;
+
+/// The name in the left column, the description broken into lines in the right one.
+std::string two_columns(const std::string& name, const std::string& description,
+                        std::size_t column) {
+  std::string text = "  " + name;
+  const std::string margin = "\n" + std::string(column, ' ');
+  if (text.size() + 1 > column) {
+    text += margin;
+  } else {
+    text.resize(column, ' ');
+  }
+  std::size_t used = column;
+  std::istringstream words(description);
+  for (std::string word; words >> word; used += word.size()) {
+    if (used > column && used + 1 + word.size() > kWidth) {
+      text += margin;
+      used = column;
+    } else if (used > column) {
+      text += ' ';
+      ++used;
+    }
+    text += word;
+  }
+  return text + "\n";
+}
+
+std::string names_of(const std::set<CLI::Option*>& options) {
+  std::string text;
+  for (const CLI::Option* option : options) {
+    text += (text.empty() ? "" : ", ") + option->get_name();
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string full_description(const CLI::Option& option) {
+  std::string text = option.get_description();
+  if (option.get_required()) text += " (required)";
+  if (!option.get_needs().empty()) text += " (with " + names_of(option.get_needs()) + ")";
+  if (!option.get_excludes().empty()) text += " (not with " + names_of(option.get_excludes()) + ")";
+  if (!option.get_default_str().empty()) text += " [" + option.get_default_str() + "]";
+  return text;
+}
+
+std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {
+  std::string name = make_option_name(option, is_positional);
+  name.erase(std::min(name.find('{'), name.size()));  // what a flag that negates would set
+  if (option->get_type_size() != 0) name += " " + option->get_type_name();
+  return two_columns(name, full_description(*option), get_column_width());
+}
+
+std::string HelpFormatter::make_subcommand(const CLI::App* sub) const {
+  return two_columns(sub->get_name(), sub->get_description(), get_column_width());
+}
+
+}  // namespace ladon::cli
