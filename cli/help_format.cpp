@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
+
+#include "text_table.h"
 
 namespace ladon::cli {
 namespace {
@@ -13,25 +14,9 @@ constexpr std::size_t kWidth = 80;
 std::string two_columns(const std::string& name, const std::string& description,
                         std::size_t column) {
   std::string text = "  " + name;
-  const std::string margin = "\n" + std::string(column, ' ');
-  if (text.size() + 1 > column) {
-    text += margin;
-  } else {
-    text.resize(column, ' ');
-  }
-  std::size_t used = column;
-  std::istringstream words(description);
-  for (std::string word; words >> word; used += word.size()) {
-    if (used > column && used + 1 + word.size() > kWidth) {
-      text += margin;
-      used = column;
-    } else if (used > column) {
-      text += ' ';
-      ++used;
-    }
-    text += word;
-  }
-  return text + "\n";
+  if (text.size() + 1 > column) text += "\n" + std::string(column, ' ');
+  if (text.size() < column) text.resize(column, ' ');
+  return text + wrap_words(description, column, column, kWidth) + "\n";
 }
 
 std::string names_of(const std::set<CLI::Option*>& options) {

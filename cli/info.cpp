@@ -9,6 +9,7 @@
 #include "ladon/isa.h"
 #include "ladon/version.h"
 #include "machine.h"
+#include "terminal.h"
 #include "text_table.h"
 #include "units.h"
 
@@ -45,8 +46,10 @@ void print_text(const std::vector<IsaInfo>& isas, const DeviceList& gpus, int th
   for (const IsaInfo& info : isas) {
     if (!info.chosen || info.kernels.empty()) continue;
     std::string names;
-    for (const std::string& kernel : info.kernels) names += " " + kernel;
-    std::printf("%s holds:%s\n", info.name.c_str(), names.c_str());
+    for (const std::string& kernel : info.kernels) names += kernel + " ";
+    const auto width = static_cast<std::size_t>(terminal_width().value_or(80));
+    std::printf("kernels of %s:\n  %s\n", info.name.c_str(),
+                wrap_words(names, 2, 2, width).c_str());
   }
 }
 

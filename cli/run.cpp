@@ -234,8 +234,8 @@ HeatMapText picture_text(const RunOptions& options, const ModelDescription& mode
 }  // namespace
 
 int run_layer(const RunOptions& options) {
-  if (!options.weights.empty() && !is_page(options.weights)) {
-    check_picture_path("run: --weights", options.weights);
+  if (!options.weights.empty()) {
+    check_picture_path("run: --weights", options.weights, /*pages=*/true);
   }
   claim_standard_output("run", {options.output, options.weights}, options.json);
   const std::string output_at = output_path(options.output);

@@ -135,8 +135,9 @@ std::string manual_page(std::string_view description, std::string_view footer,
     for (char& letter : title) letter = static_cast<char>(letter - 'a' + 'A');
     page += ".SH " + title + "\n" + plain(sub.help) + "\n";
     for (const OptionDescription& option : sub.options) {
-      page += ".TP\n.B " + plain(option.name) + "\n";
-      if (!option.type.empty()) page += ".I " + plain(option.type) + "\n.br\n";
+      page += ".TP\n\\fB" + plain(option.name) + "\\fR";
+      if (!option.type.empty()) page += " \\fI" + plain(option.type) + "\\fR";
+      page += "\n";
       page += plain(option.help) + "\n";
     }
   }

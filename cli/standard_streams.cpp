@@ -61,8 +61,8 @@ void claim_standard_output(std::string_view command, std::initializer_list<std::
   const auto claims = std::count_if(paths.begin(), paths.end(), is_standard_output);
   if (claims == 0) return;
   if (claims > 1 || json) {
-    throw UsageError(std::string(command) + ": standard output can take one of them: " +
-                     (claims > 1 ? "two files go there" : "a file goes there, and --json"));
+    throw UsageError(std::string(command) + ": standard output cannot take " +
+                     (claims > 1 ? "two files" : "both a file and --json"));
   }
   std::fflush(stdout);
   claimed = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);

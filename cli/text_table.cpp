@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <sstream>
 
 #include "terminal.h"
 
@@ -20,6 +21,23 @@ std::string styled(std::string line, LineStyle style) {
 }
 
 }  // namespace
+
+std::string wrap_words(const std::string& text, std::size_t used, std::size_t margin,
+                       std::size_t width) {
+  std::string lines;
+  std::istringstream words(text);
+  for (std::string word; words >> word; used += word.size()) {
+    if (used > margin && used + 1 + word.size() > width) {
+      lines += "\n" + std::string(margin, ' ');
+      used = margin;
+    } else if (used > margin) {
+      lines += ' ';
+      ++used;
+    }
+    lines += word;
+  }
+  return lines;
+}
 
 std::string TextTable::text() const {
   std::vector<std::size_t> widths;

@@ -1,6 +1,7 @@
 // TextTable: columns that line up.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -18,6 +19,11 @@ struct Column {
 
 /// How a line looks on a terminal with colours.
 enum class LineStyle : std::uint8_t { kPlain, kBold, kRed };
+
+/// The words of a text in lines that end before `width`. `used` columns of the first are taken; the
+/// others begin with `margin` blanks.
+std::string wrap_words(const std::string& text, std::size_t used, std::size_t margin,
+                       std::size_t width);
 
 class TextTable {
  public:

@@ -171,7 +171,8 @@ class BenchChart {
     canvas_->line({x + 4, y - 11}, {x + 4, y + 3}, kTargetColor, 2);
     canvas_->text({x + 14, y}, "target share", {.size = 12});
     x += 120;
-    canvas_->text({x, y}, "*: other programs used the CPUs; the figure is unreliable", {.size = 12});
+    canvas_->text({x, y}, "*: other programs used the CPUs; the figure is unreliable",
+                  {.size = 12});
     canvas_->text({kMargin, y + 22},
                   "Useful flops (causal counts half), or bytes read once; ceilings and peers "
                   "measured in the same rounds.",

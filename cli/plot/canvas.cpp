@@ -20,14 +20,16 @@ void Canvas::outline(const Box& box, Color color, double thickness) {
   line(bottom_left, top_left, color, thickness);
 }
 
-void check_picture_path(std::string_view option, const std::filesystem::path& path) {
+void check_picture_path(std::string_view option, const std::filesystem::path& path, bool pages) {
   const std::filesystem::path extension = path.extension();
+  if (pages && extension == ".html") return;
   if (is_standard_output(path.string()) || extension == ".svg") return;
 #ifdef LADON_WITH_CAIRO
   if (extension == ".png" || extension == ".pdf") return;
-  const char* const expected = ".svg, .png or .pdf";
+  const std::string expected = pages ? ".svg, .png, .pdf or .html" : ".svg, .png or .pdf";
 #else
-  const char* const expected = ".svg (this build has no Cairo, which draws .png and .pdf)";
+  const std::string expected = std::string(pages ? ".svg or .html" : ".svg") +
+                               " (this build has no Cairo, which draws .png and .pdf)";
 #endif
   throw UsageError(std::string(option) + ": cannot draw '" + path.string() +
                    "': expected a name that ends in " + expected);

@@ -71,7 +71,8 @@ class Canvas {
 
 /// Throws UsageError unless the path ends in .svg (with Cairo also .png or .pdf), or is standard
 /// output, which gets an SVG; `option` begins the message.
-void check_picture_path(std::string_view option, const std::filesystem::path& path);
+void check_picture_path(std::string_view option, const std::filesystem::path& path,
+                        bool pages = false);
 
 /// A white canvas for a path that has passed the check above.
 std::unique_ptr<Canvas> make_canvas(const std::filesystem::path& path, double width, double height);

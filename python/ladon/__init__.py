@@ -18,6 +18,7 @@ several processes.
 
 from typing import TYPE_CHECKING
 
+from . import _ladon
 from ._errors import (
     CommunicationError,
     DeviceError,
@@ -63,14 +64,12 @@ from ._ladon import (
     version,
 )
 from ._plan import plan
-from ._signatures import described
+from ._signatures import describe_classes, describe_functions
 from ._types import AttentionGradients, RopeOptions, RopeScaling
 
 if not TYPE_CHECKING:
-    for _name, _value in list(globals().items()):
-        if type(_value).__name__ == "nb_func":
-            globals()[_name] = described(_value)
-    del _name, _value
+    describe_functions(globals())
+    describe_classes(_ladon)
 
 __version__ = version()
 

@@ -5,6 +5,8 @@ from typing import Any, Dict, Mapping
 
 import numpy as np
 
+from ._errors import InvalidArgumentError
+
 
 def state_dict(layer: Any, framework: str = "numpy") -> Dict[str, Any]:
     """The layer's weights by name; the arrays share its memory, as in PyTorch."""
@@ -17,11 +19,11 @@ def load_state_dict(layer: Any, state: Mapping[str, Any], strict: bool = True) -
     missing = [name for name in own if name not in state]
     unexpected = [name for name in state if name not in own]
     if strict and (missing or unexpected):
-        raise KeyError(f"load_state_dict: missing {missing}, unexpected {unexpected}")
+        raise InvalidArgumentError(f"load_state_dict: missing {missing}, unexpected {unexpected}")
     for name, value in own.items():
         if name in state and tuple(state[name].shape) != tuple(value.shape):
-            raise ValueError(f"load_state_dict: {name}: got shape {tuple(state[name].shape)}, "
-                             f"expected {tuple(value.shape)}")
+            raise InvalidArgumentError(f"load_state_dict: {name}: got shape {tuple(state[name].shape)}, "
+                                       f"expected {tuple(value.shape)}")
     before = {name: np.array(value) for name, value in own.items() if name in state}
     try:
         for name in before:

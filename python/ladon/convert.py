@@ -13,6 +13,7 @@ docs/conversion.md says what is exact, what is lost, and how to judge it.
 import contextlib
 import os
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,10 @@ from ._ladon import (
     to_mla,
     to_mqa,
 )
+from ._signatures import describe_functions
+
+if not TYPE_CHECKING:
+    describe_functions(globals())
 
 __all__ = [
     "Calibration",

@@ -15,7 +15,7 @@ CommunicationError on every rank, within the deadline. docs/parallel.md says who
 are sent, and which results have the bits of one process.
 """
 
-from typing import Any, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Sequence, Tuple
 
 import numpy as np
 
@@ -35,7 +35,11 @@ from ._ladon import (
     save_training,
     write_tensor_parallel_attention,
 )
+from ._signatures import describe_functions
 from ._types import ContextPlan
+
+if not TYPE_CHECKING:
+    describe_functions(globals())
 
 __all__ = [
     "Communicator",

@@ -43,6 +43,18 @@ int errno_in(std::string_view message) {
   return 0;
 }
 
+/// The message with the operation as Python calls it: "KvCache::save: ..." is "KvCache.save: ...".
+std::string in_python(std::string message) {
+  const std::size_t end = message.find(": ");
+  std::string operation = message.substr(0, end);
+  if (operation == "SafetensorsFile") operation = "load_safetensors";
+  if (operation == "write_safetensors") operation = "save_safetensors";
+  for (std::size_t at = operation.find("::"); at != std::string::npos; at = operation.find("::")) {
+    operation.replace(at, 2, ".");
+  }
+  return end == std::string::npos ? operation : operation + message.substr(end);
+}
+
 }  // namespace
 
 void bind_errors(nb::module_& /*module*/) {
@@ -52,9 +64,9 @@ void bind_errors(nb::module_& /*module*/) {
     } catch (const Error& error) {
       const nb::object errors = nb::module_::import_("ladon._errors");
       // Messages can quote file names and keys of any bytes.
+      const std::string message = in_python(error.what());
       const nb::object text = nb::steal(PyUnicode_DecodeUTF8(
-          error.what(), static_cast<Py_ssize_t>(std::char_traits<char>::length(error.what())),
-          "backslashreplace"));
+          message.data(), static_cast<Py_ssize_t>(message.size()), "backslashreplace"));
       if (error.code() == ErrorCode::kIo) {
         const nb::object made = errors.attr("file_error")(text, errno_in(error.what()));
         PyErr_SetObject(made.type().ptr(), made.ptr());

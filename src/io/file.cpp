@@ -107,7 +107,9 @@ InputFile::InputFile(std::string_view operation, const std::filesystem::path& pa
   const bool known = ::fstat(descriptor_, &status) == 0;
   if (!known || !S_ISREG(status.st_mode)) {
     ::close(descriptor_);
-    refuse("got something else than a file, expected a regular file");
+    refuse(known && S_ISDIR(status.st_mode)
+               ? "got a folder, expected a regular file"
+               : "got something else than a file, expected a regular file");
   }
   size_ = static_cast<std::uint64_t>(status.st_size);
 }

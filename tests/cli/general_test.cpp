@@ -137,8 +137,8 @@ TEST(CliGeneral, TheManualSaysWhatTheHelpSays) {
   const Outcome manual = run_ladon({"manual"});
   EXPECT_EQ(manual.status, 0);
   EXPECT_TRUE(manual.out.starts_with(".TH LADON 1 "));
-  for (const char* part :
-       {".SH PLAN\n", ".SH COMPARE\n", ".B \\-\\-memory\n.I SIZE\n", ".SH NOTES\n"}) {
+  for (const char* part : {".SH PLAN\n", ".SH COMPARE\n",
+                           "\n.TP\n\\fB\\-\\-memory\\fR \\fISIZE\\fR\n", ".SH NOTES\n"}) {
     EXPECT_TRUE(holds(manual.out, part)) << part;
   }
 }

@@ -233,9 +233,9 @@ TEST_F(CliRun, StandardInputAndOutput) {
   EXPECT_TRUE(picture.out.starts_with("<svg ") && picture.out.ends_with("</svg>\n"));
   const std::string x = file("x.npy");
   EXPECT_EQ(complaint_of(with({"--input", x, "--output", "-", "--weights", "-"}), 2),
-            "run: standard output can take one of them: two files go there");
+            "run: standard output cannot take two files");
   EXPECT_EQ(complaint_of(with({"--input", x, "--output", "-", "--json"}), 2),
-            "run: standard output can take one of them: a file goes there, and --json");
+            "run: standard output cannot take both a file and --json");
   write_bytes(file("x.npy"), "no array");
   const std::string complaint = complaint_of(
       LadonRun{.arguments = with({"--input", "-", "--output", file("y.npy")}), .in_path = x}, 1);

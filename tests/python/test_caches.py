@@ -155,9 +155,9 @@ def test_reading_back(kv):
         assert cache.keys(0, dtype="f64").dtype == np.float64
     window = filled(ladon.KvCache.window(batch=2, window_left=4, **HEADS), k, v)
     assert np.array_equal(window.keys(1), k[1, 11 - window.held(1) :])
-    with pytest.raises(ladon.InvalidArgumentError, match="KvCache::values: sequence: got 2"):
+    with pytest.raises(ladon.InvalidArgumentError, match="KvCache.values: sequence: got 2"):
         window.values(2)
-    with pytest.raises(ladon.InvalidArgumentError, match="KvCache::keys: dtype: got i32"):
+    with pytest.raises(ladon.InvalidArgumentError, match="KvCache.keys: dtype: got i32"):
         window.keys(0, dtype="i32")
 
 

@@ -123,6 +123,14 @@ def test_objects_that_were_never_made():
             ladon.attention_tensors(empty, "llama", 0)
 
 
+def test_operations_have_their_python_names(tmp_path):
+    layer = ladon.MultiHeadAttention(embed_dim=8, num_heads=2)
+    with pytest.raises(ladon.InvalidArgumentError, match=r"^MultiHeadAttention\.forward: "):
+        layer(np.zeros((1, 2, 3), np.float32))
+    with pytest.raises(ladon.FileError, match="^save_safetensors: "):
+        ladon.save_safetensors(tmp_path / "no" / "folder", {"a": Q})
+
+
 def test_files(tmp_path):
     with pytest.raises(ladon.FileError, match="config.json"):
         ladon.load_attention(tmp_path, 0)

@@ -82,10 +82,10 @@ def test_state_dicts():
     other.load_state_dict(state)
     for name, value in other.state_dict().items():
         np.testing.assert_array_equal(value, state[name])
-    with pytest.raises(KeyError, match=r"missing \['sinks'\], unexpected \['more'\]"):
+    with pytest.raises(ladon.InvalidArgumentError, match=r"missing \['sinks'\], unexpected \['more'\]"):
         other.load_state_dict({**{n: v for n, v in state.items() if n != "sinks"}, "more": state["sinks"]})
     before = {name: np.array(value) for name, value in other.state_dict().items()}
-    with pytest.raises(ValueError, match=r"k_proj.weight: got shape \(1, 2\), expected \(8, 16\)"):
+    with pytest.raises(ladon.InvalidArgumentError, match=r"k_proj.weight: got shape \(1, 2\), expected \(8, 16\)"):
         other.load_state_dict({"q_proj.weight": np.zeros((16, 16)), "k_proj.weight": np.zeros((1, 2))},
                               strict=False)
     for name, value in other.state_dict().items():
@@ -105,6 +105,8 @@ def test_file_errors_are_oserrors_with_their_number(tmp_path):
     assert full.value.errno == errno.ENOSPC
     with pytest.raises(IsADirectoryError):
         ladon.save_safetensors(tmp_path, {"a": np.zeros(3)})
+    with pytest.raises(IsADirectoryError, match="^load_safetensors: "):
+        ladon.load_safetensors(tmp_path)
     (tmp_path / "bad.safetensors").write_bytes(b"not one")
     with pytest.raises(ladon.FileError) as bad:
         ladon.load_safetensors(tmp_path / "bad.safetensors")
