@@ -287,10 +287,8 @@ std::vector<SubcommandDescription> described(const CLI::App& app) {
     for (const CLI::Option* option : sub->get_options()) {
       if (option->get_lnames().empty()) continue;
       const std::string type = option->get_expected_max() == 0 ? "" : option->get_type_name();
-      one.options.push_back(
-          {"--" + option->get_lnames().front(), type, full_description(*option), {}});
-      if (type == "DTYPE")
-        one.options.back().choices = {"f64", "f32", "f16", "bf16", "i8", "f8e4m3"};
+      one.options.push_back({"--" + option->get_lnames().front(), type, full_description(*option),
+                             type.empty() ? std::vector<std::string>() : choices(*option)});
     }
   }
   return all;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 #include "text_table.h"
 
@@ -36,6 +37,25 @@ std::string full_description(const CLI::Option& option) {
   if (!option.get_excludes().empty()) text += " (not with " + names_of(option.get_excludes()) + ")";
   if (!option.get_default_str().empty()) text += " [" + option.get_default_str() + "]";
   return text;
+}
+
+std::vector<std::string> choices(const CLI::Option& option) {
+  const std::string& text = option.get_description();
+  const std::size_t colon = text.rfind(": ");
+  if (colon == std::string::npos) return {};
+  std::istringstream words(text.substr(colon + 1, text.find(" [", colon) - colon - 1));
+  std::vector<std::string> found;
+  bool ended = true;  // by a comma or "or": the next word is another choice
+  for (std::string word; words >> word;) {
+    if (word == "or" && !found.empty()) {
+      ended = true;
+      continue;
+    }
+    if (!ended) return {};
+    ended = word.ends_with(',');
+    found.push_back(word.substr(0, word.size() - (ended ? 1 : 0)));
+  }
+  return found.size() > 1 ? found : std::vector<std::string>();
 }
 
 std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {

@@ -4,11 +4,16 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 namespace ladon::cli {
 
 /// The description with what applies to the option: "(required)", "(with --cached)", "[8192]".
 std::string full_description(const CLI::Option& option);
+
+/// What the description lists after its last colon: "Type of the cache: f32, f16 or bf16 [f32]".
+/// Empty where that is not a list of words.
+std::vector<std::string> choices(const CLI::Option& option);
 
 class HelpFormatter : public CLI::Formatter {
  public:

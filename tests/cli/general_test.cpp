@@ -125,6 +125,11 @@ TEST(CliGeneral, Completions) {
   EXPECT_EQ(complete("ladon c", 1), "compare convert check\n");
   EXPECT_EQ(complete("ladon plan --co", 2), "--config --context\n");
   EXPECT_EQ(complete("ladon plan --dtype b", 3), "bf16\n");
+  EXPECT_EQ(complete("ladon plan --dtype f", 3), "f64 f32 f16 f8e4m3\n");
+  EXPECT_EQ(complete("ladon run --dtype f", 3), "f64 f32 f16\n");
+  EXPECT_EQ(complete("ladon convert --to m", 3), "mha mqa mla\n");
+  EXPECT_EQ(complete("ladon check --isa avx512", 3), "avx512 avx512_bf16\n");
+  EXPECT_EQ(complete("ladon plan --link i", 3), "\n");  // or a latency and a bandwidth
   EXPECT_TRUE(holds(run_ladon({"completion", "zsh"}).out, "#compdef ladon"));
   EXPECT_TRUE(holds(run_ladon({"completion", "zsh"}).out, "'--memory["));
   EXPECT_TRUE(holds(run_ladon({"completion", "fish"}).out,
