@@ -34,8 +34,7 @@ struct BenchmarkListener {
 
 /// How many cases the options select, all comparisons included.
 int count_cases(const BenchmarkOptions& options);
-/// About how long that takes: the most that the rounds of all measurements may take. Checks and
-/// peers come on top, but undisturbed rounds end earlier.
+/// About how long that takes without peers, on 2 cores that are otherwise idle.
 double expected_seconds(const BenchmarkOptions& options);
 
 BenchmarkResults run_benchmark(const BenchmarkOptions& options, const BenchmarkListener& listener);

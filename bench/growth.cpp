@@ -88,10 +88,10 @@ std::string Series::name() const {
 }
 
 std::vector<Series> list_series(Isa isa, bool quick) {
-  const std::int64_t part = quick ? 2 : 1;
   const auto lengths = [&](std::int64_t longest) {
-    return std::vector<std::int64_t>{longest / 8 / part, longest / 4 / part, longest / 2 / part,
-                                     longest / part};
+    std::vector<std::int64_t> all{longest / 8, longest / 4, longest / 2, longest};
+    if (quick) all.pop_back();
+    return all;
   };
   std::vector<Series> all;
   const auto add = [&](const Shape& shape, std::int64_t longest, double expected) {
@@ -126,14 +126,15 @@ void fit_exponent(Session& session, const Series& series) {
   session.results().exponents.push_back(result);
 }
 
-std::vector<Neighbourhood> list_neighbourhoods(Isa isa) {
+std::vector<Neighbourhood> list_neighbourhoods(Isa isa, bool quick) {
+  using Sizes = std::vector<std::int64_t>;
   std::vector<Neighbourhood> all;
   const auto add = [&](const Shape& shape, std::int64_t shorter, std::int64_t longer) {
     Neighbourhood one{.center = case_of(isa, shape)};
-    for (const std::int64_t length : {shorter, longer}) {
+    for (const std::int64_t length : quick ? Sizes{longer} : Sizes{shorter, longer}) {
       one.others.push_back(case_of(isa, with_length(shape, length)));
     }
-    for (const std::int64_t head_dim : {120, 136}) {
+    for (const std::int64_t head_dim : quick ? Sizes{136} : Sizes{120, 136}) {
       Shape other = shape;
       other.head_dim = head_dim;
       one.others.push_back(case_of(isa, other));

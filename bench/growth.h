@@ -22,7 +22,8 @@ struct Series {
   std::string name() const;
 };
 
-/// Prefill over its length, decoding over its keys. Shorter where it is to be quick.
+/// Prefill over its length, decoding over its keys. Fewer and shorter lengths where it is to be
+/// quick.
 std::vector<Series> list_series(Isa isa, bool quick);
 /// All lengths in the same rounds; adds the exponent that fits their times best.
 void fit_exponent(Session& session, const Series& series);
@@ -36,7 +37,8 @@ struct Neighbourhood {
   std::string name() const { return "neighbours of " + center.full_name(); }
 };
 
-std::vector<Neighbourhood> list_neighbourhoods(Isa isa);
+/// Fewer of them where it is to be quick.
+std::vector<Neighbourhood> list_neighbourhoods(Isa isa, bool quick);
 /// All of them in the same rounds; adds each neighbour's share over the center's.
 void compare_neighbours(Session& session, const Neighbourhood& neighbourhood);
 

@@ -6,7 +6,7 @@
 namespace ladon::bench {
 
 TimingLimits timing_limits(const BenchmarkOptions& options) {
-  if (options.quick) return {.min_seconds = 0.2, .min_rounds = 3, .max_seconds = 5};
+  if (options.quick) return {.min_seconds = 0.2, .min_rounds = 3, .max_seconds = 2};
   return {};
 }
 

@@ -73,7 +73,7 @@ CLI::Option* add_count(CLI::App* app, const std::string& name, std::int64_t& val
           },
           help)
       ->type_name("N")
-      ->default_str(std::to_string(value));
+      ->default_str(value < least ? "" : std::to_string(value));
 }
 
 CLI::Option* add_dtype(CLI::App* app, const std::string& name, const std::vector<DType>& choices,

@@ -66,7 +66,8 @@ std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positi
 }
 
 std::string HelpFormatter::make_subcommand(const CLI::App* sub) const {
-  return two_columns(sub->get_name(), sub->get_description(), get_column_width());
+  constexpr std::size_t kNames = 12;
+  return two_columns(sub->get_name(), sub->get_description(), kNames);
 }
 
 }  // namespace ladon::cli

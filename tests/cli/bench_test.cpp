@@ -101,7 +101,7 @@ TEST(CliBench, ATerminalOfEightyColumns) {
 TEST(CliBenchCases, QuickMeasuresTheFastestKernels) {
   bench::BenchmarkOptions quick{.quick = true};
   const int fastest = bench::count_cases(quick);
-  EXPECT_LE(bench::expected_seconds(quick), 300);
+  EXPECT_LE(bench::expected_seconds(quick), 200);  // of 300, because machines are shared
   quick.isa = isa_from_name(best_isa());
   EXPECT_EQ(bench::count_cases(quick), fastest);
   const int all = bench::count_cases({});
@@ -132,10 +132,17 @@ TEST(CliBenchCases, ExponentsAndNeighbours) {
     EXPECT_EQ(series.lengths.size(), 4U);
     EXPECT_FALSE(holds(series.name(), " S")) << series.name();
   }
-  for (const bench::Neighbourhood& one : bench::list_neighbourhoods(Isa::kAvx2)) {
+  for (const bench::Neighbourhood& one : bench::list_neighbourhoods(Isa::kAvx2, false)) {
     std::set<std::string> names{one.center.name()};
     for (const Case& other : one.others) EXPECT_TRUE(names.insert(other.name()).second);
     EXPECT_EQ(names.size(), 5U);
+  }
+  // The quick ones are some of them.
+  for (const bench::Series& series : bench::list_series(Isa::kAvx2, true)) {
+    EXPECT_EQ(series.lengths.size(), 3U);
+  }
+  for (const bench::Neighbourhood& one : bench::list_neighbourhoods(Isa::kAvx2, true)) {
+    EXPECT_EQ(one.others.size(), 2U);
   }
 }
 
@@ -148,12 +155,12 @@ TEST(CliBench, AnExponentAndNeighbours) {
   const json& exponent = grown["exponents"][0];
   EXPECT_EQ(exponent["name"], forward + "D128 full");
   EXPECT_EQ(exponent["expected"], 2);
-  EXPECT_EQ(exponent["points"].size(), 4U);
+  EXPECT_EQ(exponent["points"].size(), 3U);
   const Outcome outcome =
       run_ladon({"bench", "--quick", "--filter", "neighbours of " + forward + "S2048 D128 full"});
   EXPECT_EQ(outcome.status, 0);
   EXPECT_TRUE(holds(outcome.out, "\nNeighbouring shapes\n")) << outcome.out;
-  for (const char* shape : {"S2000 D128 ", "S2100 D128 ", "S2048 D120 ", "S2048 D136 "}) {
+  for (const char* shape : {"S2100 D128 ", "S2048 D136 "}) {
     EXPECT_TRUE(holds(outcome.out, std::string("f32 forward B1 H8 ") + shape)) << outcome.out;
   }
 }
