@@ -25,9 +25,12 @@ myst_heading_anchors = 4
 
 autodoc_mock_imports = ["torch"]
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # signatures have them where they are known
+autodoc_typehints = "none"  # the stubs have them; here they would hide the names
 add_module_names = False
 napoleon_google_docstring = False
+# Types in docstrings are words for readers, not names to be linked.
+napoleon_use_param = False
+napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = f"Ladon {version}"
