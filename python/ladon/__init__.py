@@ -8,11 +8,11 @@
     v = np.random.randn(2, 256, 2, 64).astype(np.float32)
     out = ladon.attention(q, k, v, causal=True)
 
-Arrays are read in place: NumPy's, PyTorch's, and all others that speak DLPack or the buffer
+Arrays are read in place: NumPy's, PyTorch's, and all others that support DLPack or the buffer
 protocol. Results are torch tensors for torch inputs and NumPy arrays otherwise.
 
-ladon.torch has what autograd needs, and modules; ladon.onnx is a backend for ONNX's operators;
-ladon.convert turns trained layers into other kinds of attention; ladon.distributed runs over
+ladon.torch adds autograd and modules; ladon.onnx is a backend for ONNX's operators;
+ladon.convert converts trained layers to other kinds of attention; ladon.distributed runs over
 several processes.
 """
 
