@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 #include "core/integer.h"
 #include "core/workers.h"
@@ -78,18 +80,42 @@ void parallel_for(const Workers& workers, std::int64_t count, Body&& body) {
   parallel_for(workers, workers.num_threads(), count, body);
 }
 
-/// Asks the Context's check_interrupt, on the thread that made this alone.
+/// What the thread that made it also does between the tasks of its long loops: a rank lets its
+/// messages progress. Until it is destroyed; the latest one of a thread counts.
+class SideWork {
+ public:
+  explicit SideWork(std::function<void()> work)
+      : work_(std::move(work)), before_(std::exchange(of_this_thread, this)) {}
+  ~SideWork() { of_this_thread = before_; }
+  SideWork(const SideWork&) = delete;
+  SideWork& operator=(const SideWork&) = delete;
+
+  /// What it throws ends the loop.
+  void run() const { work_(); }
+
+  static inline thread_local const SideWork* of_this_thread = nullptr;
+
+ private:
+  const std::function<void()> work_;
+  const SideWork* const before_;
+};
+
+/// Does the side work of the thread that made this, and asks the Context's check_interrupt, on that
+/// thread alone.
 class InterruptCheck {
  public:
   explicit InterruptCheck(const Workers& workers)
-      : check_(workers.check_interrupt()), caller_(std::this_thread::get_id()) {}
+      : check_(workers.check_interrupt()),
+        side_work_(SideWork::of_this_thread),
+        caller_(std::this_thread::get_id()) {}
 
-  /// Throws what check_interrupt throws. On other threads: whether it has.
+  /// Throws what they throw. On other threads: whether one has.
   bool stops() {
-    if (!check_) return false;
+    if (!check_ && side_work_ == nullptr) return false;
     if (std::this_thread::get_id() != caller_) return stopped_.load(std::memory_order_relaxed);
     try {
-      check_();
+      if (side_work_ != nullptr) side_work_->run();
+      if (check_) check_();
     } catch (...) {
       stopped_.store(true, std::memory_order_relaxed);
       throw;
@@ -99,12 +125,13 @@ class InterruptCheck {
 
  private:
   const std::function<void()>& check_;
+  const SideWork* const side_work_;
   std::thread::id caller_;
   std::atomic<bool> stopped_{false};
 };
 
-/// parallel_for for long work into memory that nobody reads if it fails: check_interrupt is asked
-/// before each task but the first, and what it throws ends it. Tasks of seconds ask it themselves.
+/// parallel_for for long work into memory that nobody reads if it fails: an InterruptCheck runs
+/// before each task but the first, and what it throws ends it. Tasks of seconds run it themselves.
 template <class Body>
 void interruptible_for(const Workers& workers, int threads, std::int64_t count, Body&& body) {
   InterruptCheck interrupt(workers);

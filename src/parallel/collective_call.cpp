@@ -22,6 +22,7 @@ std::uint64_t hash_of(std::string_view text) {
 }
 
 std::string list_of(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "other ranks";  // an engine may not know which
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
@@ -170,13 +171,17 @@ void CollectiveCall::wait_for(double& seconds_waited) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point began = Clock::now();  // a deadline is real time
   const double waits_since = communicator_.seconds();
-  for (poll(); in_step_; poll()) {
-    if (Clock::now() - began > communicator_.options_.deadline) {
+  for (bool is_late = false;;) {
+    poll();
+    if (!in_step_) break;
+    // This rank may be the one that was held up: it looks once more after the deadline.
+    if (is_late) {
       break_communicator(
           list_of(communicator_.silent_ranks()) + " sent or took nothing within " +
           text_of(std::chrono::duration<double>(communicator_.options_.deadline).count()) + " s");
     }
-    communicator_.pause();
+    is_late = Clock::now() - began > communicator_.options_.deadline;
+    if (!is_late) communicator_.pause();
   }
   seconds_waited += communicator_.seconds() - waits_since;
 }

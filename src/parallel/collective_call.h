@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/parallel.h"
 #include "ladon/communicator.h"
 #include "ladon/error.h"
 
@@ -56,10 +57,9 @@ class CollectiveCall {
   /// This rank cannot go on after the ranks have agreed: ends the call on all ranks.
   void give_up(std::string_view reason) noexcept;
 
-  // The messages of one step; begin(), then wait(). While computing in between, poll() lets engines
-  // progress that do so only then.
+  // The messages of one step; begin(), then wait(). In between, engines that progress only while
+  // they are polled do so between the tasks of this thread's loops.
   void begin(std::span<const Send> sends, std::span<const Receive> receives);
-  void poll();
   void wait();
   void exchange(std::span<const Send> sends, std::span<const Receive> receives) {
     begin(sends, receives);
@@ -76,6 +76,7 @@ class CollectiveCall {
 
   void begin_messages(std::span<const Send> sends, std::span<const Receive> receives,
                       bool is_control);
+  void poll();
   void wait_for(double& seconds_waited);
   std::vector<Record> exchange_records(const Record& own);
   std::vector<std::string> exchange_texts(const std::vector<Record>& records,
@@ -86,6 +87,7 @@ class CollectiveCall {
   Communicator& communicator_;
   std::string operation_;
   bool in_step_ = false;
+  const SideWork progress_{[this] { poll(); }};
 };
 
 /// Runs one call: check(CallSignature&) validates this rank's arguments and describes them, work(

@@ -92,31 +92,29 @@ class KeyGradients {
 /// Attention of a rank's queries over some KV heads.
 class GatherStage {
  public:
-  GatherStage(const ContextCall& own, CollectiveCall& call, const Range& kv_heads,
-              ContextResults& results)
+  GatherStage(const ContextCall& own, int rank, const Range& kv_heads, ContextResults& results)
       : own_(own),
-        call_(call),
+        rank_(rank),
         heads_(query_heads(own, kv_heads)),
-        keys_(gathered_keys(own, call.rank(), kv_heads)),
+        keys_(gathered_keys(own, rank, kv_heads)),
         results_(results) {}
 
   ExchangePart* inputs() { return &keys_; }
   static ExchangePart* results() { return nullptr; }
 
   void compute() {
-    for (const QueryPiece& piece : own_.whole.pieces_of(own_.whole.queries_of(call_.rank()))) {
+    for (const QueryPiece& piece : own_.whole.pieces_of(own_.whole.queries_of(rank_))) {
       attend(own_.context, rows_of(own_.q, piece, heads_), keys_of(own_, piece, keys_.all(0)),
              keys_of(own_, piece, keys_.all(1)), own_.whole.options_of(piece, heads_),
              rows_of(results_.out.view(), piece, heads_),
              lse_of(present(results_.lse), piece, heads_), own_.whole.whole_of(piece));
-      call_.poll();
     }
     own_.context.synchronize();
   }
 
  private:
   const ContextCall& own_;
-  CollectiveCall& call_;
+  const int rank_;
   const Range heads_;
   GatheredTokens keys_;
   ContextResults& results_;
@@ -125,12 +123,12 @@ class GatherStage {
 /// The same backward.
 class GatherBackwardStage {
  public:
-  GatherBackwardStage(const ContextCall& own, CollectiveCall& call, const Range& kv_heads,
+  GatherBackwardStage(const ContextCall& own, int rank, const Range& kv_heads,
                       ContextGradients& gradients)
       : own_(own),
-        call_(call),
+        rank_(rank),
         kv_heads_(kv_heads),
-        keys_(gathered_keys(own, call.rank(), kv_heads)),
+        keys_(gathered_keys(own, rank, kv_heads)),
         gradients_(gradients) {}
 
   ExchangePart* inputs() { return &*keys_; }
@@ -138,8 +136,8 @@ class GatherBackwardStage {
 
   void compute() {
     const Range heads = query_heads(own_, kv_heads_);
-    of_keys_.emplace(own_, call_.rank(), kv_heads_, gradients_);
-    for (const QueryPiece& piece : own_.whole.pieces_of(own_.whole.queries_of(call_.rank()))) {
+    of_keys_.emplace(own_, rank_, kv_heads_, gradients_);
+    for (const QueryPiece& piece : own_.whole.pieces_of(own_.whole.queries_of(rank_))) {
       const AttentionOptions options = own_.whole.options_of(piece, heads);
       SideGradients of_options(own_, options);
       AttentionGradients views{.dq = rows_of(present(gradients_.dq), piece, heads)};
@@ -155,7 +153,6 @@ class GatherBackwardStage {
                       views);
       of_keys_->add(piece);
       of_options.add(piece, heads, gradients_);
-      call_.poll();
       own_.context.synchronize();
     }
     keys_.reset();
@@ -163,7 +160,7 @@ class GatherBackwardStage {
 
  private:
   const ContextCall& own_;
-  CollectiveCall& call_;
+  const int rank_;
   const Range kv_heads_;
   std::optional<GatheredTokens> keys_;
   std::optional<KeyGradients> of_keys_;
@@ -175,7 +172,7 @@ class GatherBackwardStage {
 void attend_gathered(const ContextCall& own, CollectiveCall& call, ContextResults& results) {
   const std::vector<Range> groups = head_groups(own);
   run_stages(call, groups.size(), [&](std::size_t i) {
-    return std::make_unique<GatherStage>(own, call, groups[i], results);
+    return std::make_unique<GatherStage>(own, call.rank(), groups[i], results);
   });
 }
 
@@ -183,7 +180,7 @@ void attend_gathered_backward(const ContextCall& own, CollectiveCall& call,
                               ContextGradients& gradients) {
   const std::vector<Range> groups = head_groups(own);
   run_stages(call, groups.size(), [&](std::size_t i) {
-    return std::make_unique<GatherBackwardStage>(own, call, groups[i], gradients);
+    return std::make_unique<GatherBackwardStage>(own, call.rank(), groups[i], gradients);
   });
 }
 

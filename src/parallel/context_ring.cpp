@@ -287,7 +287,6 @@ void attend_ring(const ContextCall& own, CollectiveCall& call, ContextResults& r
         const AttentionOptions options = ring.options_of(pieces[i], run);
         if (!Ring::is_seen(pieces[i], run, options)) continue;
         attend_run(i, run, keys.keys(), keys.values(), options);
-        call.poll();
       }
     }
     own.context.synchronize();
@@ -353,7 +352,6 @@ void attend_ring_backward(const ContextCall& own, CollectiveCall& call,
           add_to(context, piece_dv, Ring::rows_of(sums.terms(1), run));
         }
         of_options.add(piece, heads, gradients, run.first);
-        call.poll();
         context.synchronize();
       }
     }

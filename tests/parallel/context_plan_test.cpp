@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ladon/context_parallel.h"
@@ -119,6 +121,52 @@ TEST(ContextParallelErrors, RanksThatDisagree) {
   expect_refusal("ranks disagree: plan.queries: ", refusals([](Call& call) {
                    if (call.own == 1) call.plan.queries = {{{0, 4}}, {{4, 8}}};
                  }));
+}
+
+/// Each option of the call, other on rank 1 than on rank 0.
+TEST(ContextParallelErrors, EveryOptionMustBeTheSame) {
+  const Tensor wide(DType::kF32, {1, 1, 8, 8});
+  const Tensor mask(DType::kBool, {1, 1, 8, 8});
+  const Tensor of_heads(DType::kF32, {4});
+  const std::int64_t lengths[] = {7};
+  const std::int64_t offsets[] = {0, 8};
+  const std::pair<std::string, std::function<void(Call&)>> changes[] = {
+      {"scale", [](Call& call) { call.options.scale = 0.5; }},
+      {"alignment", [](Call& call) { call.options.alignment = Alignment::kTopLeft; }},
+      {"position_offset", [](Call& call) { call.options.position_offset = 1; }},
+      {"window_left", [](Call& call) { call.options.window_left = 3; }},
+      {"window_right", [](Call& call) { call.options.window_right = 3; }},
+      {"mask", [&](Call& call) { call.options.mask = mask; }},
+      {"bias", [&](Call& call) { call.options.bias = wide; }},
+      {"kv_lengths", [&](Call& call) { call.options.kv_lengths = lengths; }},
+      {"query_offsets",
+       [&](Call& call) { call.options.query_offsets = call.options.kv_offsets = offsets; }},
+      {"softcap", [](Call& call) { call.options.softcap = 4; }},
+      {"alibi_slopes", [&](Call& call) { call.options.alibi_slopes = of_heads; }},
+      {"sinks", [&](Call& call) { call.options.sinks = of_heads; }},
+      {"dropout.probability", [](Call& call) { call.options.dropout.probability = 0.5; }},
+      {"dropout.first_sequence", [](Call& call) { call.options.dropout.first_sequence = 1; }},
+      {"dropout.first_head", [](Call& call) { call.options.dropout.first_head = 1; }},
+      {"dropout.first_query", [](Call& call) { call.options.dropout.first_query = 1; }},
+      {"dropout.first_key", [](Call& call) { call.options.dropout.first_key = 1; }},
+      {"scheme", [](Call& call) { call.plan.scheme = ContextScheme::kRing; }},
+      {"kv_heads_at_once", [](Call& call) { call.plan.kv_heads_at_once = 1; }},
+      {"k",
+       [](Call& call) {
+         call.k = Tensor(DType::kF32, {1, 4, 4, 8});
+       }},
+      {"q",
+       [](Call& call) {
+         for (Tensor* tensor : {&call.q, &call.k, &call.out}) {
+           *tensor = Tensor(DType::kBF16, tensor->shape());
+         }
+       }},
+  };
+  for (const auto& [name, change] : changes) {
+    expect_refusal("ranks disagree: " + name + ": ", refusals([&](Call& call) {
+                     if (call.own == 1) change(call);
+                   }));
+  }
 }
 
 TEST(ContextParallelErrors, AnotherInstructionSet) {

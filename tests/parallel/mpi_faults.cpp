@@ -1,5 +1,6 @@
 // A rank that is stopped or killed at some moment of repeated calls: mpi_faults PHASE SIGNAL under
-// mpirun. The other ranks must say so within their deadline.
+// mpirun. The other ranks must say so within their deadline. And mpi_faults single: a program that
+// has not asked MPI for threads.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -44,8 +45,18 @@ void repeat_calls(const std::string& phase, Communicator& communicator) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const bool single = std::string(argv[1]) == "single";  // below the level that Ladon needs
   int level = 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+  MPI_Init_thread(&argc, &argv, single ? MPI_THREAD_SINGLE : MPI_THREAD_FUNNELED, &level);
+  if (single) {
+    try {
+      const MpiCommunicator refused(MPI_COMM_WORLD);
+    } catch (const Error& error) {
+      std::printf("code %d: %s\n", static_cast<int>(error.code()), error.what());
+    }
+    MPI_Finalize();
+    return 0;
+  }
   MpiCommunicator communicator(MPI_COMM_WORLD, {.deadline = std::chrono::milliseconds(700)});
   const int signal = std::string(argv[2]) == "stop" ? SIGSTOP : SIGKILL;
   if (communicator.rank() == 1) {

@@ -4,6 +4,8 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <thread>
 
 #include "ladon/mpi.h"
 #include "parallel/ranks.h"
@@ -43,19 +45,33 @@ RankErrors run_ranks(int count, const std::function<void(Communicator&)>& work,
 
 }  // namespace ladon::test
 
+namespace {
+
+/// Where MPI is not ready, a communicator cannot be made; 0 if that is said.
+int check_refusal(const std::string& expected) {
+  const std::string message = ladon::test::error_of(
+      [] { const ladon::MpiCommunicator made(MPI_COMM_WORLD); }, ladon::ErrorCode::kCommunication);
+  if (message.find(expected) != std::string::npos) return 0;
+  std::printf("got \"%s\", expected \"%s\"\n", message.c_str(), expected.c_str());
+  return 1;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  const std::string before = ladon::test::error_of(
-      [] { const ladon::MpiCommunicator early(MPI_COMM_WORLD); }, ladon::ErrorCode::kCommunication);
-  if (before.find("not initialised") == std::string::npos) {
-    std::puts("MPI that is not initialised was not refused");
-    return 1;
-  }
+  int failed = check_refusal("MPI: got one that is not initialised, expected MPI_Init_thread()");
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+  if (level == MPI_THREAD_FUNNELED) {
+    std::thread([&failed] {
+      failed += check_refusal("MPI: got MPI_THREAD_FUNNELED on another thread than MPI's own");
+    }).join();
+  }
   // For MPICH, which reports errors of a message here and not to the handler of its communicator.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  const int failed = RUN_ALL_TESTS();
+  failed += RUN_ALL_TESTS();
   MPI_Finalize();
+  failed += check_refusal("MPI: got one that is finalised");
   return failed;
 }

@@ -51,6 +51,48 @@ void expect_each_once(const Context& context, std::int64_t count) {
 class ParallelFor : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(ThreadCounts, ParallelFor, testing::Values(1, 2, 3, 7));
 
+/// Its thread's loops do it between their tasks, on that thread alone.
+TEST_P(ParallelFor, SideWorkIsDoneBetweenTasks) {
+  const Context context = with_threads(GetParam());
+  const auto caller = std::this_thread::get_id();
+  std::atomic<int> tasks{0};
+  const auto loop = [&] {
+    interruptible_for(context.impl().workers(), 100, [&](std::int64_t, int) { ++tasks; });
+  };
+  int done = 0;
+  int elsewhere = 0;
+  {
+    const SideWork outer([] { FAIL() << "there is a later one"; });
+    {
+      const SideWork work([&] {
+        ++done;
+        if (std::this_thread::get_id() != caller) ++elsewhere;
+      });
+      loop();
+    }
+  }
+  EXPECT_EQ(tasks, 100);
+  EXPECT_EQ(elsewhere, 0);
+  if (GetParam() == 1) {
+    EXPECT_EQ(done, 99);
+  }
+  const int before = done;
+  loop();
+  EXPECT_EQ(done, before);  // it is gone
+}
+
+TEST(ParallelForTest, WhatSideWorkThrowsEndsTheLoop) {
+  const Context context = with_threads(1);
+  int tasks = 0;
+  const SideWork work([&] {
+    if (tasks == 3) throw std::runtime_error("stop");
+  });
+  EXPECT_THROW(
+      interruptible_for(context.impl().workers(), 100, [&](std::int64_t, int) { ++tasks; }),
+      std::runtime_error);
+  EXPECT_EQ(tasks, 3);
+}
+
 TEST_P(ParallelFor, RunsEveryIndexOnce) {
   const Context context = with_threads(GetParam());
   for (const std::int64_t count : {0, 1, 2, 3, 6, 7, 8, 1000}) expect_each_once(context, count);
