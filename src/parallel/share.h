@@ -15,7 +15,7 @@ struct Range {
 };
 
 /// The part of `count` elements that a rank has: as even as their number allows.
-inline Range share_of(std::int64_t count, int rank, int ranks) {
+inline Range share_of(std::int64_t count, std::int64_t rank, std::int64_t ranks) {
   return {count * rank / ranks, count * (rank + 1) / ranks};
 }
 

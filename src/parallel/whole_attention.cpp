@@ -229,9 +229,9 @@ std::int64_t WholeAttention::position_of(const QueryPiece& piece) const {
   return options_.position_offset.value_or(corner) + piece.first;
 }
 
-std::vector<TokenRange> WholeAttention::keys_read_by(int rank) const {
+std::vector<TokenRange> WholeAttention::keys_read_by(std::span<const TokenRange> queries) const {
   std::vector<TokenRange> ranges;
-  for (const QueryPiece& piece : pieces_of(queries_of(rank))) {
+  for (const QueryPiece& piece : pieces_of(queries)) {
     const TokenRange keys = keys_of_sequence(piece.sequence);
     const std::int64_t first = position_of(piece);
     const std::int64_t last = first + piece.length - 1;
@@ -260,9 +260,15 @@ std::vector<TokenRange> WholeAttention::keys_read_by(int rank) const {
   return merged;
 }
 
+std::int64_t WholeAttention::end_of_keys_seen(std::int64_t queries) const {
+  const TokenRange first{0, queries};
+  const std::vector<TokenRange> read = keys_read_by(std::span(&first, 1));
+  return read.empty() ? 0 : read.back().end;
+}
+
 std::vector<TokenRange> WholeAttention::keys_between(int owner, int reader) const {
   std::vector<TokenRange> shared;
-  const std::vector<TokenRange> read = keys_read_by(reader);
+  const std::vector<TokenRange> read = keys_read_by(queries_of(reader));
   for (const TokenRange& own : keys_of(owner)) {
     for (const TokenRange& range : read) {
       const TokenRange both{std::max(own.begin, range.begin), std::min(own.end, range.end)};

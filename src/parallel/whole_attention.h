@@ -55,6 +55,9 @@ class WholeAttention {
   std::vector<QueryPiece> pieces_of(std::span<const TokenRange> queries) const;
   /// The keys of one rank that some query of another may see by causal, window and lengths.
   std::vector<TokenRange> keys_between(int owner, int reader) const;
+  /// The first `queries` queries of the whole see no key from here on, by causal, window and
+  /// lengths.
+  std::int64_t end_of_keys_seen(std::int64_t queries) const;
   /// A sequence's keys, in the key dimension of the whole.
   TokenRange keys_of_sequence(std::int64_t sequence) const;
   /// The options of attention over one piece, for some heads.
@@ -66,7 +69,7 @@ class WholeAttention {
   }
 
  private:
-  std::vector<TokenRange> keys_read_by(int rank) const;
+  std::vector<TokenRange> keys_read_by(std::span<const TokenRange> queries) const;
   /// Where the first query of a piece stands among the keys of its sequence.
   std::int64_t position_of(const QueryPiece& piece) const;
   void check_plan(const Operation& operation, int ranks) const;

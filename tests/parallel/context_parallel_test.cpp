@@ -315,5 +315,43 @@ TEST(ContextParallelStages, AreLikeOneProcess) {
   }
 }
 
+/// Long enough for kUlysses to take the queries of few heads in parts.
+TEST(ContextParallelStages, PartsOfQueriesAreLikeOneProcess) {
+  const Case plain{.batch = 1, .query_len = 800, .kv_len = 800, .head_dim = 64, .value_dim = 64};
+  const auto check = [&](int ranks, std::int64_t num_kv_heads, auto change) {
+    Case problem = plain;
+    problem.num_heads = 2 * ranks;
+    problem.num_kv_heads = num_kv_heads;
+    change(problem);
+    expect_like_one_process(
+        {runnable_isas().back(), ranks, problem, ContextScheme::kUlysses, true, 0});
+  };
+  check(2, 4, [](Case& c) { c.causal = true; });
+  check(2, 1, [](Case& c) {  // both ranks have the same KV head
+    c.causal = true;
+    c.window_left = 90;
+    c.sinks = true;
+    c.dtype = c.kv_dtype = DType::kBF16;
+  });
+  check(2, 2, [](Case& c) {  // all keys come with the first part
+    c.kv_len = 500;
+    c.bias = {.present = true, .full = {false, true, true, true}};
+    c.mask = {.present = true, .full = {true, false, true, true}};
+    c.dropout = 0.3;
+    c.dlse = true;
+  });
+  check(2, 2, [](Case& c) {  // the first queries see no key
+    c.causal = true;
+    c.kv_len = 300;
+    c.alibi = true;
+    c.softcap = 5;
+    c.value_dim = 48;
+  });
+  check(3, 3, [](Case& c) {
+    c.causal = true;
+    c.query_len = c.kv_len = 1500;
+  });
+}
+
 }  // namespace
 }  // namespace ladon::test
