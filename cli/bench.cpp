@@ -30,8 +30,8 @@ void draw(const std::string& path, const bench::BenchmarkResults& results, std::
 
 /// --ranks: attention over threads with emulated links.
 int run_rank_bench(const BenchOptions& options) {
-  if (!options.filter.empty() || !options.peers.empty() || !options.plot.empty() || options.json) {
-    throw UsageError("bench: --ranks: combines only with --link, --quick and --isa");
+  if (!options.filter.empty() || !options.peers.empty() || !options.plot.empty()) {
+    throw UsageError("bench: --ranks: combines only with --link, --quick, --isa and --json");
   }
   if (options.machinery.device != DeviceId()) {
     throw UsageError("bench: --ranks: emulated links run on the CPU only");
@@ -41,14 +41,20 @@ int run_rank_bench(const BenchOptions& options) {
   const bench::RankBenchOptions wanted{
       .tokens = bench::usual_tokens(ranks, options.quick ? 1024 : 4096),
       .repetitions = options.quick ? 1 : 3};
+  const ContextOptions context_options = options.machinery.context_options();
+  if (options.json) {
+    const auto rows = bench::bench_emulated_ranks(context_options, ranks, wanted, link);
+    const Isa isa = Context(context_options).isa();
+    print_json(rank_bench_document(rows, link, ranks, options.quick, isa));
+    return bench::all_right(rows) ? kExitGood : kExitFailed;
+  }
   std::printf(
       "%d ranks over an emulated %s (%.3g us, %.3g GB/s); f32, causal, %lld heads, %lld KV "
       "heads of %lld\n",
       ranks, link.name.c_str(), 1e6 * link.latency, 1e-9 * link.bandwidth,
       static_cast<long long>(wanted.num_heads), static_cast<long long>(wanted.num_kv_heads),
       static_cast<long long>(wanted.head_dim));
-  const auto rows =
-      bench::bench_emulated_ranks(options.machinery.context_options(), ranks, wanted, link);
+  const auto rows = bench::bench_emulated_ranks(context_options, ranks, wanted, link);
   std::printf("%s", bench::rank_table(rows).c_str());
   return bench::all_right(rows) ? kExitGood : kExitFailed;
 }

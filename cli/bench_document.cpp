@@ -106,6 +106,17 @@ Json fault_json(const Fault& fault) {
   return {{"name", fault.name}, {"isa", fault.isa}, {"what", fault.what}};
 }
 
+Json rank_row_json(const bench::RankRow& row) {
+  Json json{{"scheme", row.scheme},        {"pass", row.backward ? "backward" : "forward"},
+            {"ranks", row.ranks},          {"tokens", row.tokens},
+            {"sent_bytes", row.sent},      {"formula_bytes", row.expected},
+            {"ms", 1e3 * row.seconds},     {"predicted_ms", 1e3 * row.predicted},
+            {"overlap", row.overlap},      {"imbalance", row.imbalance},
+            {"efficiency", row.efficiency}};
+  if (!row.fault.empty()) json["fault"] = row.fault;
+  return json;
+}
+
 template <class List, class ToJson>
 Json array_of(const List& list, const ToJson& to_json) {
   Json array = Json::array();
@@ -114,6 +125,22 @@ Json array_of(const List& list, const ToJson& to_json) {
 }
 
 }  // namespace
+
+Json rank_bench_document(const std::vector<bench::RankRow>& rows, const bench::Link& link,
+                         int ranks, bool quick, Isa isa) {
+  Json document = json_document("bench");
+  document["compiler"] = compiler_name();
+  document["cpu"] = cpu_name();
+  document["isa"] = name_of(isa);
+  document["date"] = utc_date();
+  document["quick"] = quick;
+  document["ranks"] = {{"count", ranks},
+                       {"link", link.name},
+                       {"latency", link.latency},
+                       {"bandwidth", link.bandwidth},
+                       {"rows", array_of(rows, rank_row_json)}};
+  return document;
+}
 
 Json bench_document(const bench::BenchmarkResults& results, bool quick, DeviceId device,
                     int threads) {

@@ -235,10 +235,29 @@ TEST(CliBench, Ranks) {
   }
   EXPECT_EQ(run.out.find("UNEQUAL"), std::string::npos) << run.out;
   EXPECT_EQ(run.out.find("WRONG"), std::string::npos) << run.out;
-  EXPECT_EQ(complaint_of({"bench", "--ranks", "2", "--json"}, 2),
-            "bench: --ranks: combines only with --link, --quick and --isa");
+  EXPECT_EQ(complaint_of({"bench", "--ranks", "2", "--filter", "decode"}, 2),
+            "bench: --ranks: combines only with --link, --quick, --isa and --json");
   EXPECT_EQ(complaint_of({"bench", "--ranks", "2", "--link", "tin-cans"}, 2).find("--link: got"),
             0U);
+}
+
+TEST(CliBench, RanksAsJson) {
+  const json document =
+      document_of({"bench", "--ranks", "2", "--link", "3us,50GB/s", "--quick"}, 0, "bench_ranks");
+  const json& ranks = document["ranks"];
+  EXPECT_EQ(ranks["count"], 2);
+  EXPECT_EQ(ranks["latency"], 3e-6);
+  EXPECT_EQ(ranks["bandwidth"], 50e9);
+  ASSERT_EQ(ranks["rows"].size(), 6U);  // three schemes, both passes
+  for (const json& row : ranks["rows"]) {
+    EXPECT_EQ(row["sent_bytes"], row["formula_bytes"]) << row;
+    EXPECT_FALSE(row.contains("fault")) << row;
+    EXPECT_GT(row["predicted_ms"], 0) << row;
+    EXPECT_GE(row["imbalance"], 1) << row;
+  }
+  // All-gather: 1024 tokens of 8 KV heads, 2 * 64 elements of 4 bytes. Each rank's early quarter
+  // goes to the other one, and the last rank's late quarter to the first.
+  EXPECT_EQ(ranks["rows"][0]["sent_bytes"], 3 * 256 * 8 * 2 * 64 * 4);
 }
 
 }  // namespace

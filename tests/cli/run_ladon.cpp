@@ -140,7 +140,7 @@ std::string complaint_of(const LadonRun& run, int status) {
   return outcome.err.substr(start.size(), outcome.err.size() - start.size() - 1);
 }
 
-Json document_of(std::vector<std::string> arguments, int status) {
+Json document_of(std::vector<std::string> arguments, int status, const std::string& definition) {
   arguments.emplace_back("--json");
   const Outcome outcome = run_ladon(arguments);
   EXPECT_EQ(outcome.status, status) << outcome.err;
@@ -151,7 +151,8 @@ Json document_of(std::vector<std::string> arguments, int status) {
   std::ifstream file(LADON_SOURCE_DIR "/docs/cli_schema.json");
   const Json schema = Json::parse(file);
   EXPECT_EQ(document.value("command", ""), arguments.front());
-  EXPECT_EQ(schema_fault(schema, schema.at("definitions").at(arguments.front()), document), "");
+  const std::string& name = definition.empty() ? arguments.front() : definition;
+  EXPECT_EQ(schema_fault(schema, schema.at("definitions").at(name), document), "");
   return document;
 }
 

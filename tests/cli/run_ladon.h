@@ -50,8 +50,9 @@ inline std::string complaint_of(const std::vector<std::string>& arguments, int s
 }
 
 /// Runs with --json, expects that status, nothing on stderr, and a document that fits
-/// docs/cli_schema.json. Returns it.
-nlohmann::json document_of(std::vector<std::string> arguments, int status = 0);
+/// docs/cli_schema.json: the definition of the command's name, or another one. Returns it.
+nlohmann::json document_of(std::vector<std::string> arguments, int status = 0,
+                           const std::string& definition = {});
 
 /// The first thing that is wrong with a document, or nothing. Knows what our schema uses of JSON
 /// Schema: $ref, type, const, enum, minimum, required, properties, additionalProperties, items,
