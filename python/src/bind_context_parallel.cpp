@@ -47,28 +47,6 @@ RangeLists to_ranges(nb::handle lists, const Where& where) {
   return all;
 }
 
-/// From an object with the fields of ladon.distributed.ContextPlan.
-ContextPlan to_plan(Keywords& keywords) {
-  const Where where = keywords.where("plan");
-  const nb::handle object = keywords.take("plan");
-  const auto field = [&](const char* name) {
-    if (!object.is_valid() || !nb::hasattr(object, name)) {
-      throw_type_error(where, object.is_valid() ? object : nb::none(),
-                       "a ladon.distributed.ContextPlan");
-    }
-    return nb::object(object.attr(name));
-  };
-  ContextPlan plan{.queries = to_ranges(field("queries"), where),
-                   .keys = to_ranges(field("keys"), where)};
-  nb::dict rest;
-  rest["scheme"] = field("scheme");
-  rest["kv_heads_at_once"] = field("kv_heads_at_once");
-  Keywords fields(keywords.operation(), rest);
-  fields.read("scheme", plan.scheme, kSchemes);
-  fields.read("kv_heads_at_once", plan.kv_heads_at_once);
-  return plan;
-}
-
 nb::object py_plan_context(nb::handle ranks_object, nb::handle query_len_object,
                            nb::handle kv_len_object, const nb::kwargs& kwargs) {
   Keywords keywords("plan_context", kwargs);
@@ -149,6 +127,27 @@ nb::object py_context_parallel_attention_backward(nb::handle communicator, nb::h
 }
 
 }  // namespace
+
+ContextPlan to_plan(Keywords& keywords) {
+  const Where where = keywords.where("plan");
+  const nb::handle object = keywords.take("plan");
+  const auto field = [&](const char* name) {
+    if (!object.is_valid() || !nb::hasattr(object, name)) {
+      throw_type_error(where, object.is_valid() ? object : nb::none(),
+                       "a ladon.distributed.ContextPlan");
+    }
+    return nb::object(object.attr(name));
+  };
+  ContextPlan plan{.queries = to_ranges(field("queries"), where),
+                   .keys = to_ranges(field("keys"), where)};
+  nb::dict rest;
+  rest["scheme"] = field("scheme");
+  rest["kv_heads_at_once"] = field("kv_heads_at_once");
+  Keywords fields(keywords.operation(), rest);
+  fields.read("scheme", plan.scheme, kSchemes);
+  fields.read("kv_heads_at_once", plan.kv_heads_at_once);
+  return plan;
+}
 
 void bind_context_parallel(nb::module_& module) {
   const std::string options = kAttentionOptions;

@@ -7,26 +7,14 @@
 #include <string>
 #include <utility>
 
-#include "attention_call.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
+#include "layer_call.h"
 #include "module.h"
 #include "objects.h"
 
 namespace ladon::python {
 namespace {
-
-/// The arrays of a call without a cache.
-struct Inputs {
-  Array query, key, value;
-
-  Inputs(nb::handle x, nb::handle key_object, nb::handle value_object, const Keywords& keywords)
-      : query(required(x, keywords.where("x"))),
-        key(Array::input(key_object, keywords.where("key"))),
-        value(Array::input(value_object, keywords.where("value"))) {}
-
-  LayerInputs views() const { return {query.view(), key.view(), value.view()}; }
-};
 
 /// Where the weights of a forward call go, [batch, num_heads, query_len, kv_len].
 Tensor weights_for(const Context& context, const AttentionLayer& layer, const LayerInputs& inputs) {
@@ -58,7 +46,7 @@ nb::object cached_forward(const Layer& self, const Array& x, Cache& cache, const
 nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
                    const nb::kwargs& kwargs) {
   Keywords keywords("forward", kwargs);
-  const Inputs inputs(x, key, value, keywords);
+  const InputArrays inputs(x, key, value, keywords);
   LayerArguments arguments;
   arguments.read(keywords);
   const nb::handle cache = keywords.take("cache");
@@ -120,7 +108,7 @@ nb::object forward_from(const Layer& self, nb::handle x_object, nb::handle past_
 nb::object forward_training(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
                             const nb::kwargs& kwargs) {
   Keywords keywords("forward_training", kwargs);
-  const Inputs inputs(x, key, value, keywords);
+  const InputArrays inputs(x, key, value, keywords);
   LayerArguments arguments;
   arguments.read(keywords);
   const BoundContext& context = keywords.context(inputs.query.device());
@@ -129,9 +117,7 @@ nb::object forward_training(const Layer& self, nb::handle x, nb::handle key, nb:
   TrainingForward result = reading(self, [&] {
     return self.layer->forward_training(context, inputs.views(), arguments.call());
   });
-  return nb::make_tuple(
-      to_array(std::move(result.out), inputs.query.framework(), context),
-      nb::cast(new SavedForward(std::move(result.saved)), nb::rv_policy::take_ownership));
+  return give_training(std::move(result), inputs.query.framework(), context);
 }
 
 nb::object backward(Layer& self, nb::handle grad_object, nb::handle saved_object,
@@ -144,12 +130,7 @@ nb::object backward(Layer& self, nb::handle grad_object, nb::handle saved_object
   keywords.finish();
   InputGradients gradients =
       changing(self, [&] { return self.layer->backward(context, grad_out.view(), saved); });
-  const Framework framework = grad_out.framework();
-  const auto give = [&](Tensor&& tensor) {
-    return tensor.rank() == 0 ? nb::none() : to_array(std::move(tensor), framework, context);
-  };
-  return nb::make_tuple(give(std::move(gradients.query)), give(std::move(gradients.key)),
-                        give(std::move(gradients.value)));
+  return give_gradients(std::move(gradients), grad_out.framework(), context);
 }
 
 /// Weights or gradients by name; the arrays share the layer's memory and keep it alive.
@@ -237,10 +218,7 @@ void bind_layers(nb::module_& module) {
       "causal: bool | None = None, mask: Array | None = None, bias: Array | None = None, "
       "new_lengths: IntegersLike | None = None, query: Array | None = None, query_positions: "
       "IntegersLike | None = None";
-  const std::string uncached =
-      "causal: bool | None = None, mask: Array | None = None, bias: Array | None = None, "
-      "kv_lengths: IntegersLike | None = None, query_positions: int | IntegersLike | None = None, "
-      "key_positions: int | IntegersLike | None = None, dropout_seed: int = 0";
+  const std::string uncached = kLayerCallOptions;
   const std::string call = "(" + inputs + ", *, cache: KvCache | None = None, " + uncached +
                            ", new_lengths: IntegersLike | None = None, query: Array | None = "
                            "None, return_weights: bool = "

@@ -16,6 +16,7 @@
 
 #include "keywords.h"
 #include "ladon/communicator.h"
+#include "ladon/context_parallel.h"
 
 namespace ladon::python {
 
@@ -26,6 +27,9 @@ struct Ranks {
 
 /// The end in the argument. Throws TypeError.
 const std::shared_ptr<Communicator>& ranks_in(nb::handle argument, const Where& where);
+
+/// The keyword `plan`: an object with the fields of ladon.distributed.ContextPlan.
+ContextPlan to_plan(Keywords& keywords);
 
 /// Ranks over an object with the methods of ladon._engines.Engine.
 class PythonCommunicator final : public Communicator {

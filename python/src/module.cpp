@@ -22,6 +22,7 @@ NB_MODULE(_ladon, module) {
   bind_convert(module);
   bind_communicator(module);
   bind_context_parallel(module);
+  bind_context_parallel_latent(module);
   bind_tensor_parallel(module);
   bind_spread_cache(module);
 }

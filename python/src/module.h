@@ -19,6 +19,7 @@ void bind_models(nanobind::module_& module);
 void bind_convert(nanobind::module_& module);
 void bind_communicator(nanobind::module_& module);
 void bind_context_parallel(nanobind::module_& module);
+void bind_context_parallel_latent(nanobind::module_& module);
 void bind_tensor_parallel(nanobind::module_& module);
 void bind_spread_cache(nanobind::module_& module);
 

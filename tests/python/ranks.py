@@ -82,6 +82,31 @@ def check_context_parallel(ranks):
         assert np.allclose(own_grads.dsinks, grads.dsinks, atol=1e-5) and own_grads.dbias is None
 
 
+def check_context_parallel_latent(ranks):
+    """A layer over shared tokens: bits of one process forward, and gradients that are the same on all ranks."""
+    whole, layer = (ladon.LatentAttention(**LATENT, seed=5) for _ in range(2))
+    x, grad_out = normal(14, 2, 40, 24), normal(15, 2, 40, 24)
+    expected, saved = whole.forward_training(x, context=context())
+    expected_dx, _, _ = whole.backward(grad_out, saved, context=context())
+    plan = distributed.plan_context(ranks.size, 40, 40, causal=True)
+    own = plan.queries[ranks.rank]
+    ranks.reset_statistics()
+    out = distributed.context_parallel_forward(ranks, layer, distributed.take_tokens(x, own), plan=plan, context=context())
+    assert same(out, distributed.take_tokens(expected, own))
+    # Each of the 10 + 4 elements of a latent goes at most once to every other rank.
+    sent = ranks.statistics()["bytes_sent"]
+    assert (sent > 0) == (ranks.size > 1) and sent <= 2 * len(out[0]) * 14 * 4 * (ranks.size - 1)
+    out, saved = distributed.context_parallel_forward_training(
+        ranks, layer, distributed.take_tokens(x, own), plan=plan, context=context())
+    assert same(out, distributed.take_tokens(expected, own))
+    dx, dkey, dvalue = distributed.context_parallel_backward(
+        ranks, layer, distributed.take_tokens(grad_out, own), saved, context=context())
+    assert np.allclose(dx, distributed.take_tokens(expected_dx, own), atol=1e-5) and dkey is None and dvalue is None
+    for name, gradient in layer.gradients().items():
+        assert np.allclose(gradient, whole.gradients()[name], atol=1e-4), name
+        assert all(same(gradient, other) for other in ranks.all_gather(gradient)), name
+
+
 def layers_over(ranks):
     for whole_class, class_over_ranks, options in (
             (ladon.MultiHeadAttention, distributed.TensorParallelAttention, MULTI_HEAD),
@@ -180,6 +205,7 @@ def check_all(ranks, folder):
     check_collectives(ranks)
     check_statistics(ranks)
     check_context_parallel(ranks)
+    check_context_parallel_latent(ranks)
     check_layers(ranks)
     check_training(ranks, folder)
     check_spread_cache(ranks)

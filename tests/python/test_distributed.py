@@ -226,6 +226,17 @@ def test_bad_arguments():
         distributed.context_parallel_attention(end, q, q, q, plan=plan._replace(queries=[[(0, 3)]]))
     with pytest.raises(ladon.InvalidArgumentError, match="ranks: got 0"):
         distributed.plan_context(0, 4, 4)
+    latent = ladon.LatentAttention(**rank_checks.LATENT)
+    x = np.zeros((1, 4, 24), np.float32)
+    whole = distributed.plan_context(1, 4, 4)
+    with pytest.raises(TypeError, match="layer: got MultiHeadAttention, expected a ladon.LatentAttention"):
+        distributed.context_parallel_forward(end, ladon.MultiHeadAttention(embed_dim=24, num_heads=2), x, plan=whole)
+    with pytest.raises(TypeError, match="plan: got NoneType, expected a ladon.distributed.ContextPlan"):
+        distributed.context_parallel_forward(end, latent, x)
+    with pytest.raises(ladon.Error, match="plan.scheme: got"):
+        distributed.context_parallel_forward_training(end, latent, x, plan=whole._replace(scheme="ring"))
+    with pytest.raises(TypeError, match="saved: got"):
+        distributed.context_parallel_backward(end, latent, x, None)
     layer = distributed.TensorParallelAttention(end, embed_dim=8, num_heads=2)
     with pytest.raises(ladon.InvalidArgumentError, match="ranks share"):
         ladon.clip_gradients(layer, 1.0)

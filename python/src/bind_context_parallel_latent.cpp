@@ -1,0 +1,111 @@
+// LatentAttention over ranks that each hold some of the tokens.
+#include <nanobind/nanobind.h>
+
+#include <string>
+#include <utility>
+
+#include "communicator_objects.h"
+#include "ladon/context_parallel_latent.h"
+#include "layer_call.h"
+#include "module.h"
+#include "objects.h"
+
+namespace ladon::python {
+namespace {
+
+LatentLayer& latent_in(nb::handle object, const Keywords& keywords) {
+  return object_in<LatentLayer>(object, keywords.where("layer"), "a ladon.LatentAttention");
+}
+LatentAttention& attention_of(const LatentLayer& layer) {
+  return dynamic_cast<LatentAttention&>(*layer.layer);
+}
+
+/// Reads the arguments that both kinds of forward have, calls run(ranks, layer, inputs, plan, call,
+/// context) without the GIL, and gives its result.
+template <class Run, class Give>
+nb::object forward_over(const char* name, nb::handle communicator, nb::handle layer_object,
+                        nb::handle x, nb::handle key, const nb::kwargs& kwargs, const Run& run,
+                        const Give& give) {
+  Keywords keywords(name, kwargs);
+  const auto ranks = ranks_in(communicator, keywords.where("communicator"));
+  const LatentLayer& layer = latent_in(layer_object, keywords);
+  const InputArrays inputs(x, key, nb::none(), keywords);
+  const ContextPlan plan = to_plan(keywords);
+  LayerArguments arguments;
+  arguments.read(keywords);
+  const BoundContext& context = keywords.context(inputs.query.device());
+  keywords.finish();
+  arguments.refuse(keywords, false);
+  auto result = reading(layer, [&] {
+    return run(context, *ranks, attention_of(layer), inputs.views(), plan, arguments.call());
+  });
+  return give(std::move(result), inputs.query.framework(), context);
+}
+
+nb::object py_forward(nb::handle communicator, nb::handle layer, nb::handle x, nb::handle key,
+                      const nb::kwargs& kwargs) {
+  return forward_over("context_parallel_forward", communicator, layer, x, key, kwargs,
+                      &context_parallel_forward,
+                      [](Tensor&& out, Framework framework, const BoundContext& context) {
+                        return to_array(std::move(out), framework, context);
+                      });
+}
+
+nb::object py_forward_training(nb::handle communicator, nb::handle layer, nb::handle x,
+                               nb::handle key, const nb::kwargs& kwargs) {
+  return forward_over("context_parallel_forward_training", communicator, layer, x, key, kwargs,
+                      &context_parallel_forward_training, &give_training);
+}
+
+nb::object py_backward(nb::handle communicator, nb::handle layer_object, nb::handle grad_object,
+                       nb::handle saved_object, const nb::kwargs& kwargs) {
+  Keywords keywords("context_parallel_backward", kwargs);
+  const auto ranks = ranks_in(communicator, keywords.where("communicator"));
+  LatentLayer& layer = latent_in(layer_object, keywords);
+  const Array grad_out = required(grad_object, keywords.where("grad_out"));
+  const SavedForward& saved =
+      object_in<SavedForward>(saved_object, keywords.where("saved"),
+                              "what context_parallel_forward_training() returned second");
+  const BoundContext& context = keywords.context(grad_out.device());
+  keywords.finish();
+  InputGradients gradients = changing(layer, [&] {
+    return context_parallel_backward(context, *ranks, attention_of(layer), grad_out.view(), saved);
+  });
+  return give_gradients(std::move(gradients), grad_out.framework(), context);
+}
+
+}  // namespace
+
+void bind_context_parallel_latent(nb::module_& module) {
+  const auto signature = [](const char* name, const char* result) {
+    return std::string("def ") + name +
+           "(communicator: Communicator, layer: LatentAttention, x: Array, key: Array | None = "
+           "None, *, plan: ContextPlan, " +
+           kLayerCallOptions + ", context: Context | None = None) -> " + result;
+  };
+  const auto define = [&](const char* name, auto function, const char* result, const char* doc) {
+    module.def(name, function, nb::arg("communicator"), nb::arg("layer").none(),
+               nb::arg("x").none(), nb::arg("key").none() = nb::none(), nb::arg("kwargs"),
+               nb::sig(signature(name, result).c_str()), doc);
+  };
+  define(
+      "context_parallel_forward", &py_forward, "Any",
+      R"(A LatentAttention over ranks that each hold some of the tokens; every rank has the whole layer.
+
+x, key and the result are this rank's tokens, in the order of its ranges in the plan (take_tokens() picks them); mask,
+bias, lengths and positions are those of all tokens. Ranks gather latents, not keys and values. The result has the bits of
+the layer in one process.)");
+  define("context_parallel_forward_training", &py_forward_training, "tuple[Any, SavedForward]",
+         "context_parallel_forward() that also returns what context_parallel_backward() needs.");
+  module.def("context_parallel_backward", &py_backward, nb::arg("communicator"),
+             nb::arg("layer").none(), nb::arg("grad_out").none(), nb::arg("saved").none(),
+             nb::arg("kwargs"),
+             nb::sig("def context_parallel_backward(communicator: Communicator, layer: "
+                     "LatentAttention, grad_out: Array, saved: SavedForward, *, context: Context | "
+                     "None = None) -> tuple[Any, Any, Any]"),
+             "The gradients of this rank's x and key (None where the call had none, and for the "
+             "value); adds to the parameters' gradients those of all tokens, the same on every "
+             "rank.");
+}
+
+}  // namespace ladon::python
