@@ -13,24 +13,29 @@
 // meet are copied while the last results are stored.
 //
 // Every step is the arithmetic of backward_mma.cuh in the same order, so a result has the same
-// bits from both. Tiles that meet NaN or infinity are left to the careful kernels there.
+// bits from both. The careful kernels there compute tiles that meet NaN or infinity once more.
 //
 // At 128 columns: 232 registers, 197 KB of shared memory. A tile of rows is 2560 cycles of tensor
 // cores and about 2950 of the shared memory's port (products 2048, copies 256, dS and dQ written
 // and read 640); it takes 4600. Where they go, by clock marks at S16384: S and dP 1100, P and dS
 // 1070, the products of dV, dQ and dK 1150, dS and dQ to shared memory 830.
 //
-// H200, bf16, 15 launches, TFLOP/s of five products, and of cuDNN in the same run: D128 causal B16
-// H16 S1024 228 and 306, B4 H16 S4096 411 and 478, B1 H16 S16384 502 and 551; full B4 H16 S4096 448
-// and 560; GQA 32/8 B2 S8192 causal 439 and 514; D64 causal S4096 296 and 364, S16384 369 and 447,
-// full 330 and 442. The two kernels before, with 7 products, had 341 at S4096, 401 at S16384, 381
-// full. Adding dq in any order instead: causal the same within 2 %.
+// H200, bf16, 15 launches, TFLOP/s of five products, and of cuDNN on the same machine: D128 causal
+// B16 H16 S1024 238 and 312, B4 H16 S4096 417 and 484, B1 H16 S16384 488 and 561; full B4 H16 S4096
+// 438 and 565; GQA 32/8 B2 S8192 causal 434 and 512; D64 causal S4096 275 and 366, S16384 378 and
+// 452, full 335 and 449. Of 722 us at S1024 this kernel has 538, the statistics of rows 68, the
+// look at keys 42, the rounding of dq 49. The two kernels before, with 7 products, had 341 at
+// S4096, 401 at S16384, 381 full. Adding dq in any order instead: 1 to 2 % faster at D128 causal, 3
+// % full.
 //
 // Tried and lost: warpgroups in turns by named barriers, one with its softmax while the products of
 // the other run (418 in place of 494 at S16384: what has to be waited for within a turn is too
-// long); scores of the next tile started before dk is waited for (spills at 128 columns); heads one
-// after the other without a mask (390 in place of 448: blocks of a head wait for each other's
-// additions).
+// long); at 128 columns, scores of the next tile started before dk is waited for, S alone as well,
+// and the products of dq before those of dv (as at 64 columns; serialised for want of registers);
+// heads one after the other without a mask (390 in place of 448: blocks of a head wait for each
+// other's additions); dq rounded in the last block of its turns by the warps that add it up (244 us
+// more at S4096, for a kernel of 49: those blocks are the last of all); the first tiles that a
+// block meets copied before its keys (2 % slower).
 #pragma once
 
 #include "cuda/hopper/backward_consumer.cuh"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/hopper/backward_dq_products.cuh"
+#include "cuda/hopper/backward_store.cuh"
 #include "cuda/hopper/backward_tile.cuh"
 #include "cuda/kernels/backward_fragments.cuh"
 
@@ -15,21 +16,6 @@ using backward::FragmentSums;
 /// Waits for all of the `threads` threads that use the barrier; 0 is __syncthreads().
 __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-/// The same; whether the answer of any of them is yes.
-__device__ __forceinline__ bool any_thread(int barrier, int threads, bool answer) {
-  unsigned any;
-  asm volatile(
-      "{\n"
-      ".reg .pred mine, some;\n"
-      "setp.ne.u32 mine, %1, 0;\n"
-      "barrier.cta.red.or.pred some, %2, %3, mine;\n"
-      "selp.u32 %0, 1, 0, some;\n"
-      "}"
-      : "=r"(any)
-      : "r"(answer ? 1U : 0U), "r"(barrier), "r"(threads)
-      : "memory");
-  return any != 0;
 }
 
 /// Sets rows without their bit in `live` to 0; products may read the tile after the threads that
@@ -56,8 +42,7 @@ class BackwardConsumer {
   using Sums = FragmentSums<Half, kColumns>;
 
   __device__ __forceinline__ BackwardConsumer(const HopperBackwardParams& params, Memory& memory)
-      : params_(params.backward),
-        scale_(params.scale),
+      : scale_(params.scale),
         call_(params.backward.call),
         memory_(memory),
         group_(uniform(static_cast<int>(threadIdx.x) / kGroupThreads - 1)),
@@ -77,6 +62,9 @@ class BackwardConsumer {
   static constexpr int kOwnSteps = kColumns / 16;  // of a product over columns
   static constexpr int kTileSteps = kTile / 16;    // of one over a tile's rows
   static constexpr int kScoreGroups = kTile / 8;
+  // Whether dv and dk of a tile are waited for when S and dP of the next have been started, so that
+  // the tensor cores have work meanwhile. At 128 columns the registers do not suffice.
+  static constexpr bool kScoresAhead = kColumns == 64;
   using Scores = float[kScoreGroups][4];
   using DqSums = typename DqProducts<Half, kColumns>::Sums;
   using Walk = TileWalk<true>;
@@ -91,9 +79,9 @@ class BackwardConsumer {
     Sums value_sums;
     seen_ = {uniform(walk.others.begin), uniform(walk.others.end)};
     met_ = {uniform(work.met.begin), uniform(work.met.end)};
-    if (met_.begin != met_.end) {
-      last_head_ = uniform(walk.first_head + walk.num_heads - 1);
-      next_ = {uniform(walk.first_head), met_.begin};
+    left_ = uniform((met_.end - met_.begin) * walk.num_heads);
+    if (left_ != 0) {
+      next_tile_ = met_.begin;
       if (thread() == 0) set_band(walk);
       load_own(walk);
       add_tiles(sums, value_sums);
@@ -131,7 +119,7 @@ class BackwardConsumer {
     if (uniform(live != ~std::uint64_t{0} ? 1 : 0) != 0) {
       sync_threads(kStageBarrier, kAllThreads);
       zero_dead_rows(memory_.stages[ring_.stage()], live,
-                     static_cast<int>(threadIdx.x) - kGroupThreads, kAllThreads);
+                     static_cast<int>(fresh(threadIdx.x)) - kGroupThreads, kAllThreads);
       sync_threads(kStageBarrier, kAllThreads);
     }
   }
@@ -148,9 +136,9 @@ class BackwardConsumer {
 
   /// Waits for the next tile that the block meets. False where there is none.
   __device__ __forceinline__ bool find_next(Step& step) {
-    if (next_.head > last_head_) return false;
-    step = {ring_.stage(), next_.tile};
-    if (++next_.tile == met_.end) next_ = {next_.head + 1, met_.begin};
+    if (left_-- == 0) return false;
+    step = {ring_.stage(), next_tile_};
+    if (++next_tile_ == met_.end) next_tile_ = met_.begin;  // of the next head
     wait_for_tile();
     ring_.advance();
     return true;
@@ -183,29 +171,44 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void add_tiles(Sums& sums, Sums& value_sums) {
     Step step;
-    bool has_dq = false;
+    int before = -1;  // the stage of the tile before
     ring_.make_uniform();
     hold_in_place(sums.sums);
     hold_in_place(value_sums.sums);
     while (find_next(step)) {
       if (step.tile >= seen_.begin && step.tile < seen_.end) {
-        add_tile(step, has_dq, sums, value_sums);
+        add_tile(step, before, sums, value_sums);
       } else {
+        if constexpr (kScoresAhead) finish_tile<0>(before, sums, value_sums);
         dq_products_.store_no_dscores();
-        if (has_dq) add_dq();
+        if (before >= 0) add_dq();
       }
-      release(memory_.barriers[step.stage]);
-      has_dq = true;
+      if constexpr (!kScoresAhead) release(memory_.barriers[step.stage]);
+      before = step.stage;
     }
+    if constexpr (kScoresAhead) finish_tile<0>(before, sums, value_sums);
     add_dq();
   }
 
-  __device__ __forceinline__ void add_tile(const Step& step, bool has_dq, Sums& sums,
+  /// Waits for dv and dk of the tile before.
+  template <int kPending>
+  __device__ __forceinline__ void finish_tile(int stage, Sums& sums, Sums& value_sums) {
+    finish_products<kPending>();
+    hold_in_place(value_sums.sums);
+    hold_in_place(sums.sums);
+    if (stage >= 0) release(memory_.barriers[stage]);
+  }
+
+  /// Leaves the products of dv and dk under way where scores come ahead of them.
+  __device__ __forceinline__ void add_tile(const Step& step, int before, Sums& sums,
                                            Sums& value_sums) {
+    const Pair& tile = memory_.stages[step.stage];
+    const bool has_dq = before >= 0;
     Scores scores;
     Scores dscores;
     DqSums dq;
     start_scores(step, scores, dscores);
+    if constexpr (kScoresAhead) finish_tile<2>(before, sums, value_sums);
     finish_products<1>();
     hold_in_place(scores);
     weigh(step, scores);
@@ -216,14 +219,22 @@ class BackwardConsumer {
     pack_operand(scores, weights_);
     pack_operand(dscores, gradients_);
     dq_products_.store_dscores(gradients_);
-    start_sum(value_sums, weights_, memory_.stages[step.stage].second);
-    dq_products_.start(has_dq, dq);
-    start_sum(sums, gradients_, memory_.stages[step.stage].first);
-    finish_products<1>();
-    hold_in_place(value_sums.sums);
-    if (has_dq) dq_products_.finish(dq);
-    finish_products<0>();
-    hold_in_place(sums.sums);
+    if constexpr (kScoresAhead) {
+      dq_products_.start(has_dq, dq);
+      start_sum(value_sums, weights_, tile.second);
+      start_sum(sums, gradients_, tile.first);
+      finish_products<2>();
+      if (has_dq) dq_products_.finish(dq);
+    } else {
+      start_sum(value_sums, weights_, tile.second);
+      dq_products_.start(has_dq, dq);
+      start_sum(sums, gradients_, tile.first);
+      finish_products<1>();
+      hold_in_place(value_sums.sums);
+      if (has_dq) dq_products_.finish(dq);
+      finish_products<0>();
+      hold_in_place(sums.sums);
+    }
   }
 
   /// dq of the last tile.
@@ -303,39 +314,31 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void store(const Walk& walk, const Sums& sums,
                                         const Sums& value_sums) {
-    if (*params_.any_not_finite != 0) {
-      // A tile that does not exist has no flag, and stores nothing.
-      const bool found = seen_.begin != seen_.end &&
-                         backward::finds_non_finite(params_, walk, thread(), kGroupThreads);
-      if (any_thread(kOwnBarrier + group_, kGroupThreads, found)) return;  // to the careful kernel
-    }
     const Sequence& sequence = walk.sequence;
     const std::int64_t begin = walk.own_begin();
     const auto start = [&](const Operand& operand, std::int64_t offset, std::int64_t head) {
       return offset + head * operand.head_stride + begin * operand.token_stride;
     };
     const std::int64_t count = sequence.kv_len - begin;
-    backward::store_sums<Half>(sums, scale_, call_.dk, start(call_.dk, sequence.dk, walk.kv_head),
-                               count, static_cast<int>(call_.head_dim));
-    backward::store_sums<Half>(value_sums, 1.0F, call_.dv,
-                               start(call_.dv, sequence.dv, walk.kv_head), count,
-                               static_cast<int>(call_.value_dim));
+    store_rows<Half>(sums, scale_, call_.dk, start(call_.dk, sequence.dk, walk.kv_head), count,
+                     static_cast<int>(call_.head_dim));
+    store_rows<Half>(value_sums, 1.0F, call_.dv, start(call_.dv, sequence.dv, walk.kv_head), count,
+                     static_cast<int>(call_.value_dim));
   }
 
-  const BackwardParams& params_;
   const float& scale_;  // in constant memory
   const AttentionParams& call_;
   Memory& memory_;
   const int group_;
   TileRange seen_;  // tiles that the own one meets
   TileRange met_;   // those that any own tile of the block meets
-  int last_head_ = 0;
+  int left_ = 0;    // of those, in all heads
+  std::int32_t next_tile_ = 0;
   RowStats<float> stats_[2];
   std::uint32_t weights_[kTileSteps][4];
   std::uint32_t gradients_[kTileSteps][4];
   RingPosition<Memory::kStages> ring_;
   WorkPosition works_;
-  OtherTile next_ = {0, 0};
   DqProducts<Half, kColumns> dq_products_;
 };
 

@@ -17,7 +17,6 @@ namespace ladon::cuda::hopper {
 
 using backward::kBlockTiles;
 using backward::kTile;
-using backward::OtherTile;
 using backward::RowStats;
 using backward::TileRange;
 using backward::TileWalk;

@@ -109,6 +109,7 @@ class BackwardMemory {
     params_.live_rows = reinterpret_cast<std::uint64_t*>(live_rows_.data());
     params_.rows_not_finite = reinterpret_cast<std::uint8_t*>(rows_not_finite_.data());
     params_.keys_not_finite = reinterpret_cast<std::uint8_t*>(keys_not_finite_.data());
+    params_.lse_shows_q = only_scale_and_window(call.rules) && call.rules.sinks.data == nullptr;
     if (!use_tensor_cores(call)) params_.any_not_finite = nullptr;
   }
 

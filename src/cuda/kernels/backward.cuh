@@ -61,6 +61,9 @@ struct BackwardParams {
   std::uint8_t* keys_not_finite = nullptr;  // [KV head][key tile]
   unsigned* any_not_finite = nullptr;       // 1 where any of them is
   unsigned* next_ticket = nullptr;  // for blocks that take tile after tile; 0 before the launch
+  // Whether lse or delta of a row that sees a key is not finite where q has such an element: each
+  // score of the row is then NaN or infinite, and lse is of those scores alone.
+  bool lse_shows_q = false;
 };
 
 /// An element in the compute type.

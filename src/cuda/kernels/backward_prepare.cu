@@ -2,8 +2,8 @@
 //
 // prepare_rows: delta = rowsum(dout * out) - dlse, a block for each 64 rows of a head; 8 to 32
 // lanes share two rows at a time, as many as have work with one load each. It also finds the rows
-// and tiles that tensor cores need to know about, as prepare_keys does for k and v. Reads q, out
-// and dout (k and v) once: the limit is memory.
+// and tiles that tensor cores need to know about, as prepare_keys does for k and v. Reads out and
+// dout, and q where lse does not show that it is not finite (k and v) once: the limit is memory.
 //
 // zero_padding: a thread for each element of dk and dv that is padding.
 
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
         finite &= ~(of_dout.is_finite(r) ? 0U : 1U << r);
       }
     }
-    if (params.live_rows != nullptr) {
+    if (params.live_rows != nullptr && !params.lse_shows_q) {
       finite = finite_rows<kLanes>(rows_of(call.q, sequence.q), call.head_dim, finite);
     }
 #pragma unroll
@@ -172,10 +172,11 @@ __global__ void __launch_bounds__(kThreads)
         continue;
       }
       live |= 1U << (i + r);
-      is_finite = is_finite && (finite >> r & 1) != 0;
       if (call.dlse.data != nullptr) {
         delta[r] -= load_lse<Compute>(call.dlse, sequence.dlse, token, head);
       }
+      is_finite = is_finite && (finite >> r & 1) != 0;
+      if (params.lse_shows_q) is_finite = is_finite && isfinite(lse) && isfinite(delta[r]);
       if (lane.is_first_lane) stats[token] = {lse, delta[r]};
     }
   }
