@@ -58,6 +58,11 @@ ForwardColumns columns_for(const AttentionParams& call) {
   return ForwardColumns::k192And128;
 }
 
+/// Keys of a copy, as in ForwardMemory.
+int key_rows(ForwardColumns columns) {
+  return columns == ForwardColumns::k192And128 ? kBlockKeys : 2 * kBlockKeys;
+}
+
 ForwardSchedule make_schedule(const AttentionParams& call) {
   ForwardSchedule schedule;
   schedule.num_heads = static_cast<int>(call.num_heads);
@@ -87,11 +92,12 @@ bool is_suited(const AttentionParams& call, const ForwardParams<float>& params) 
 
 bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params) {
   if (!is_suited(call, params)) return false;
+  const ForwardColumns columns = columns_for(call);
   HopperForwardParams ready;
   ready.schedule = make_schedule(call);
   const std::optional<CUtensorMap> q = query_map(call, ready.schedule.packed_heads);
   const std::optional<CUtensorMap> k =
-      key_map(call, call.k, &Sequence::k, call.head_dim, 2 * kBlockKeys);
+      key_map(call, call.k, &Sequence::k, call.head_dim, key_rows(columns));
   const std::optional<CUtensorMap> v =
       key_map(call, call.v, &Sequence::v, call.value_dim, kBlockKeys);
   if (!q || !k || !v) return false;
@@ -112,7 +118,6 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
 
   const int tickets = ready.schedule.columns * ready.schedule.row_tiles;
   const int blocks = std::min(queue.num_multiprocessors(), tickets);
-  const ForwardColumns columns = columns_for(call);
   const bool is_bf16 = call.q.dtype == DType::kBF16;
   (is_bf16 ? launch_forward_bf16 : launch_forward_f16)(queue, blocks, columns, ready);
   (is_bf16 ? finish_forward_bf16 : finish_forward_f16)(queue, params);

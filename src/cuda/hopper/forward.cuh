@@ -3,36 +3,38 @@
 // lse included).
 //
 // A block of threads owns tiles of 128 query rows: tokens of one query head, or of several that
-// share a KV head. One thread copies (Q once, then K in pairs of blocks of 64 keys and V in blocks,
-// through rings of buffers); two warpgroups of 64 rows compute:
-//   S = Q K^T of a pair, 64 x 128 in 64 registers a thread
-//   P = exp(S - maximum) of each block in turn, 16 registers; O += P V, 64 x 128 in 64 registers
-// The softmax of a block runs while the products of the one before are under way, and a tile's
-// first scores are computed while the results of the tile before are stored. Most blocks raise no
-// row's maximum, so weights are computed before it is known whether one does
-// (weigh_below()): no maxima, no exchange between lanes.
+// share a KV head. One thread copies (Q once, then K and V in blocks of 64 keys, through rings of
+// buffers); two warpgroups of 64 rows compute, block by block:
+//   S = Q K^T, 64 x 64 in 32 registers a thread, twice
+//   P = exp(S - maximum), 16 registers, twice; O += P V, 64 x 128 in 64 registers
+// While the softmax of a block runs, the scores of the next one and the weighted sums of the one
+// before are under way; a tile's first scores are computed while the results of the tile before are
+// stored. Most blocks raise no row's maximum, so weights are computed before it is known whether
+// one does (weigh_below()): no maxima, no exchange between lanes.
 //
 // Every step is the arithmetic of forward_mma.cuh, in the same order: the same blocks of keys,
 // segments of 512, sums and folds (mostly by the same code; forward_weights.cuh has the rest), so a
 // row has the same bits from both kernels. Tiles whose sums come out infinite or NaN are marked,
 // and computed again by the careful kernel there.
 //
-// At head_dim 128 a pair is 2048 cycles of tensor cores, 1280 + 512 of the shared memory's port
-// (products and copies), 1024 of exponentials; a fold, every fourth pair, is 1024 more of the port.
+// At head_dim 128 a block is 1024 cycles of tensor cores, 768 + 256 of the shared memory's port
+// (products and copies), 512 of exponentials; a fold, every eighth block, is 1024 more of the port.
 //
 // H200, bf16, TFLOP/s of 15 launches (1.78 GHz) and of 0.25 s (1.55 GHz: the power limit), cuDNN's
-// in the same run: B16 H16 S1024 D128 causal 350, 338 (402, 402); B4 H16 S4096 causal 536, 489
-// (554, 516) and full 580, 527 (660, 600); B1 H16 S16384 causal 627, 557 (626, 554); B2 H32/8 S8192
-// causal 602, 538 (627, 554); D64 B1 H32 S16384 causal 395, 393 (469, 441); 192/128 B1 H128 S4096
-// causal 570, 514 (592, 532).
+// in the same run: B16 H16 S1024 D128 causal 369, 351 (399, 357); B4 H16 S4096 causal 554, 503
+// (560, 514) and full 596, 543 (663, 606); B1 H16 S16384 causal 634, 566 (628, 570); B2 H32/8 S8192
+// causal 617, 550 (627, 559); D64 B1 H32 S16384 causal 381, 382 (469, 443); 192/128 B1 H128 S4096
+// causal 584, 526 (593, 538). By the first and the third, a tile takes about 9000 clocks beside its
+// blocks, which is why short sequences are slow.
 //
-// Clocks of a warpgroup, before maxima were left out: a pair 3140, of which its two softmaxes 1950;
-// a fold 1100 more; 7000 a tile beside its pairs, in code that runs once a tile.
-// Lost: warpgroups in turns (named barriers), with the softmax of a block or of a pair at once, 10
-// % less than without; sums of earlier segments in registers (they spill); one loop body for all
-// pairs (the products are serialised). Without folds 8 % more, without copies 10 % more when the
-// power is at its limit. 256 columns, with those sums in global memory and blocks one by one,
-// spilled and gave unstable results at 425.
+// Lost: scores of two blocks by one product, with nothing under way behind the second's softmax
+// (D128 2 to 4 % less, D64 4 % more); buffers of one block of keys where there is room for two
+// (D128 3 % less); weighted sums before the next scores (15 % less); the next scores beside a fold
+// (too many registers, by 24 for the thread that copies too: 25 % less); weights by weigh_any()
+// alone in a tile's first and last block (4 % less); queries prefetched to L2 (nothing); warpgroups
+// in turns (named barriers; 10 % less); sums of earlier segments in registers (they spill). Without
+// folds 8 % more, without copies 10 % more when the power is at its limit. 256 columns, with those
+// sums in global memory, spilled and gave unstable results at 425.
 #pragma once
 
 #include "cuda/hopper/forward_consumer.cuh"

@@ -36,7 +36,7 @@ class ForwardConsumer {
       start(work, scores);
       // Meanwhile, the results of the tile before.
       if (has_results) store(tile_before(), results);
-      run_tile(tile.tile, work, scores, results);
+      run_tile(tile, work, scores, results);
       has_results = true;
       queries_.advance();
       tiles_.advance();
@@ -82,8 +82,8 @@ class ForwardConsumer {
 
   using Row = FinishedRow<Half, kValue / 8>;
 
-  __device__ __forceinline__ const ForwardTile& tile_before() const {
-    return memory_.tiles[(tiles_.stage() + Memory::kTiles - 1) % Memory::kTiles].tile;
+  __device__ __forceinline__ const AnnouncedTile& tile_before() const {
+    return memory_.tiles[(tiles_.stage() + Memory::kTiles - 1) % Memory::kTiles];
   }
 
   /// What of a tile must be known while its products run, the same for all threads of a warp.
@@ -103,15 +103,16 @@ class ForwardConsumer {
     keys_.make_uniform();
     values_.make_uniform();
     skip(first_pair(work.copied), first_pair(work.blocks));
-    start_scores(scores);
+    start_scores<0>(scores);
   }
 
-  __device__ __forceinline__ void run_tile(const ForwardTile& tile, const Work& work,
+  __device__ __forceinline__ void run_tile(const AnnouncedTile& announced, const Work& work,
                                            PairScores& scores, Row (&results)[2]) {
     Sums sums(static_cast<int>(call_.value_dim));
     sums.clear();
     RowState<float> total[2];
-    const Sequence& sequence = call_.sequences[work.sequence];
+    const ForwardTile& tile = announced.tile;
+    const Sequence& sequence = announced.sequence;
     const int first_row = tile.first_token * tile.heads.heads + row_of_thread();
     const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
     const TokenRange tokens =
@@ -133,10 +134,13 @@ class ForwardConsumer {
   /// Pairs of blocks that only the other warpgroup's rows see.
   __device__ __forceinline__ void skip(int pair, int end) {
     for (; pair < end; pair += 2) {
-      memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
-      release_keys();
-      skip_values();
-      skip_values();
+      for (int block = 0; block < 2; ++block) {
+        if (block % Memory::kKeyBlocks == 0) {
+          memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
+          release_keys();
+        }
+        skip_values();
+      }
     }
   }
   __device__ __forceinline__ void skip_values() {
@@ -189,21 +193,44 @@ class ForwardConsumer {
     const int first = first_pair(blocks);
     int pair = first;
     finish_products<0>();
-    hold_in_place(scores);
+    hold_in_place(scores[0]);
+    if constexpr (Memory::kKeyBlocks == 1) release_keys();
+    start_scores<1>(scores);
+    weigh<0>(rules, scores, pair, steps);
+    finish_products<0>();
+    hold_in_place(scores[1]);
     release_keys();
     for (; pair + 2 < blocks.end; pair += 2) {
-      add_block<0>(rules, scores, pair, pair == first, sums, steps);
+      settle(sums, steps, pair == first);
+      start_scores<0>(scores);
+      start_sums(sums, steps.weights[0]);
       weigh<1>(rules, scores, pair, steps);
+      finish_products<0>();
+      hold_in_place(sums.accumulators());
+      hold_in_place(scores[0]);
+      release_values();
+      if constexpr (Memory::kKeyBlocks == 1) release_keys();
+      start_scores<1>(scores);
       settle(sums, steps, false);
-      start_scores(scores);
       start_sums(sums, steps.weights[1]);
-      finish_products<1>();
-      hold_in_place(scores);
+      weigh<0>(rules, scores, pair + 2, steps);
+      finish_products<0>();
+      hold_in_place(sums.accumulators());
+      hold_in_place(scores[1]);
+      release_values();
       release_keys();
     }
     release(memory_.query_barriers);
-    add_block<0>(rules, scores, pair, pair == first, sums, steps);
-    if (pair + 1 < blocks.end) add_block<1>(rules, scores, pair, false, sums, steps);
+    settle(sums, steps, pair == first);
+    start_sums(sums, steps.weights[0]);
+    if (pair + 1 < blocks.end) {
+      weigh<1>(rules, scores, pair, steps);
+      finish_products<0>();
+      hold_in_place(sums.accumulators());
+      release_values();
+      settle(sums, steps, false);
+      start_sums(sums, steps.weights[1]);
+    }
     finish_products<0>();
     hold_in_place(sums.accumulators());
     release_values();
@@ -211,14 +238,6 @@ class ForwardConsumer {
     fold<true>(sums, steps.segment, steps);
     total[0] = steps.total.state(0);
     total[1] = steps.total.state(1);
-  }
-
-  template <int kBlock>
-  __device__ __forceinline__ void add_block(Scores& rules, PairScores& scores, int pair,
-                                            bool is_first, Sums& sums, Steps& steps) {
-    weigh<kBlock>(rules, scores, pair, steps);
-    settle(sums, steps, is_first);
-    start_sums(sums, steps.weights[kBlock]);
   }
 
   /// Scores of the first or second block of a pair become weights.
@@ -267,11 +286,8 @@ class ForwardConsumer {
         : "memory");
   }
 
-  /// Waits for the products of the block before, and prepares the sums for those of the next.
+  /// Prepares the sums, which no products are adding to, for those of the next block.
   __device__ __forceinline__ void settle(Sums& sums, Steps& steps, bool is_first) {
-    finish_products<0>();
-    hold_in_place(sums.accumulators());
-    if (!is_first) release_values();
     if (steps.starts_segment && !is_first) {
       fold<false>(sums, steps.finished, steps);
       sums.clear();
@@ -281,21 +297,24 @@ class ForwardConsumer {
     }
   }
 
-  /// S = Q K^T of two blocks.
+  /// S = Q K^T of the first or second block of a pair.
+  template <int kBlock>
   __device__ __forceinline__ void start_scores(PairScores& scores) {
-    memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
+    constexpr int kPlace = kBlock % Memory::kKeyBlocks;  // in the buffer
+    if constexpr (kPlace == 0) memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
     const TileOperand keys(shared_address(memory_.keys[keys_.stage()]), Memory::kKeyBytes);
     const TileOperand queries(
         shared_address(memory_.queries) + static_cast<unsigned>(group_row() * kBoxRowBytes),
         Memory::kQueryBytes);
-    auto& sums = reinterpret_cast<float(&)[2 * kKeyGroups][4]>(scores);
+    auto& sums = scores[kBlock];
     hold_in_place(sums);
     begin_products();
 #pragma unroll
     for (int step = 0; step < kQuerySteps; ++step) {
       const int inside = step % 4 * 32;
       const std::uint64_t a = queries.descriptor(step / 4 * Memory::kQueryBytes + inside);
-      const std::uint64_t b = keys.descriptor(step / 4 * Memory::kKeyBytes + inside);
+      const std::uint64_t b = keys.descriptor(step / 4 * Memory::kKeyBytes + inside +
+                                              kPlace * kBlockKeys * kBoxRowBytes);
       step == 0 ? start_product<Half, false>(sums, a, b) : start_product<Half, true>(sums, a, b);
     }
     commit_products();
@@ -325,8 +344,9 @@ class ForwardConsumer {
     sums.fold(folds, &memory_.earlier[warp()][0][lane()], 32, steps.has_earlier, kIsLast);
   }
 
-  __device__ __forceinline__ void store(const ForwardTile& tile, Row (&results)[2]) {
-    const Sequence& sequence = call_.sequences[tile.sequence];
+  __device__ __forceinline__ void store(const AnnouncedTile& announced, Row (&results)[2]) {
+    const ForwardTile& tile = announced.tile;
+    const Sequence& sequence = announced.sequence;
     const int first_row = tile.first_token * tile.heads.heads + row_of_thread();
     const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
 #pragma unroll

@@ -19,53 +19,72 @@ class ForwardProducer {
     prefetch_map(params_.k);
     prefetch_map(params_.v);
     const int tickets = params_.schedule.columns * params_.schedule.row_tiles;
-    for (int ticket = static_cast<int>(blockIdx.x); ticket < tickets;
-         ticket = static_cast<int>(gridDim.x) + atomicAdd(params_.next_ticket, 1)) {
+    int ticket = static_cast<int>(blockIdx.x);
+    while (ticket < tickets) {
       const ForwardTile tile = tile_of(params_.schedule, ticket);
       const Sequence& sequence = call_.sequences[tile.sequence];
-      if (tile.first_token < sequence.query_len) copy_tile(tile, sequence);
+      ticket = tile.first_token < sequence.query_len ? copy_tile(tile, sequence) : next_ticket();
     }
     announce({}, 0);
   }
 
  private:
   /// Gives the tile to the warpgroups, with so many bytes of queries to come.
-  __device__ __forceinline__ void announce(const ForwardTile& tile, int bytes) {
-    memory_.tiles[tiles_.stage()].tile = tile;
-    tiles_.advance();
-    memory_.query_barriers.empty.wait(queries_.emptied());
+  __device__ __forceinline__ const AnnouncedTile& announce(const ForwardTile& tile, int bytes) {
+    AnnouncedTile& announced = next_tile();
+    announced.tile = tile;
+    // One buffer: its phases alternate.
+    memory_.query_barriers.empty.wait((announced_ & 1U) ^ 1U);
     memory_.query_barriers.full.arrive_expecting(bytes);
-    queries_.advance();
+    ++announced_;
+    return announced;
+  }
+  __device__ __forceinline__ AnnouncedTile& next_tile() {
+    return memory_.tiles[announced_ % Memory::kTiles];
   }
 
-  __device__ __forceinline__ void copy_tile(const ForwardTile& tile, const Sequence& sequence) {
+  __device__ __forceinline__ int next_ticket() const {
+    return static_cast<int>(gridDim.x) + atomicAdd(params_.next_ticket, 1);
+  }
+
+  /// Returns the next ticket, which is drawn ahead of the last copies.
+  __device__ __forceinline__ int copy_tile(const ForwardTile& tile, const Sequence& sequence) {
     const BlockRange blocks = some_blocks(
         blocks_of(call_, sequence, tokens_of_rows(sequence, tile, 0, kTileRows - 1)), {});
-    const int kv_head = tile.heads.first / static_cast<int>(call_.group);
-    const int first_key = first_pair(blocks) * kBlockKeys;
     // The first keys come before the queries, whose buffer is in use until the last tile's last
     // scores.
-    int key_row = row_of(sequence, sequence.k, call_.k) + first_key;
-    copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row, kv_head);
+    int key_row = row_of(sequence, sequence.k, call_.k) + first_pair(blocks) * kBlockKeys;
+    copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row,
+              tile.heads.first / static_cast<int>(call_.group));
     note_blocks(tile, sequence, blocks);
-    announce(tile, sizeof memory_.queries);
-    // Only now: registers are few.
-    const int query_row = static_cast<int>(sequence.q / call_.q.token_stride) + tile.first_token;
+    // Registers are few: what is in memory is not kept in them, and the rest is computed only now.
+    const AnnouncedTile& announced = announce(tile, sizeof memory_.queries);
+    const int first_head = announced.tile.heads.first;
+    const int query_row =
+        static_cast<int>(sequence.q / call_.q.token_stride) + announced.tile.first_token;
+#pragma unroll 1
     for (int box = 0; box < Memory::kHeadBoxes; ++box) {
-      copy_box(shared_address(memory_.queries[box]), params_.q, box * kBoxColumns, tile.heads.first,
+      copy_box(shared_address(memory_.queries[box]), params_.q, box * kBoxColumns, first_head,
                query_row, memory_.query_barriers.full);
     }
-    int value_row = row_of(sequence, sequence.v, call_.v) + first_key;
-    for (int key = first_key; key < blocks.end * kBlockKeys; key += 2 * kBlockKeys) {
-      if (key != first_key) {
-        key_row += 2 * kBlockKeys;
+    const int kv_head = first_head / static_cast<int>(call_.group);
+    const BlockRange copied = announced.blocks.copied;
+    const int next = next_ticket();
+    int value_row = row_of(sequence, sequence.v, call_.v) + first_pair(copied) * kBlockKeys;
+    // Keys are needed a block ahead of values.
+    constexpr int kKeys = Memory::kKeyBlocks * kBlockKeys;  // of a buffer
+    const int pairs = (copied.end - first_pair(copied) + 1) / 2;
+    for (int left = pairs * 2 / Memory::kKeyBlocks; left > 0; --left) {
+      if (left > 1) {
+        key_row += kKeys;
         copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row, kv_head);
       }
-      for (int block = 0; block < 2; ++block) {
+      for (int block = 0; block < Memory::kKeyBlocks; ++block) {
         copy_rows(memory_.values, memory_.value_barriers, values_, params_.v, value_row, kv_head);
         value_row += kBlockKeys;
       }
     }
+    return next;
   }
 
   /// Where the sequence would have its token 0, as a row of the tensor map.
@@ -79,7 +98,15 @@ class ForwardProducer {
   /// that used this place was stored before the one in work was begun.
   __device__ __forceinline__ void note_blocks(const ForwardTile& tile, const Sequence& sequence,
                                               const BlockRange& copied) {
-    TileBlocks& blocks = memory_.tiles[tiles_.stage()].blocks;
+    // What they look at. A copy of it all would take too many registers.
+    Sequence& copy = next_tile().sequence;
+    copy.query_len = sequence.query_len;
+    copy.kv_len = sequence.kv_len;
+    copy.position_offset = sequence.position_offset;
+    copy.key_origin = sequence.key_origin;
+    copy.out = sequence.out;
+    copy.lse = sequence.lse;
+    TileBlocks& blocks = next_tile().blocks;
     blocks.copied = copied;
 #pragma unroll 1
     for (int group = 0; group < kConsumers; ++group) {
@@ -108,8 +135,7 @@ class ForwardProducer {
   const HopperForwardParams& params_;
   const AttentionParams& call_;
   Memory& memory_;
-  RingPosition<Memory::kTiles> tiles_;
-  RingPosition<1> queries_;
+  unsigned announced_ = 0;  // tiles
   RingPosition<Memory::kKeyStages> keys_;
   RingPosition<Memory::kValueStages> values_;
 };

@@ -43,7 +43,8 @@ struct FinishedRow {
   }
 
   /// Writes `columns` of the row, if it exists; where rows are aligned, by 16 bytes. All lanes call
-  /// it.
+  /// it. Each eight columns are compared for themselves: whether a number that was limited to a
+  /// range is at its end (max(0, min(128, n)) == 128), ptxas 13.0 answers wrongly.
   __device__ __forceinline__ void store(Half* out, int columns, bool exists, bool aligned) {
     const unsigned lane = fresh(threadIdx.x);
     const unsigned odd = (lane & 1U) != 0 ? kFirst : kSecond;

@@ -30,6 +30,7 @@ struct TileBlocks {
 struct AnnouncedTile {
   ForwardTile tile;
   TileBlocks blocks;
+  Sequence sequence;
 };
 
 /// kHead and kValue: columns of K and of V, which may be more than the heads have.
@@ -37,15 +38,17 @@ template <int kHead, int kValue>
 struct ForwardMemory {
   static constexpr int kHeadBoxes = kHead / kBoxColumns;
   static constexpr int kValueBoxes = kValue / kBoxColumns;
-  static constexpr int kKeyStages = kHead == 64 ? 4 : kHead == 128 ? 2 : 1;
+  // Blocks of keys in a buffer: large copies are faster, but long heads leave room for two.
+  static constexpr int kKeyBlocks = kHead > 128 ? 1 : 2;
+  static constexpr int kKeyStages = kHead == 64 ? 4 : 2;
   static constexpr int kValueStages = kHead == 64 ? 8 : 4;
   // Of one box.
   static constexpr int kQueryBytes = kTileRows * kBoxRowBytes;
-  static constexpr int kKeyBytes = 2 * kBlockKeys * kBoxRowBytes;
+  static constexpr int kKeyBytes = kKeyBlocks * kBlockKeys * kBoxRowBytes;
   static constexpr int kValueBytes = kBlockKeys * kBoxRowBytes;
 
   alignas(1024) unsigned char queries[kHeadBoxes][kQueryBytes];
-  alignas(1024) unsigned char keys[kKeyStages][kHeadBoxes][kKeyBytes];  // of two blocks
+  alignas(1024) unsigned char keys[kKeyStages][kHeadBoxes][kKeyBytes];
   alignas(1024) unsigned char values[kValueStages][kValueBoxes][kValueBytes];
   float4 earlier[kConsumers * 4][kValue / 8][32];  // sums of earlier segments, by warp
   BufferBarriers query_barriers;
