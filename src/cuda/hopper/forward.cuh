@@ -30,11 +30,11 @@
 // Lost: scores of two blocks by one product, with nothing under way behind the second's softmax
 // (D128 2 to 4 % less, D64 4 % more); buffers of one block of keys where there is room for two
 // (D128 3 % less); weighted sums before the next scores (15 % less); the next scores beside a fold
-// (too many registers, by 24 for the thread that copies too: 25 % less); weights by weigh_any()
-// alone in a tile's first and last block (4 % less); queries prefetched to L2 (nothing); warpgroups
-// in turns (named barriers; 10 % less); sums of earlier segments in registers (they spill). Without
-// folds 8 % more, without copies 10 % more when the power is at its limit. 256 columns, with those
-// sums in global memory, spilled and gave unstable results at 425.
+// (only with 240 registers, and 24 for the thread that copies, which spills: 25 % less); weights by
+// weigh_any() alone in a tile's first and last block (4 % less); queries prefetched to L2
+// (nothing); warpgroups in turns (named barriers; 10 % less); sums of earlier segments in registers
+// (they spill). Without folds 8 % more, without copies 10 % more when the power is at its limit.
+// 256 columns, with those sums in global memory, spilled and gave unstable results at 425.
 #pragma once
 
 #include "cuda/hopper/forward_consumer.cuh"
