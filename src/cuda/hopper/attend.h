@@ -23,6 +23,10 @@ namespace hopper {
 /// kernels.
 bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
 
+/// The same for few query rows and few segments of keys, whose partial results have memory
+/// (decode_segments.cuh).
+bool decode_segments(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
+
 /// The same for the gradients of q, k and v that the call wants (backward.cuh), after prepare(),
 /// with backward_bytes() of scratch memory. The tiles that meet NaN or infinity are left to the
 /// careful kernels.

@@ -30,7 +30,7 @@ constexpr std::int64_t kMostSplitRows = 256;
 // Longer heads would not leave room for the queries in shared memory.
 constexpr std::int64_t kLongestMmaHead = 640;
 
-/// Folds segments that were computed apart: a warp for each row and 32 columns.
+/// Folds segments that were computed apart: a warp for each row and 32 kColumns columns.
 template <class Compute, class Exp>
 struct FoldParams {
   ForwardParams<Compute> forward;
@@ -40,7 +40,7 @@ struct FoldParams {
 };
 constexpr int kFoldWarps = 4;  // of a block
 
-template <class Compute, class Exp>
+template <int kColumns, class Compute, class Exp>
 __global__ void __launch_bounds__(kFoldWarps* kWarp)
     fold_segments(const __grid_constant__ FoldParams<Compute, Exp> params) {
   take_over();
@@ -48,16 +48,17 @@ __global__ void __launch_bounds__(kFoldWarps* kWarp)
   // Divisions of 64 bits would take as long as the rest.
   const auto rows = static_cast<unsigned>(params.forward.partials.rows);
   const auto kv_heads = static_cast<unsigned>(call.num_kv_heads);
-  const auto warps = static_cast<unsigned>((call.value_dim + kWarp - 1) / kWarp);  // of a row
+  constexpr int kWarpColumns = kColumns * kWarp;
+  const auto warps = static_cast<unsigned>(ceil_div(call.value_dim, kWarpColumns));  // of a row
   const unsigned index = blockIdx.x * kFoldWarps + threadIdx.x / kWarp;
-  const unsigned column = index % warps * kWarp;
+  const unsigned column = index % warps * kWarpColumns;
   const unsigned row = index / warps % rows;
   const unsigned place = index / warps / rows;
   if (place >= call.num_sequences * call.num_kv_heads) return;
   const Sequence& sequence = sequence_of(params.forward, place / kv_heads);
   if (row >= sequence.query_len * call.group) return;
-  fold_columns(params.forward, sequence, place, row, column, params.exp_of, params.unit,
-               params.folded);
+  fold_columns<kColumns>(params.forward, sequence, place, row, column, params.exp_of, params.unit,
+                         params.folded);
 }
 
 /// Whether every row of an operand starts at a multiple of `bytes` and has whole multiples.
@@ -73,16 +74,32 @@ bool is_aligned(const AttentionParams& call, const Operand& operand, std::int64_
                      [&](const Sequence& sequence) { return fits(sequence.*start); });
 }
 
-/// Segments of the longest sequence.
-std::int64_t segments_of(const AttentionParams& call) {
-  std::int64_t most = 0;
-  for (std::int64_t s = 0; s < call.num_sequences; ++s) {
-    const Sequence& sequence = call.sequences[s];
-    if (sequence.kv_len == 0) continue;
-    const std::int64_t last = (sequence.key_origin + sequence.kv_len - 1) / kSegmentKeys;
-    most = std::max(most, last - sequence.key_origin / kSegmentKeys + 1);
+/// Segments of sequences.
+struct SegmentCounts {
+  std::int64_t most = 0;  // of one
+  std::int64_t all = 0;
+
+  explicit SegmentCounts(const AttentionParams& call) {
+    for (std::int64_t s = 0; s < call.num_sequences; ++s) {
+      const Sequence& sequence = call.sequences[s];
+      if (sequence.kv_len == 0) continue;
+      const std::int64_t last = (sequence.key_origin + sequence.kv_len - 1) / kSegmentKeys;
+      const std::int64_t count = last - sequence.key_origin / kSegmentKeys + 1;
+      most = std::max(most, count);
+      all += count;
+    }
   }
-  return most;
+};
+
+/// How many first segments of a sequence one warp folds where there are many: what each of the
+/// warps that run at a time has to do. Segments that are left over even out the end.
+std::int64_t folded_segments(const Queue& queue, const AttentionParams& call,
+                             const SegmentCounts& segments) {
+  const std::int64_t warps = 4 * queue.num_multiprocessors();
+  const std::int64_t share = segments.all * call.num_kv_heads / warps;
+  // Rounded up, so that equally long sequences leave nothing over.
+  const std::int64_t folded = share <= 1 ? 1 : share + 1;
+  return std::min(folded, std::max(segments.most, std::int64_t{1}));
 }
 
 bool uses_tensor_cores(const AttentionParams& call) {
@@ -126,13 +143,19 @@ class PartialMemory {
 template <class Compute, class Exp>
 void fold(Queue& queue, const FoldParams<Compute, Exp>& params) {
   const AttentionParams& call = params.forward.call;
-  const std::int64_t warps = call.num_sequences * call.num_kv_heads * params.forward.partials.rows *
-                             ceil_div(call.value_dim, kWarp);
-  queue.launch(fold_segments<Compute, Exp>,
-               {.blocks = blocks_for(warps, kFoldWarps),
-                .threads = kFoldWarps * kWarp,
-                .starts_early = true},
-               params);
+  const std::int64_t rows = call.num_sequences * call.num_kv_heads * params.forward.partials.rows;
+  const auto launch = [&](auto kernel, int columns) {
+    queue.launch(
+        kernel,
+        {.blocks = blocks_for(rows * ceil_div(call.value_dim, columns * kWarp), kFoldWarps),
+         .threads = kFoldWarps * kWarp,
+         .starts_early = true},
+        params);
+  };
+  // With many rows instructions are the limit, and what a warp does for its row serves more
+  // columns.
+  rows >= 4 * queue.num_multiprocessors() ? launch(fold_segments<4, Compute, Exp>, 4)
+                                          : launch(fold_segments<1, Compute, Exp>, 1);
 }
 
 /// Launches the kernel for all tasks, then folds.
@@ -144,7 +167,8 @@ void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_til
   params.value_chunks = (call.value_dim + kTileColumns - 1) / kTileColumns;
   const bool is_split = params.partials.maximum != nullptr;
   const std::int64_t tasks = call.num_sequences * call.num_kv_heads * params.value_chunks *
-                             params.row_tiles * (is_split ? params.partials.segments : 1);
+                             params.row_tiles *
+                             (is_split ? params.partials.segments - params.folded + 1 : 1);
   constexpr std::int64_t kMostTasks = (std::int64_t{1} << 31) - 1;
   if (tasks > kMostTasks) {
     fail(ErrorCode::kUnsupported, "attention", "q",
@@ -152,7 +176,7 @@ void run(Queue& queue, ForwardParams<Compute>& params, std::int64_t rows_per_til
   }
   if (tasks == 0) return;
   launch(tasks, params);
-  if (is_split) fold(queue, FoldParams<Compute, Exp>{params, exp_of, unit});
+  if (is_split) fold(queue, FoldParams<Compute, Exp>{params, exp_of, unit, params.folded});
 }
 
 }  // namespace
@@ -165,7 +189,7 @@ void fold_partials(Queue& queue, const ForwardParams<float>& params, std::int64_
 void attend(Queue& queue, const AttentionParams& call) {
   if (call.num_sequences == 0 || call.max_query_len == 0 || call.num_heads == 0) return;
   const std::int64_t rows = call.max_query_len * call.group;
-  const std::int64_t segments = segments_of(call);
+  const SegmentCounts segments(call);
   if (uses_tensor_cores(call)) {
     const bool is_bf16 = call.q.dtype == DType::kBF16;
     const bool is_scaled = call.kv_layout.k_scales != nullptr;
@@ -198,10 +222,19 @@ void attend(Queue& queue, const AttentionParams& call) {
                              params.aligned_k && params.aligned_v;
     params.factor = static_cast<float>(is_window ? call.rules.scale * log2e : log2e);
     params.natural = is_window ? static_cast<float>(call.rules.scale) : 1.0F;
-    if (takes_latents && hopper::attend_latents(queue, call, params, segments)) return;
-    const PartialMemory<float> memory(queue, call, segments);
+    if (takes_latents && hopper::attend_latents(queue, call, params, segments.most)) return;
+    if (is_window && rows <= 8 && !kind.streamed && call.value_dim <= kTileColumns) {
+      params.folded = folded_segments(queue, call, segments);
+      kind.chains = params.folded > 1;
+    }
+    const bool folds_all = kind.chains && params.folded == segments.most;
+    const PartialMemory<float> memory(queue, call, folds_all ? 1 : segments.most);
     params.partials = memory.partials();
-    if (is_hopper(queue.kernels()) && is_window && hopper::attend(queue, call, params)) return;
+    if (folds_all) params.folded = 1;
+    if (is_hopper(queue.kernels()) && is_window &&
+        (hopper::decode_segments(queue, call, params) || hopper::attend(queue, call, params))) {
+      return;
+    }
     run(
         queue, params, mma_rows(kind.few_rows),
         [&](std::int64_t tasks, const ForwardParams<float>& ready) {
@@ -220,7 +253,7 @@ void attend(Queue& queue, const AttentionParams& call) {
   const bool is_f64 = call.q.dtype == DType::kF64;
   const ForwardKind kind{.few_rows = rows <= simt_rows(true, is_f64)};
   const auto run_simt = [&]<class Compute>(Compute one, const auto& launch) {
-    const PartialMemory<Compute> memory(queue, call, segments);
+    const PartialMemory<Compute> memory(queue, call, segments.most);
     ForwardParams<Compute> params;
     params.call = sequences.params();
     params.partials = memory.partials();

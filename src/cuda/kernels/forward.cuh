@@ -30,6 +30,9 @@ struct ForwardParams {
   // Tiles that a faster kernel could not compute, because they have infinities or NaN: whether
   // there are any, then a flag for each tile of [sequence, kv_head, row_tile].
   int* unfinished = nullptr;
+  // With Partials: the first so many segments of a sequence are one task, which folds them and
+  // leaves the result as that of the last of them.
+  std::int64_t folded = 1;
 };
 
 /// For kernels of few rows and no rules but a window: all others have the call's sequences on the
@@ -47,14 +50,29 @@ struct ForwardTask {
   std::int64_t kv_head = 0;
   std::int64_t value_chunk = 0;
   std::int64_t row_tile = 0;
-  std::int64_t segment = 0;  // counted from the segment of key 0; with Partials only
+  // With Partials only: the first, counted from the segment of key 0, and how many.
+  std::int64_t segment = 0;
+  std::int64_t num_segments = 1;
 
   /// Long tiles of causal calls come first: the last blocks of a launch are then short.
   template <class Compute>
   __device__ ForwardTask(const ForwardParams<Compute>& params, std::int64_t block) {
     const std::int64_t segments = params.partials.maximum == nullptr ? 1 : params.partials.segments;
-    segment = block % segments;
-    block /= segments;
+    if (params.folded > 1) {
+      // These are the longest.
+      const std::int64_t tiles = params.call.num_sequences * params.call.num_kv_heads *
+                                 params.value_chunks * params.row_tiles;
+      if (block < tiles) {
+        num_segments = params.folded;
+      } else {
+        block -= tiles;
+        segment = params.folded + block % (segments - params.folded);
+        block /= segments - params.folded;
+      }
+    } else {
+      segment = block % segments;
+      block /= segments;
+    }
     row_tile = params.row_tiles - 1 - block % params.row_tiles;
     block /= params.row_tiles;
     value_chunk = block % params.value_chunks;
@@ -100,12 +118,13 @@ __device__ inline BlockRange whole_blocks(const ScoreRules& rules, const Sequenc
           static_cast<int>((end + sequence.key_origin) / kBlockKeys)};
 }
 
-/// Those of them that are in one segment.
+/// Those of them that are in one segment, or in `count` of them.
 __device__ inline BlockRange blocks_in_segment(const Sequence& sequence, const BlockRange& blocks,
-                                               std::int64_t segment) {
+                                               std::int64_t segment, std::int64_t count = 1) {
   const int begin = static_cast<int>(sequence.key_origin / kSegmentKeys + segment) * kSegmentBlocks;
+  const int end = begin + static_cast<int>(count) * kSegmentBlocks;
   const BlockRange both{blocks.begin > begin ? blocks.begin : begin,
-                        blocks.end < begin + kSegmentBlocks ? blocks.end : begin + kSegmentBlocks};
+                        blocks.end < end ? blocks.end : end};
   return both.begin < both.end ? both : BlockRange{};
 }
 

@@ -1,9 +1,9 @@
 // Folds the segments of a row that were computed apart (softmax_state.cuh), in ascending order.
 //
-// A warp has a row, and its lanes have a column each. How a segment is folded in depends on the
-// maxima up to it alone, so each lane works that out for one of 32 segments; what is left in order
-// is a multiplication and a multiply-add for each segment. All 32 segments are read at once,
-// because one by one each would wait for memory.
+// A warp has a row, and its lanes have one or four columns each. How a segment is folded in depends
+// on the maxima up to it alone, so each lane works that out for one of 32 segments; what is left in
+// order is a multiplication and a multiply-add for each segment and column. 32 segments are read at
+// once, because one by one each would wait for memory; with four columns, eight.
 //
 // A kernel of its own. Where the block of threads that finished last folded its tile's segments,
 // the launch was saved, but few warps had all the work at the end (H200, 8192 tokens and 8 KV
@@ -65,13 +65,15 @@ __device__ inline Fold<Compute> broadcast(const Fold<Compute>& fold, int lane) {
   return copy;
 }
 
-/// Folds and stores columns [first_column, first_column + 32) of one row of a KV head, by one warp;
-/// with the first columns its lse. `unit` is what a weight of 1 is in the sums. Of the first
-/// `folded` segments, the last holds what they all are together.
-template <class Compute, class Exp>
+/// Folds and stores columns first_column, first_column + 32, ... + 32 (kColumns - 1) of each lane
+/// in one row of a KV head, by one warp; with the first columns its lse. `unit` is what a weight of
+/// 1 is in the sums. Of the first `folded` segments, the last holds what they all are together.
+template <int kColumns, class Compute, class Exp>
 __device__ inline void fold_columns(const ForwardParams<Compute>& params, const Sequence& sequence,
                                     unsigned place, unsigned row, std::int64_t first_column,
                                     Exp exp_of, Compute unit, std::int64_t folded) {
+  // Segments that are read at once.
+  constexpr int kAtOnce = kWarp / kColumns;
   const AttentionParams& call = params.call;
   const Partials<Compute>& partials = params.partials;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -86,39 +88,54 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
     segments.end = max(segments.end, folded);
   }
   RowState<Compute> total;
-  Compute sum = 0;
+  Compute sums[kColumns] = {};
   for (std::int64_t first = segments.begin; first < segments.end; first += kWarp) {
     const int count = static_cast<int>(min(segments.end - first, std::int64_t{kWarp}));
     const std::int64_t index = partials.index(place, first, row);
     const Compute* const columns = partials.out + index * call.value_dim + column;
     const std::int64_t stride = partials.rows * call.value_dim;  // of segments
-    Compute added[kWarp];
+    Compute added[kAtOnce][kColumns];
+    const auto read = [&](int begin) {
 #pragma unroll
-    for (int s = 0; s < kWarp; ++s) {
-      added[s] = s < count && column < call.value_dim ? columns[s * stride] : Compute{0};
-    }
+      for (int s = 0; s < kAtOnce; ++s) {
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const bool exists = begin + s < count && column + c * kWarp < call.value_dim;
+          added[s][c] = exists ? columns[(begin + s) * stride + c * kWarp] : Compute{0};
+        }
+      }
+    };
+    read(0);
     RowState<Compute> state;
     if (lane < count) {
       const std::int64_t own = index + lane * partials.rows;
       state = {partials.maximum[own], partials.sum[own]};
     }
     const Fold<Compute> fold_of_own = fold_of_lane(total, state, exp_of, lane);
+#pragma unroll 1
+    for (int begin = 0; begin < kWarp; begin += kAtOnce) {
+      if (begin >= count) break;
+      if (begin != 0) read(begin);
 #pragma unroll
-    for (int s = 0; s < kWarp; ++s) {
-      if (s >= count) break;
-      const Fold<Compute> fold = broadcast(fold_of_own, s);
-      total.sum = fold(total.sum, __shfl_sync(kAllLanes, state.sum, s));
-      sum = fold(sum, added[s]);
+      for (int s = 0; s < kAtOnce; ++s) {
+        if (begin + s >= count) break;
+        const Fold<Compute> fold = broadcast(fold_of_own, begin + s);
+        total.sum = fold(total.sum, __shfl_sync(kAllLanes, state.sum, begin + s));
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) sums[c] = fold(sums[c], added[s][c]);
+      }
     }
     total.maximum = __shfl_sync(kAllLanes, fold_of_own.state.maximum, count - 1);
   }
   const RowResult<Compute> result = finish_row(
       call.rules, head, total.maximum * static_cast<Compute>(params.natural), total.sum, unit);
-  if (column < call.value_dim) {
-    const std::int64_t start =
-        sequence.out + token * call.out.token_stride + head * call.out.head_stride;
-    const Compute out = total.sum == 0 ? Compute{0} : sum * result.weight;
-    store_element(call.out.data, call.out.dtype, start + column, out + Compute{0});
+  const std::int64_t start =
+      sequence.out + token * call.out.token_stride + head * call.out.head_stride;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    if (column + c * kWarp >= call.value_dim) break;
+    const Compute out = total.sum == 0 ? Compute{0} : sums[c] * result.weight;
+    store_element(call.out.data, call.out.dtype, start + column + c * kWarp, out + Compute{0});
   }
   if (column == 0 && call.lse.data != nullptr) {
     store_lse(call.lse, sequence.lse + token * call.lse.token_stride + head * call.lse.head_stride,

@@ -20,6 +20,7 @@ struct ForwardKind {
   // Tensor cores only.
   bool streamed = false;  // head_dim above 128
   ForwardRules rules = ForwardRules::kAll;
+  bool chains = false;  // at most 8 rows a KV head, over several segments
 };
 
 void launch_forward_bf16(Queue& queue, const ForwardKind& kind, std::int64_t tasks,

@@ -16,7 +16,9 @@
 //
 // At head_dim 128 a block of keys is 128 products of m16n8k16 a warp, and 32 KiB of shared-memory
 // reads: both take about 256 cycles of a multiprocessor, so half of mma.sync's peak is the limit.
-// Decoding is limited by memory: 32 KiB in flight for each of four blocks a multiprocessor.
+// Decoding is limited by memory: 32 KiB in flight for each of four blocks a multiprocessor. What
+// segments leave apart is written and read again, so with many sequences one warp computes several
+// segments, from the first on, and folds them (kChains, up to 8 rows).
 //
 // A masked key has weight 0, but 0 * NaN is NaN. Segments whose sums come out infinite or NaN are
 // computed once more with care: infinities and NaN are taken out of V and added for those rows
@@ -44,9 +46,12 @@ constexpr TileElements tile_elements(ForwardRules rules) {
   return TileElements::kConverted;
 }
 
-/// kShared: the warps share 16 rows, else each has its own.
-template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared>
+/// kShared: the warps share 16 rows, else each has its own. kChains: at most 8 rows, over several
+/// segments.
+template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared,
+          bool kChains = false>
 struct ForwardMemory {
+  using Kept = std::conditional_t<kChains, float2, float4>;  // of a thread's rows
   static constexpr int kQueryBytes = (kShared ? 16 : kWarps * 16) * kTileRowBytes;  // of a tile
   using Stream = TileStream<Half, kWarps, tile_elements(kRules)>;
   typename Stream::Memory stream;
@@ -56,8 +61,10 @@ struct ForwardMemory {
     typename Stream::Offsets offsets;
   } staged[kWarps];
   // The scores of all warps where they share rows. Else sums of earlier segments; those of 16 rows
-  // are always computed apart.
-  float4 exchanged[kShared ? kKeyGroups * 32 : kWarps == 1 ? 1 : kValueGroups * kWarps * 32];
+  // are computed apart.
+  Kept exchanged[kShared                   ? kKeyGroups * 32
+                 : kWarps == 1 && !kChains ? 1
+                                           : kValueGroups * kWarps * 32];
   // Followed by the query tiles where they are kept here.
 
   __device__ __forceinline__ unsigned char* query_tile(int part) {
@@ -69,12 +76,13 @@ struct ForwardMemory {
   }
 };
 
-template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
+template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false,
+          bool kChains = false>
 class ForwardTile {
   static constexpr int kSumGroups = kShared ? kValueGroups / kWarps : kValueGroups;
 
  public:
-  using Memory = ForwardMemory<Half, kWarps, kStreamed, kRules, kShared>;
+  using Memory = ForwardMemory<Half, kWarps, kStreamed, kRules, kShared, kChains>;
   static constexpr int kRows = kShared ? 16 : 16 * kWarps;
 
   __device__ __forceinline__ ForwardTile(const ForwardParams<float>& params,
@@ -101,7 +109,7 @@ class ForwardTile {
     BlockRange blocks =
         visible_blocks(call_.rules, sequence_, first_row_ / call_.group, last_row / call_.group);
     if (is_partial()) {
-      blocks = blocks_in_segment(sequence_, blocks, task_.segment);
+      blocks = blocks_in_segment(sequence_, blocks, task_.segment, task_.num_segments);
       if (blocks.begin == blocks.end) return;
     }
     load_queries();
@@ -111,17 +119,22 @@ class ForwardTile {
       for (bool careful = false; !run_segment(block, end, careful) && !careful; careful = true) {
         stream_.start({block, blocks.end});
       }
-      if (is_partial()) {
-        store_partial();
-      } else if constexpr (kRows > 16) {
-        fold_segment(end == blocks.end);
-      } else {
+      if constexpr (kRows > 16 || kChains) {
+        if (kChains || !is_partial()) fold_segment(end == blocks.end);
+      }
+      if (is_partial() && !kChains) {
+        store_partial(segment_);
+      } else if constexpr (kRows == 16 && !kChains) {
         total_[0] = segment_[0];
         total_[1] = segment_[1];
       }
       block = end;
     }
-    if (!is_partial()) store_rows();
+    if (!is_partial()) {
+      store_rows();
+    } else if constexpr (kChains) {
+      store_partial(total_);
+    }
   }
 
  private:
@@ -280,7 +293,7 @@ class ForwardTile {
     if (careful) {
       sums_.add_non_finite(scores_.masked(), tile);
       synchronize_warps<kWarps>();
-      clear_non_finite<Half>(tile);
+      clear_non_finite<Half, kWarps * 32>(tile);
       synchronize_warps<kWarps>();
     }
     sums_.add(weights, tile);
@@ -296,16 +309,17 @@ class ForwardTile {
     has_earlier_ = true;
   }
 
-  __device__ __forceinline__ void store_partial() const {
+  __device__ __forceinline__ void store_partial(const RowState<float> (&states)[2]) const {
     const Partials<float>& partials = params_.partials;
     const std::int64_t place = task_.sequence * call_.num_kv_heads + task_.kv_head;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (row_of(i) >= rows_) continue;
-      const std::int64_t index = partials.index(place, task_.segment, row_of(i));
+      const std::int64_t last = task_.segment + task_.num_segments - 1;
+      const std::int64_t index = partials.index(place, last, row_of(i));
       if (lane_ % 4 == 0 && first_column() == 0) {
-        partials.maximum[index] = segment_[i].maximum;
-        partials.sum[index] = segment_[i].sum;
+        partials.maximum[index] = states[i].maximum;
+        partials.sum[index] = states[i].sum;
       }
       sums_.store_partial(i, partials.out + index * call_.value_dim + first_column());
     }

@@ -14,10 +14,11 @@ constexpr int least_blocks(int warps, bool streamed, ForwardRules rules, bool sh
   return warps == 4 && (rules == ForwardRules::kAll || !streamed) ? 2 : 1;
 }
 
-template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
+template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false,
+          bool kChains = false>
 __global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, kRules, kShared))
     forward_mma(const __grid_constant__ ForwardParams<float> params) {
-  using Tile = ForwardTile<Half, kWarps, kStreamed, kRules, kShared>;
+  using Tile = ForwardTile<Half, kWarps, kStreamed, kRules, kShared, kChains>;
   extern __shared__ __align__(128) unsigned char shared[];
   if constexpr (Tile::kRows == 16) wait_for_kernel_before();
   const ForwardTask task(params, blockIdx.x);
@@ -28,17 +29,18 @@ __global__ void __launch_bounds__(32 * kWarps, least_blocks(kWarps, kStreamed, k
   if constexpr (Tile::kRows == 16) start_kernel_after();
 }
 
-template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false>
+template <class Half, int kWarps, bool kStreamed, ForwardRules kRules, bool kShared = false,
+          bool kChains = false>
 void launch_forward_mma(Queue& queue, std::int64_t tasks, const ForwardParams<float>& params) {
-  using Memory = ForwardMemory<Half, kWarps, kStreamed, kRules, kShared>;
+  using Tile = ForwardTile<Half, kWarps, kStreamed, kRules, kShared, kChains>;
+  using Memory = typename Tile::Memory;
   std::size_t bytes = sizeof(Memory);
   if (kStreamed) {
     const std::int64_t tiles = (params.call.head_dim + kTileColumns - 1) / kTileColumns;
     bytes += static_cast<std::size_t>(tiles * Memory::kQueryBytes);
   }
-  queue.launch(forward_mma<Half, kWarps, kStreamed, kRules, kShared>,
-               {dim3(static_cast<unsigned>(tasks)), dim3(32 * kWarps), bytes,
-                ForwardTile<Half, kWarps, kStreamed, kRules, kShared>::kRows == 16},
+  queue.launch(forward_mma<Half, kWarps, kStreamed, kRules, kShared, kChains>,
+               {dim3(static_cast<unsigned>(tasks)), dim3(32 * kWarps), bytes, Tile::kRows == 16},
                params);
 }
 
@@ -54,7 +56,11 @@ void launch_forward_mma(Queue& queue, const ForwardKind& kind, std::int64_t task
 
 /// At most 16 rows a KV head, heads up to 128.
 template <class Half, ForwardRules kRules>
-void launch_decode_mma(Queue& queue, std::int64_t tasks, const ForwardParams<float>& params) {
+void launch_decode_mma(Queue& queue, bool chains, std::int64_t tasks,
+                       const ForwardParams<float>& params) {
+  if (chains) {
+    return launch_forward_mma<Half, 1, false, kRules, false, true>(queue, tasks, params);
+  }
   // Up to so many blocks a multiprocessor, two warps for each are faster than one.
   const std::int64_t few = 2 * queue.num_multiprocessors();
   tasks <= few ? launch_forward_mma<Half, 2, true, kRules, true>(queue, tasks, params)
@@ -68,7 +74,7 @@ void launch_forward_mma(Queue& queue, const ForwardKind& kind, std::int64_t task
   if (!kind.few_rows) {
     launch_forward_mma<Half, 4>(queue, kind, tasks, params);
   } else if (kind.rules == kWindow && !kind.streamed) {
-    launch_decode_mma<Half, kWindow>(queue, tasks, params);
+    launch_decode_mma<Half, kWindow>(queue, kind.chains, tasks, params);
   } else {
     launch_forward_mma<Half, 1>(queue, kind, tasks, params);
   }

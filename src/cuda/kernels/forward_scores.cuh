@@ -39,6 +39,43 @@ __device__ __forceinline__ void rounded_weights(const float (&weights)[kKeyGroup
   }
 }
 
+/// What a row's weights of a block are relative to, and what all that was summed before must be
+/// multiplied by.
+struct MaximumStep {
+  float maximum;
+  float base;  // the maximum, or 0 where no key was seen
+  float rescale;
+
+  /// `before` is the row's maximum so far, `largest` that of it and the block's scores.
+  __device__ __forceinline__ MaximumStep(float before, float largest, float factor) {
+    // The first maximum is always taken: the difference is infinite, or NaN where there is none.
+    const bool grows = !((largest - before) * factor <= kMaximumSlack);
+    maximum = grows ? largest : before;
+    base = maximum == -INFINITY ? 0.0F : maximum;
+    rescale = maximum == before ? 1.0F : exp2_approximate((before - base) * factor);
+  }
+};
+
+/// Weights of a row are exp2 of this.
+template <class Half>
+struct WeightPower {
+  float factor;
+  float base;
+  float offset;
+  bool is_fused;
+
+  __device__ __forceinline__ WeightPower(float base_of_row, float factor_of_scores)
+      : factor(factor_of_scores), base(base_of_row) {
+    const float reference = base * factor;
+    is_fused = fabsf(reference) <= kLargestFused;
+    offset = kWeightShift<Half> - reference;
+  }
+  __device__ __forceinline__ float fused(float score) const { return fmaf(score, factor, offset); }
+  __device__ __forceinline__ float operator()(float score) const {
+    return is_fused ? fused(score) : fmaf(score - base, factor, kWeightShift<Half>);
+  }
+};
+
 /// A row's state by one thread, of the four that have some of its keys, becomes that of them all.
 __device__ __forceinline__ RowState<float> row_sum(RowState<float> state) {
   state.sum += __shfl_xor_sync(0xffffffffU, state.sum, 1);
@@ -113,12 +150,7 @@ class ForwardScores {
   template <bool kMasks>
   __device__ __forceinline__ float2 weigh(Scores& scores, RowState<float> (&states)[2]) {
     if constexpr (kMasks) note_masked(scores);
-    float base[2];
-    float offset[2];
-    float rescale[2];
-    bool is_fused[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    const auto step_of = [&](int i) {
       float largest = states[i].maximum;
 #pragma unroll
       for (int n = 0; n < kKeyGroups; ++n) {
@@ -126,29 +158,20 @@ class ForwardScores {
       }
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
-      // The first maximum is always taken: the difference is infinite, or NaN where there is none.
-      const bool grows = !((largest - states[i].maximum) * params_.factor <= kMaximumSlack);
-      const float maximum = grows ? largest : states[i].maximum;
-      base[i] = maximum == -INFINITY ? 0.0F : maximum;
-      rescale[i] = maximum == states[i].maximum
-                       ? 1.0F
-                       : exp2_approximate((states[i].maximum - base[i]) * params_.factor);
-      states[i].maximum = maximum;
-      states[i].sum *= rescale[i];
-      const float reference = base[i] * params_.factor;
-      is_fused[i] = fabsf(reference) <= kLargestFused;
-      offset[i] = kWeightShift<Half> - reference;
-    }
-    if (__all_sync(0xffffffffU, is_fused[0] && is_fused[1])) {
-      add_weights(scores, states,
-                  [&](float score, int row) { return fmaf(score, params_.factor, offset[row]); });
+      const MaximumStep step(states[i].maximum, largest, params_.factor);
+      states[i].maximum = step.maximum;
+      states[i].sum *= step.rescale;
+      return step;
+    };
+    const MaximumStep steps[2] = {step_of(0), step_of(1)};
+    const WeightPower<Half> powers[2] = {{steps[0].base, params_.factor},
+                                         {steps[1].base, params_.factor}};
+    if (__all_sync(0xffffffffU, powers[0].is_fused && powers[1].is_fused)) {
+      add_weights(scores, states, [&](float score, int row) { return powers[row].fused(score); });
     } else {
-      add_weights(scores, states, [&](float score, int row) {
-        return is_fused[row] ? fmaf(score, params_.factor, offset[row])
-                             : fmaf(score - base[row], params_.factor, kWeightShift<Half>);
-      });
+      add_weights(scores, states, [&](float score, int row) { return powers[row](score); });
     }
-    return make_float2(rescale[0], rescale[1]);
+    return make_float2(steps[0].rescale, steps[1].rescale);
   }
 
   /// Dropout, and the scales of quantised values. A scale may be NaN, and masked keys must not

@@ -90,12 +90,15 @@ class ForwardSums {
   }
 
   /// Folds in the thread's sums of earlier segments, which nobody else reads. After the last
-  /// segment the sums stay in registers.
-  __device__ __forceinline__ void fold(const Fold<float> (&folds)[2], float4* earlier, int stride,
+  /// segment the sums stay in registers. Kept is float4, or float2 where the second of the thread's
+  /// rows does not exist.
+  template <class Kept>
+  __device__ __forceinline__ void fold(const Fold<float> (&folds)[2], Kept* earlier, int stride,
                                        bool has_earlier, bool is_last) {
     if (has_earlier) {
       // Most rows see keys of both.
-      if (__all_sync(0xffffffffU, folds[0].takes_both() && folds[1].takes_both())) {
+      constexpr bool kOneRow = sizeof(Kept) != sizeof(float4);
+      if (__all_sync(0xffffffffU, folds[0].takes_both() && (kOneRow || folds[1].takes_both()))) {
         add_earlier(earlier, stride,
                     [&](float before, float sum, int row) { return folds[row].both(before, sum); });
       } else {
@@ -106,7 +109,13 @@ class ForwardSums {
     if (is_last) return;
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      earlier[n * stride] = make_float4(sums_[n][0], sums_[n][1], sums_[n][2], sums_[n][3]);
+      Kept& kept = earlier[n * stride];
+      kept.x = sums_[n][0];
+      kept.y = sums_[n][1];
+      if constexpr (sizeof(Kept) == sizeof(float4)) {
+        kept.z = sums_[n][2];
+        kept.w = sums_[n][3];
+      }
     }
   }
 
@@ -164,15 +173,17 @@ class ForwardSums {
     (is_upper ? low : high) = other;
   }
 
-  template <class Add>
-  __device__ __forceinline__ void add_earlier(const float4* earlier, int stride, const Add& add) {
+  template <class Kept, class Add>
+  __device__ __forceinline__ void add_earlier(const Kept* earlier, int stride, const Add& add) {
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      const float4 before = earlier[n * stride];
+      const Kept before = earlier[n * stride];
       sums_[n][0] = add(before.x, sums_[n][0], 0);
       sums_[n][1] = add(before.y, sums_[n][1], 0);
-      sums_[n][2] = add(before.z, sums_[n][2], 1);
-      sums_[n][3] = add(before.w, sums_[n][3], 1);
+      if constexpr (sizeof(Kept) == sizeof(float4)) {
+        sums_[n][2] = add(before.z, sums_[n][2], 1);
+        sums_[n][3] = add(before.w, sums_[n][3], 1);
+      }
     }
   }
 
@@ -262,14 +273,13 @@ __device__ __forceinline__ void store_row(const ForwardParams<float>& params,
              params.aligned_out);
 }
 
-/// Sets the infinities and NaN of a tile to 0.
-template <class Half>
+/// Sets the infinities and NaN of a tile to 0, by the first kThreads of a block.
+template <class Half, int kThreads>
 __device__ __forceinline__ void clear_non_finite(unsigned char* tile) {
   constexpr unsigned kExponent = std::is_same_v<Half, __nv_bfloat16> ? 0x7f80U : 0x7c00U;
   auto* const elements = reinterpret_cast<unsigned short*>(tile);
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * kTileColumns;
-       i += static_cast<int>(blockDim.x)) {
+  for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * kTileColumns; i += kThreads) {
     if ((elements[i] & kExponent) == kExponent) elements[i] = 0;
   }
 }

@@ -1,0 +1,363 @@
+// Decoding with few segments: up to 16 query rows of a KV head, heads up to 128, 16-bit caches, a
+// positive scale and a window.
+//
+// A multiprocessor has one segment of 512 keys, and its eight warps have a block of 64 keys each:
+//   S = Q K^T (16 x 64), the block's maxima; then, when those of all blocks are known, the weights
+//   P, in shared memory; O += P V for 16 of the 128 columns and all blocks in ascending order.
+// The steps of a row are those of forward_mma.cuh in the same order, so the bits are the same: the
+// running maximum follows from the blocks' maxima, a thread's sum of weights goes from warp to
+// warp, and products are in no order but that of the keys. What comes out infinite or NaN is
+// computed once more by one warp of forward_mma.cuh.
+//
+// One warp or two have little in flight and wait for each instruction: 8192 tokens of 8 KV heads
+// are 128 segments of 256 KiB. Here 192 KiB are requested at once, and the rest when the first keys
+// are used up. One block of threads a multiprocessor, by 211 KiB of shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/dependent_launch.cuh"
+#include "cuda/kernels/forward_mma.cuh"
+
+namespace ladon::cuda::hopper {
+
+inline constexpr int kSegmentWarps = kSegmentBlocks;
+inline constexpr int kBlockSteps = kBlockKeys / 16;  // products with a block's values
+
+template <class Half>
+struct SegmentMemory {
+  using Careful = ForwardMemory<Half, 1, false, ForwardRules::kWindow, false>;
+  // Values of these blocks have tiles of their own. The others replace the keys of their block.
+  static constexpr int kSpareTiles = 4;
+  alignas(128) unsigned char tiles[kSegmentWarps + kSpareTiles][kTileBytes];
+  uint4 weights[kSegmentWarps][kBlockSteps][32];  // operands of products, by lane
+  float maxima[kSegmentWarps][16];                // of a block's scores, by row
+  float2 sums[kSegmentWarps][32];                 // of weights up to a block, by lane
+  float totals[16];
+
+  __device__ __forceinline__ unsigned char* keys(int block) { return tiles[block]; }
+  __device__ __forceinline__ unsigned char* values(int block) {
+    return tiles[block < kSpareTiles ? kSegmentWarps + block : block];
+  }
+  __device__ __forceinline__ Careful& careful() { return *reinterpret_cast<Careful*>(this); }
+};
+
+template <class Half>
+class DecodeSegment {
+  using Scores = float[kKeyGroups][4];
+
+ public:
+  using Memory = SegmentMemory<Half>;
+  static_assert(sizeof(typename Memory::Careful) <= sizeof(Memory));
+
+  __device__ __forceinline__ DecodeSegment(const ForwardParams<float>& params,
+                                           const ForwardTask& task, const Sequence& sequence,
+                                           Memory& memory)
+      : params_(params),
+        call_(params.call),
+        task_(task),
+        sequence_(sequence),
+        memory_(memory),
+        rows_(static_cast<int>(sequence.query_len * params.call.group)),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        heads_{static_cast<int>(task.kv_head * params.call.group),
+               static_cast<int>(params.call.group)},
+        sums_(static_cast<int>(params.call.value_dim), 2 * warp_) {}
+
+  __device__ __forceinline__ void run() {
+    if (rows_ == 0) return;
+    BlockRange blocks = visible_blocks(call_.rules, sequence_, 0, (rows_ - 1) / call_.group);
+    blocks = blocks_in_segment(sequence_, blocks, task_.segment);
+    if (blocks.begin == blocks.end) return;
+    const int first = blocks.begin / kSegmentBlocks * kSegmentBlocks;
+    begin_ = blocks.begin - first;
+    end_ = blocks.end - first;
+    block_ = first + warp_;
+    is_active_ = warp_ >= begin_ && warp_ < end_;
+
+    find_slots();
+    copy_tile(call_.k, sequence_.k, call_.head_dim, memory_.keys(warp_));
+    if (warp_ < Memory::kSpareTiles) copy_values();
+    commit_copies();
+    Scores scores = {};
+    multiply_keys(scores);
+    if (warp_ >= Memory::kSpareTiles) {
+      copy_values();
+      commit_copies();
+    }
+    weigh(scores);
+    add_values();
+    if (!__syncthreads_and(sums_.are_finite())) {
+      if (warp_ == 0) {
+        ForwardTile<Half, 1, false, ForwardRules::kWindow>(params_, task_, sequence_,
+                                                           memory_.careful())
+            .run();
+      }
+      return;
+    }
+    store_partial();
+  }
+
+ private:
+  /// The thread's two rows.
+  __device__ __forceinline__ int row_of(int i) const { return lane_ / 4 + i * 8; }
+
+  /// Those of rows lane and lane + 32 of the warp's block; -1 where there is none.
+  __device__ __forceinline__ void find_slots() {
+    const KvLayout& layout = call_.kv_layout;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t key =
+          static_cast<std::int64_t>(block_) * kBlockKeys - sequence_.key_origin + lane_ + i * 32;
+      slots_[i] = -1;
+      if (!is_active_ || key < 0 || key >= sequence_.kv_len) continue;
+      if (layout.page_size != 0) {
+        const int size = static_cast<int>(layout.page_size);
+        const int page = static_cast<int>(key) / size;
+        slots_[i] = sequence_.pages[page] * layout.page_size + static_cast<int>(key) - page * size;
+      } else {
+        const std::int64_t place = sequence_.ring_start + key;
+        const bool wraps = layout.ring_slots != 0 && place >= layout.ring_slots;
+        slots_[i] = sequence_.first_slot + (layout.ring_slots == 0 ? key
+                                            : wraps                ? place - layout.ring_slots
+                                                                   : place);
+      }
+    }
+  }
+
+  /// The rows of the warp's block; zeros where there are none.
+  __device__ __forceinline__ void copy_tile(const Operand& operand, std::int64_t start,
+                                            std::int64_t columns, unsigned char* tile) {
+    if (!is_active_) return;
+    const int chunk = lane_ % kTileChunks;
+    const bool exists = chunk * kChunkElements < columns;
+    const Half* const data = static_cast<const Half*>(operand.data) + start +
+                             task_.kv_head * operand.head_stride + chunk * kChunkElements;
+    const unsigned to = shared_address(tile);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll 8
+      for (int pair = 0; pair < 16; ++pair) {
+        const int owner = pair * 2 + lane_ / kTileChunks;
+        const std::int64_t slot = __shfl_sync(0xffffffffU, slots_[i], owner);
+        const bool reads = exists && slot >= 0;
+        copy_async_16(to + chunk_offset(i * 32 + owner, chunk),
+                      reads ? data + slot * operand.token_stride : operand.data, reads ? 16 : 0);
+      }
+    }
+  }
+  __device__ __forceinline__ void copy_values() {
+    if (warp_ < Memory::kSpareTiles) commit_copies();  // keys are waited for alone
+    copy_tile(call_.v, sequence_.v, call_.value_dim, memory_.values(warp_));
+  }
+
+  /// Eight columns of a query row at a time are there or not.
+  __device__ __forceinline__ unsigned query_pair(int i, int column) const {
+    if (row_of(i) >= rows_ || column >= call_.head_dim) return 0;
+    const auto [token, head] = heads_.query_of(row_of(i));
+    return *reinterpret_cast<const unsigned*>(static_cast<const Half*>(call_.q.data) + sequence_.q +
+                                              token * call_.q.token_stride +
+                                              head * call_.q.head_stride + column + lane_ % 4 * 2);
+  }
+
+  __device__ __forceinline__ void multiply_keys(Scores& scores) {
+    unsigned queries[kQuerySteps][4];
+#pragma unroll
+    for (int step = 0; step < kQuerySteps; ++step) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) queries[step][e] = query_pair(e % 2, step * 16 + e / 2 * 8);
+    }
+    warp_ < Memory::kSpareTiles ? wait_for_copies<1>() : wait_for_copies<0>();
+    __syncwarp();
+    if (is_active_) {
+      const unsigned keys = shared_address(memory_.keys(warp_));
+      const unsigned offset = chunk_offset(lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2);
+#pragma unroll
+      for (int step = 0; step < kQuerySteps; ++step) {
+        // As forward_mma.cuh: half of the steps, or all.
+        if (step >= kQuerySteps / 2 && call_.head_dim <= kTileColumns / 2) break;
+#pragma unroll
+        for (int pair = 0; pair < kKeyGroups / 2; ++pair) {
+          unsigned key[4];
+          load_matrices(key, keys + pair * 16 * kTileRowBytes + (offset ^ (step << 5)));
+          multiply_add<Half>(scores[pair * 2], queries[step], key[0], key[1]);
+          multiply_add<Half>(scores[pair * 2 + 1], queries[step], key[2], key[3]);
+        }
+      }
+    }
+    __syncwarp();  // the tile is used up
+  }
+
+  /// Scores become weights in shared memory. Leaves the rows' states and what sums must be
+  /// multiplied by before each block.
+  __device__ __forceinline__ void weigh(Scores& scores) {
+    typename ForwardScores<Half, ForwardRules::kWindow>::Staged staged;
+    ForwardScores<Half, ForwardRules::kWindow> rules(params_, sequence_, heads_, row_of(0), rows_,
+                                                     staged);
+    if (is_active_) {
+      rules.apply_rules(scores, block_, nullptr);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float largest = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < kKeyGroups; ++n) {
+          largest = fmaxf(largest, fmaxf(scores[n][i * 2], scores[n][i * 2 + 1]));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
+        if (lane_ % 4 == 0) memory_.maxima[warp_][row_of(i)] = largest;
+      }
+    }
+    __syncthreads();
+    float base[2] = {0, 0};
+    float rescale[2] = {1, 1};
+#pragma unroll
+    for (int b = 0; b < kSegmentBlocks; ++b) {
+      rescales_[b] = make_float2(1, 1);
+      if (b < begin_ || b >= end_) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float largest = fmaxf(maximum_[i], memory_.maxima[b][row_of(i)]);
+        const MaximumStep step(maximum_[i], largest, params_.factor);
+        maximum_[i] = step.maximum;
+        (i == 0 ? rescales_[b].x : rescales_[b].y) = step.rescale;
+        if (b == warp_) {
+          base[i] = step.base;
+          rescale[i] = step.rescale;
+        }
+      }
+    }
+    if (!is_active_) return;
+    const WeightPower<Half> powers[2] = {{base[0], params_.factor}, {base[1], params_.factor}};
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[n][e] = exp2_approximate(powers[e / 2](scores[n][e]));
+    }
+#pragma unroll
+    for (int step = 0; step < kBlockSteps; ++step) {
+      unsigned rounded[4];
+      rounded_weights<Half>(scores, step, rounded);
+      memory_.weights[warp_][step][lane_] =
+          make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    }
+    add_weights(scores, rescale);
+  }
+
+  /// To the sums of the blocks before. Values are still on their way.
+  __device__ __forceinline__ void add_weights(const Scores& weights, const float (&rescale)[2]) {
+    float2 sums = make_float2(0, 0);
+    if (warp_ > begin_) {
+      asm volatile("bar.sync %0, 64;" ::"r"(warp_) : "memory");
+      sums = memory_.sums[warp_ - 1][lane_];
+    }
+    sums.x *= rescale[0];
+    sums.y *= rescale[1];
+#pragma unroll
+    for (int n = 0; n < kKeyGroups; ++n) {
+      sums.x += weights[n][0];
+      sums.x += weights[n][1];
+      sums.y += weights[n][2];
+      sums.y += weights[n][3];
+    }
+    if (warp_ + 1 < end_) {
+      memory_.sums[warp_][lane_] = sums;
+      asm volatile("bar.arrive %0, 64;" ::"r"(warp_ + 1) : "memory");
+      return;
+    }
+    const float totals[2] = {row_sum(RowState<float>{0, sums.x}).sum,
+                             row_sum(RowState<float>{0, sums.y}).sum};
+    if (lane_ % 4 == 0) {
+      memory_.totals[row_of(0)] = totals[0];
+      memory_.totals[row_of(1)] = totals[1];
+    }
+  }
+
+  /// O of the warp's 16 columns, over all blocks.
+  __device__ __forceinline__ void add_values() {
+    sums_.clear();
+    if (warp_ < Memory::kSpareTiles) wait_for_copies<0>();
+    __syncthreads();
+    add_blocks<0, Memory::kSpareTiles>();
+    wait_for_copies<0>();
+    __syncthreads();
+    add_blocks<Memory::kSpareTiles, kSegmentBlocks>();
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void add_blocks() {
+    if (warp_ * 16 >= call_.value_dim) return;
+    auto& sums = sums_.accumulators();
+    const unsigned offset = chunk_offset(lane_ % 16, 2 * warp_ + lane_ / 16);
+#pragma unroll
+    for (int b = kBegin; b < kEnd; ++b) {
+      if (b < begin_ || b >= end_) continue;
+      sums_.rescale(rescales_[b]);
+      const unsigned values = shared_address(memory_.values(b)) + offset;
+#pragma unroll
+      for (int step = 0; step < kBlockSteps; ++step) {
+        const uint4 four = memory_.weights[b][step][lane_];
+        const unsigned weights[4] = {four.x, four.y, four.z, four.w};
+        unsigned value[4];
+        load_matrices_transposed(value, values + step * 16 * kTileRowBytes);
+        multiply_add<Half>(sums[0], weights, value[0], value[1]);
+        multiply_add<Half>(sums[1], weights, value[2], value[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ RowState<float> state(int i) const {
+    return {maximum_[i], memory_.totals[row_of(i)]};
+  }
+
+  __device__ __forceinline__ void store_partial() const {
+    const Partials<float>& partials = params_.partials;
+    const std::int64_t place = task_.sequence * call_.num_kv_heads + task_.kv_head;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (row_of(i) >= rows_) continue;
+      const std::int64_t index = partials.index(place, task_.segment, row_of(i));
+      if (lane_ % 4 == 0 && warp_ == 0) {
+        partials.maximum[index] = state(i).maximum;
+        partials.sum[index] = state(i).sum;
+      }
+      sums_.store_partial(i, partials.out + index * call_.value_dim + warp_ * 16);
+    }
+  }
+
+  const ForwardParams<float>& params_;
+  const AttentionParams& call_;
+  const ForwardTask& task_;
+  const Sequence& sequence_;
+  Memory& memory_;
+  const int rows_;
+  const int lane_;
+  const int warp_;
+  const RowHeads heads_;
+  ForwardSums<Half, 2> sums_;
+  // Of the segment's blocks, those that are seen; and the warp's own.
+  int begin_ = 0;
+  int end_ = 0;
+  int block_ = 0;
+  bool is_active_ = false;
+  std::int64_t slots_[2];
+  float maximum_[2] = {-INFINITY, -INFINITY};
+  float2 rescales_[kSegmentBlocks];
+};
+
+template <class Half>
+__global__ void __launch_bounds__(32 * kSegmentWarps, 1)
+    decode_segments(const __grid_constant__ ForwardParams<float> params) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  wait_for_kernel_before();
+  // The last segments come last: they may be short, and share a multiprocessor.
+  const auto tiles = static_cast<unsigned>(params.call.num_sequences * params.call.num_kv_heads);
+  const auto segments = static_cast<unsigned>(params.partials.segments);
+  const ForwardTask task(params, blockIdx.x % tiles * segments + blockIdx.x / tiles);
+  DecodeSegment<Half>(params, task, sequence_of(params, task.sequence),
+                      *reinterpret_cast<SegmentMemory<Half>*>(shared))
+      .run();
+  start_kernel_after();
+}
+
+}  // namespace ladon::cuda::hopper
