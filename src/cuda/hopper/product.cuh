@@ -1,7 +1,7 @@
 // Products of 16-bit matrices on Hopper: projections and their gradients (projection_product.cuh).
 //
-// A block takes tile after tile of 128 x 192, or 128 x 128 where those keep more multiprocessors
-// busy. A thread copies a and b through a ring of stages, 64 values of k each; two warpgroups of 64
+// A block takes tile after tile of 128 x 192, or 128 x 128 or 128 x 64 where those keep more
+// multiprocessors busy. A thread copies a and b through a ring of stages, 64 values of k each; two warpgroups of 64
 // rows multiply. Chunks of 256 are summed by wgmma in steps of 16 and added to the totals in
 // registers, as projection_mma.cuh does, so the bits are the same: 96 sums and 96 totals a thread.
 // While a tile is stored, the next one is copied. Several products of one m and k share a launch:
