@@ -18,7 +18,8 @@
 // reads: both take about 256 cycles of a multiprocessor, so half of mma.sync's peak is the limit.
 // Decoding is limited by memory: 32 KiB in flight for each of four blocks a multiprocessor. What
 // segments leave apart is written and read again, so with many sequences one warp computes several
-// segments, from the first on, and folds them (kChains, up to 8 rows).
+// segments, from the first on, and folds them (kChains, up to 8 rows). H200, 64 sequences of 8192
+// tokens, 64 query and 8 KV heads: 510 us, 4.2 TB/s, instead of 553 with the folding apart.
 //
 // A masked key has weight 0, but 0 * NaN is NaN. Segments whose sums come out infinite or NaN are
 // computed once more with care: infinities and NaN are taken out of V and added for those rows
