@@ -1,11 +1,11 @@
 // Products of 16-bit matrices on Hopper: projections and their gradients (projection_product.cuh).
 //
 // A block takes tile after tile of 128 x 192, or 128 x 128 or 128 x 64 where those keep more
-// multiprocessors busy. A thread copies a and b through a ring of stages, 64 values of k each; two warpgroups of 64
-// rows multiply. Chunks of 256 are summed by wgmma in steps of 16 and added to the totals in
-// registers, as projection_mma.cuh does, so the bits are the same: 96 sums and 96 totals a thread.
-// While a tile is stored, the next one is copied. Several products of one m and k share a launch:
-// q, k and v of a layer, which alone would not fill a GPU.
+// multiprocessors busy. A thread copies a and b through a ring of stages, 64 values of k each; two
+// warpgroups of 64 rows multiply. Chunks of 256 are summed by wgmma in steps of 16 and added to the
+// totals in registers, as projection_mma.cuh does, so the bits are the same: 96 sums and 96 totals
+// a thread. While a tile is stored, the next one is copied. Several products of one m and k share a
+// launch: q, k and v of a layer, which alone would not fill a GPU.
 //
 // A step of 16 takes 192 cycles of tensor cores, and 208 of the shared memory's port: 16 KiB read,
 // 10 KiB written by the copies. A tile of 128 x 128 takes 128 and 160. H200, two bf16 matrices
