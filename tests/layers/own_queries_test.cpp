@@ -19,7 +19,8 @@ namespace {
 
 class OwnQueries : public ContextTest {
  protected:
-  LatentAttention latent(DType dtype = DType::kF64, std::int64_t nope_dim = 6) const {
+  LatentAttention latent(DType dtype = DType::kF64, std::int64_t nope_dim = 6,
+                         bool causal = false) const {
     return there(LatentAttention({.embed_dim = 20,
                                   .num_heads = 3,
                                   .query_rank = 7,
@@ -27,14 +28,16 @@ class OwnQueries : public ContextTest {
                                   .nope_dim = nope_dim,
                                   .rope_dim = 4,
                                   .value_dim = 5,
+                                  .causal = causal,
                                   .dtype = dtype},
                                  3));
   }
-  MultiHeadAttention multi_head() const {
+  MultiHeadAttention multi_head(bool causal = false) const {
     return there(MultiHeadAttention({.embed_dim = 20,
                                      .num_heads = 4,
                                      .num_kv_heads = 2,
                                      .head_dim = 6,
+                                     .causal = causal,
                                      .rope = RopeOptions{},
                                      .dtype = DType::kF64},
                                     3));
@@ -162,7 +165,8 @@ TEST_P(OwnQueries, CachedStepsWithAQueryOfTheirOwn) {
   }
 }
 
-// Without a causal mask every new token sees the whole chunk, and all that came before.
+// Without a causal mask every new token sees the whole chunk, and all that came before; the call
+// decides, whatever the layer's options say.
 TEST_P(OwnQueries, ChunksThatAreNotCausalSeeAllOfThemselves) {
   const Tensor past = normal(DType::kF64, {2, 6, 20}, 1);
   const Tensor x = normal(DType::kF64, {2, 3, 20}, 2);
@@ -174,8 +178,10 @@ TEST_P(OwnQueries, ChunksThatAreNotCausalSeeAllOfThemselves) {
     const Tensor whole = layer.forward(context_, all, {.causal = false});
     EXPECT_LE(relative_difference(got, host_copy(context_, whole.view().slice(1, 6, 9))), 1e-12);
   };
-  expect_whole(multi_head());
-  expect_whole(latent());
+  for (const bool causal : {false, true}) {
+    expect_whole(multi_head(causal));
+    expect_whole(latent(DType::kF64, 6, causal));
+  }
 }
 
 TEST_P(OwnQueries, PaddedTokensAndTheirQueries) {
