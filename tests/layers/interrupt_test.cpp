@@ -64,7 +64,9 @@ void expect_all_or_nothing(InterruptedContext& interrupted, const std::function<
   }
   interrupted.last = -1;
   // With other threads the caller may find little left to do between two checks.
-  if (interrupted.context.num_threads() == 1) EXPECT_GE(interruptions, 3);
+  if (interrupted.context.num_threads() == 1) {
+    EXPECT_GE(interruptions, 3);
+  }
   EXPECT_EQ(interrupted.on_other_threads, 0);
 }
 
