@@ -108,7 +108,8 @@ std::vector<Tensor> train(const Context& context, MultiHeadAttention& layer,
   return results;
 }
 
-// A key input of the query's length means what self-attention means, whatever kv_lengths hides.
+// A key input of the query's length means what self-attention means, whatever kv_lengths hides:
+// query i is at key i, as if the padding were not there.
 TEST_P(MultiHeadCalls, CausalWithLengthsIsTheSameWithAKeyOfItsOwn) {
   MultiHeadAttentionOptions options = rich_options();
   options.softcap = 0;
@@ -116,8 +117,15 @@ TEST_P(MultiHeadCalls, CausalWithLengthsIsTheSameWithAKeyOfItsOwn) {
   const Tensor x = normal(DType::kF32, {2, 7, 20}, 1);
   const std::vector<std::int64_t> lengths = {7, 4};
   const LayerCall call{.kv_lengths = lengths};
+  const Tensor padded = layer.forward(context_, {.query = x}, call);
   EXPECT_EQ(elements_of(layer.forward(context_, {.query = x, .key = x}, call)),
-            elements_of(layer.forward(context_, {.query = x}, call)));
+            elements_of(padded));
+  const Tensor alone = layer.forward(context_, x.view().slice(0, 1, 2).slice(1, 0, 4));
+  const std::vector<double> expected = elements_of(alone);
+  const std::vector<double> got =
+      elements_of(context_, padded.view().slice(0, 1, 2).slice(1, 0, 4));
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-5) << i;
 }
 
 // The last query is at the last key: the first two of 5 see none of 3.
