@@ -198,9 +198,9 @@ TEST_F(SafetensorsErrors, WhatIsNoFile) {
   EXPECT_EQ(error_of([&] { SafetensorsFile::open(temp_ / "none"); }, ErrorCode::kIo),
             "SafetensorsFile: " + (temp_ / "none").string() +
                 ": got \"No such file or directory\", expected a file that can be read");
-  EXPECT_EQ(error_of([&] { SafetensorsFile::open(temp_.path()); }, ErrorCode::kIo),
-            "SafetensorsFile: " + temp_.path().string() +
-                ": got a folder, expected a regular file");
+  EXPECT_EQ(
+      error_of([&] { SafetensorsFile::open(temp_.path()); }, ErrorCode::kIo),
+      "SafetensorsFile: " + temp_.path().string() + ": got a folder, expected a regular file");
   EXPECT_EQ(error_of([&] { SafetensorsFile::open("/dev/zero"); }, ErrorCode::kIo),
             "SafetensorsFile: /dev/zero: got something else than a file, expected a regular file");
 }

@@ -128,11 +128,12 @@ TEST_F(ContextTest, ChoosesTheFastestThatTheMachineRuns) {
 
 TEST_F(ContextTest, RefusesAnUnknownLadonIsa) {
   setenv("LADON_ISA", "avx9", 1);
-  EXPECT_EQ(
-      error_of([] { cpu::choose_isa({}, avx2_machine()); }),
-      "Context: LADON_ISA: got \"avx9\", which is not an instruction set of this library" + kChoices);
+  EXPECT_EQ(error_of([] { cpu::choose_isa({}, avx2_machine()); }),
+            "Context: LADON_ISA: got \"avx9\", which is not an instruction set of this library" +
+                kChoices);
   const std::string here =
-      "LADON_ISA: got \"avx9\", which is not an instruction set of this library, expected one that can "
+      "LADON_ISA: got \"avx9\", which is not an instruction set of this library, expected one that "
+      "can "
       "run here: reference, baseline";
   EXPECT_EQ(error_of([] { Context context; }).rfind("Context: " + here, 0), 0U);
   EXPECT_EQ(error_of([] { list_isas(); }).rfind("list_isas: " + here, 0), 0U);
@@ -152,8 +153,9 @@ TEST_F(ContextTest, RefusesAnIsaThatCannotRun) {
 }
 
 TEST_F(ContextTest, RefusesAnIsaThatDoesNotExist) {
-  EXPECT_EQ(error_of([] { cpu::choose_isa(static_cast<Isa>(99), avx2_machine()); }),
-            "Context: isa: got Isa(99), which is not an instruction set of this library" + kChoices);
+  EXPECT_EQ(
+      error_of([] { cpu::choose_isa(static_cast<Isa>(99), avx2_machine()); }),
+      "Context: isa: got Isa(99), which is not an instruction set of this library" + kChoices);
   ContextOptions options;
   options.isa = static_cast<Isa>(99);
   EXPECT_EQ(error_of([&] { const Context refused(options); }).rfind("Context: isa: got Isa(99)", 0),
