@@ -263,51 +263,57 @@ class DecodeRows {
     });
   }
 
+  /// Copies the scales of one head's keys or values, with zeros up to a whole vector. Null where
+  /// there are none, or where staged elements are dequantised already.
+  const Scalar* load_scales(const float* scales, DType dtype, const KeyRows& block,
+                            std::int64_t head, Scalar* to) const {
+    if (scales == nullptr || !loads_stored<V>(dtype)) return nullptr;
+    const float* first = scales + (task_.kv_head + head) * params_.kv_layout.scale_head_stride;
+    const std::int64_t stride = params_.kv_layout.scale_slot_stride;
+    for (std::int64_t i = 0; i < block.count; ++i) {
+      to[i] = static_cast<Scalar>(first[block.slots[i] * stride]);
+    }
+    for (std::int64_t i = block.count; i < round_up(block.count, V::kLanes); ++i) to[i] = 0;
+    return to;
+  }
+
   /// Converts one head's scores to weights and adds the weighted values to its sums.
   void weigh(const KeyRows& block, const KeyRows& next, std::int64_t head) {
     choose(head);
-    Scalar* scores = scores_of(head);
-    // Multiplies the scores that load_scores(row, address) gives by factors of the rows and keys.
-    const auto scale_by = [&](const float* scales, const Scalar* row_factors,
-                              const auto& load_scores) {
-      alignas(64) Scalar factors[kKeyBlock] = {};
-      const float* first = scales + (task_.kv_head + head) * params_.kv_layout.scale_head_stride;
-      for (std::int64_t i = 0; i < block.count; ++i) {
-        factors[i] =
-            static_cast<Scalar>(first[block.slots[i] * params_.kv_layout.scale_slot_stride]);
-      }
-      // A masked weight stays -0.0, whatever the sign of the scale.
-      const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
-      for (std::int64_t r = 0; r < rows_.count; ++r) {
-        const V row_factor = broadcast<V>(row_factors == nullptr ? 1 : row_factors[r]);
-        for (std::int64_t i = 0; i < kKeyBlock; i += V::kLanes) {
-          Scalar* at_key = scores + r * kKeyBlock + i;
-          const V score = load_scores(at_key);
-          const V product = score * (load<V>(factors + i) * row_factor);
-          store(at_key, select(identical(score, masked), score, product));
-        }
-      }
-    };
-    // Staged keys and values are dequantised already.
-    if (params_.kv_layout.k_scales != nullptr && loads_stored<V>(params_.k.dtype)) {
-      scale_by(params_.kv_layout.k_scales, query_factor_ + state_of(head, 0),
-               Products::load_scores);
-    }
+    alignas(64) Scalar scales[2][kKeyBlock];
+    const KvLayout& layout = params_.kv_layout;
+    const Scalar* const k_scales =
+        load_scales(layout.k_scales, params_.k.dtype, block, head, scales[0]);
+    const Scalar* const v_scales =
+        load_scales(layout.v_scales, params_.v.dtype, block, head, scales[1]);
     set_block(
         rules_, params_, sequence_, rows_, {block.begin, block.begin + block.count},
         RuleScratch<Scalar>{scratch_.extra, scratch_.keep, {.row_step = kKeyBlock, .key_step = 1}});
+    const V scale = broadcast<V>(narrow<Scalar>(params_.rules.scale));
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       const std::int64_t state = state_of(head, r);
-      const Scalar factor = softmax_row<V, Products::kScaled>(
-          rules_, r, block.count, narrow<Scalar>(params_.rules.scale), scores + r * kKeyBlock,
-          {maximum_ + state, denominator_ + state});
+      Scalar* const scores = scores_of(head) + r * kKeyBlock;
+      const SoftmaxState<Scalar> softmax{maximum_ + state, denominator_ + state};
+      Scalar factor;
+      if (k_scales != nullptr) {
+        const V row_factor = broadcast<V>(query_factor_[state]);
+        factor = softmax_row<V, false>(
+            rules_, r, block.count,
+            [&](std::int64_t i) {
+              return Products::load_scores(scores + i) * (load<V>(k_scales + i) * row_factor);
+            },
+            v_scales, scores, softmax);
+      } else {
+        factor = softmax_row<V, Products::kScaled>(
+            rules_, r, block.count,
+            [&](std::int64_t i) {
+              return Products::kScaled ? load<V>(scores + i) : load<V>(scores + i) * scale;
+            },
+            v_scales, scores, softmax);
+      }
       if (factor == 1) continue;
       Scalar* out = scratch_.out + state * scratch_.value_dim;
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
-    }
-    if (params_.kv_layout.v_scales != nullptr && loads_stored<V>(params_.v.dtype)) {
-      scale_by(params_.kv_layout.v_scales, nullptr,
-               [](const Scalar* weights) { return load<V>(weights); });
     }
     add_values(block, next, head);
   }

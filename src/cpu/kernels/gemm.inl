@@ -12,6 +12,10 @@
 // times NaN or infinity is NaN. Masked weights are stored as -0.0, which exp2 never gives, so that
 // no separate mask is needed. Guarded products are slow and run only where a block has masked
 // places and the other operand has non-finite elements.
+//
+// In AVX2's 16 registers 3 x 4 sums load 7 vectors for 12 FMAs, and nothing is spilled: alone, over
+// blocks of 64 keys of 128, K q^T runs at 95 % of FMA and V^T weights at 89 %. (6 x 2 would load
+// 8.) Tried and lost: unrolling the loop over k by 4 (V^T weights at 83 %).
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,9 @@ namespace {
 template <class Pairs>
 struct PairValues {
   using Sums = Pairs;
+  using Results = Pairs;
   using Factors = typename Pairs::Factors;
+  static constexpr bool kHasFactors = false;
   static constexpr std::int64_t kKeys = 2;
   StoredRows rows;
   std::int64_t count;

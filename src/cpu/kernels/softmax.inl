@@ -88,12 +88,15 @@ inline bool softmax_block(const BlockRules<typename V::Scalar>& block, typename 
   return moved;
 }
 
-/// Converts one row's scores of a block to weights. Scores that are not kScaled are multiplied by
-/// `scale` first. Lanes past the block's keys are selected to be masked weights, so that stale data
-/// in scores, extra or keep has no effect. Returns the factor for the earlier sums.
-template <class V, bool kScaled>
+/// Converts one row's scores of a block to weights. load_score(i) gives the scores from key i on,
+/// scaled; they are in `scores` already if kInPlace. Weights are multiplied by `value_factors`,
+/// where there are any, after they were summed. Lanes past the block's keys are selected to be
+/// masked weights, so that stale data in scores, extra or keep has no effect. Returns the factor
+/// for the earlier sums.
+template <class V, bool kInPlace, class LoadScore>
 inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
-                                      std::int64_t key_count, typename V::Scalar scale,
+                                      std::int64_t key_count, const LoadScore& load_score,
+                                      const typename V::Scalar* value_factors,
                                       typename V::Scalar* scores,
                                       SoftmaxState<typename V::Scalar> state) {
   using Scalar = typename V::Scalar;
@@ -106,15 +109,11 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
     return iota;
   }();
   const V nothing = broadcast<V>(-C::kInfinity);
-  const auto scaled = [scale](V score) {
-    if constexpr (kScaled) return score;
-    return score * broadcast<V>(scale);
-  };
   V block_maximum = nothing;
   if (block.plain() && key_count % V::kLanes == 0) {
     for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
-      const V score = scaled(load<V>(scores + i));
-      if constexpr (!kScaled) store(scores + i, score);
+      const V score = load_score(i);
+      if constexpr (!kInPlace) store(scores + i, score);
       block_maximum = max(score, block_maximum);
     }
   } else {
@@ -122,19 +121,25 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
     const QueryLanes<V> query = broadcast_lanes<V>(block, row);
     for (std::int64_t i = 0; i < key_count; i += V::kLanes) {
       const V key = lanes + broadcast<V>(static_cast<Scalar>(i));
-      const V score = apply_rules<V, false>(block, query, key, row * kKeyBlock + i,
-                                            scaled(load<V>(scores + i)), nullptr);
+      const V score =
+          apply_rules<V, false>(block, query, key, row * kKeyBlock + i, load_score(i), nullptr);
       store(scores + i, score);
       block_maximum = max(score, block_maximum);
     }
   }
+  const V log2e = broadcast<V>(C::kLog2e);
   const Scalar top = largest(block_maximum);
   const Scalar old_maximum = *state.maximum;
-  if (old_maximum + kRescaleGrowth<V> < top) *state.maximum = top;
+  Scalar factor = 1;
+  // A branch, and rarely taken: weights need not wait for the maximum, and most blocks are spared
+  // an exponential.
+  if (__builtin_expect(old_maximum + kRescaleGrowth<V> < top, 0)) {
+    *state.maximum = top;
+    alignas(64) Scalar factors[V::kLanes];
+    store(factors, exp2((broadcast<V>(old_maximum) - broadcast<V>(top)) * log2e));
+    factor = factors[0];
+  }
   const V new_maximum = broadcast<V>(*state.maximum);
-  const V log2e = broadcast<V>(C::kLog2e);
-  alignas(64) Scalar factor[V::kLanes];
-  store(factor, exp2((broadcast<V>(old_maximum) - new_maximum) * log2e));
   const V masked = broadcast<V>(static_cast<Scalar>(-0.0));
   const Scalar* const keep = block.keep;  // a copy: the stores below may alias the block
   V total = zero<V>();
@@ -143,10 +148,11 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
     V weight = exp2((score - new_maximum) * log2e);
     total = total + weight;
     if (keep != nullptr) weight = weight * load<V>(keep + row * kKeyBlock + i);
+    if (value_factors != nullptr) weight = weight * load<V>(value_factors + i);
     store(scores + i, select(identical(score, nothing), masked, weight));
   }
-  *state.denominator = *state.denominator * factor[0] + sum(total);
-  return factor[0];
+  *state.denominator = *state.denominator * factor + sum(total);
+  return factor;
 }
 
 /// The end of a row: its sums times `factor` are its output.

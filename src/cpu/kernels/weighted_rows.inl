@@ -6,6 +6,8 @@
 //
 // Values are a struct with
 //   Sums                            the vector type of the sums
+//   Results                         the vector type of out
+//   kHasFactors                     whether a row's sums are multiplied by a factor in the end
 //   kKeys                           keys of one step
 //   count, dim                      the number of keys, and of elements of a row
 //   load<kVectors, kWhole>(step, column, value)
@@ -37,8 +39,12 @@ template <class Values>
 struct WeightRows {
   using Factor = typename Values::Sums::Factor;
   const Factor* data = nullptr;
+  const typename Values::Results::Scalar* factors = nullptr;  // of the rows, where they have any
   const Factor* at(std::int64_t row, std::int64_t step) const {
     return data + (row * (kKeyBlock / Values::kKeys) + step);
+  }
+  WeightRows from(std::int64_t row) const {
+    return {at(row, 0), Values::kHasFactors ? factors + row : nullptr};
   }
 };
 
@@ -63,6 +69,8 @@ struct RowsAhead {
 template <class V, DType kStored>
 struct ElementValues {
   using Sums = V;
+  using Results = V;
+  static constexpr bool kHasFactors = false;
   static constexpr std::int64_t kKeys = 1;
   StoredRows rows;
   std::int64_t count;
@@ -83,9 +91,9 @@ struct ElementValues {
 /// kVectors vectors of the columns, from `column` on. Always inlined: it has one caller, and as a
 /// function its setup was 4 % of bf16 decoding.
 template <int kRows, int kVectors, bool kWhole, class Values>
-[[gnu::always_inline]] inline void weighted_registers(const Values& values, std::int64_t column,
-                                                      WeightRows<Values> weights, RowsAhead& ahead,
-                                                      RowBlock<typename Values::Sums::Scalar> out) {
+[[gnu::always_inline]] inline void weighted_registers(
+    const Values& values, std::int64_t column, WeightRows<Values> weights, RowsAhead& ahead,
+    RowBlock<typename Values::Results::Scalar> out) {
   using V = typename Values::Sums;
   using Factors = typename V::Factors;
   V sums[std::size_t{kRows}][std::size_t{kVectors}];
@@ -129,8 +137,14 @@ template <int kRows, int kVectors, bool kWhole, class Values>
   for (int r = 0; r < kRows; ++r) {
     LADON_UNROLL
     for (int n = 0; n < kVectors; ++n) {
-      typename V::Scalar* to = out.at(r, column + n * V::kLanes);
-      store(to, load<V>(to) + sums[r][n]);
+      using Results = typename Values::Results;
+      typename Results::Scalar* to = out.at(r, column + n * V::kLanes);
+      if constexpr (Values::kHasFactors) {
+        const auto factor = broadcast<Results>(weights.factors[r]);
+        store(to, fma(to_float(sums[r][n]), factor, load<Results>(to)));
+      } else {
+        store(to, load<Results>(to) + sums[r][n]);
+      }
     }
   }
 }
@@ -139,7 +153,8 @@ template <int kRows, int kVectors, bool kWhole, class Values>
 /// a vector that is not whole.
 template <int kRows, int kVectors, class Values>
 inline void weighted_columns(const Values& values, WeightRows<Values> weights, RowsAhead& ahead,
-                             RowBlock<typename Values::Sums::Scalar> out, std::int64_t column = 0) {
+                             RowBlock<typename Values::Results::Scalar> out,
+                             std::int64_t column = 0) {
   constexpr std::int64_t kWidth = kVectors * Values::Sums::kLanes;
   for (; column + kWidth <= values.dim; column += kWidth) {
     weighted_registers<kRows, kVectors, true>(values, column, weights, ahead, out);
@@ -154,7 +169,7 @@ inline void weighted_columns(const Values& values, WeightRows<Values> weights, R
 /// At most kRows rows.
 template <int kRows, class Values>
 inline void weighted_some_rows(std::int64_t rows, const Values& values, WeightRows<Values> weights,
-                               RowsAhead ahead, RowBlock<typename Values::Sums::Scalar> out) {
+                               RowsAhead ahead, RowBlock<typename Values::Results::Scalar> out) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
       weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(values, weights,
@@ -170,10 +185,10 @@ inline void weighted_some_rows(std::int64_t rows, const Values& values, WeightRo
 template <class Values>
 [[gnu::noinline]] void add_weighted_rows(std::int64_t rows, const Values& values,
                                          WeightRows<Values> weights, RowsAhead ahead,
-                                         RowBlock<typename Values::Sums::Scalar> out) {
+                                         RowBlock<typename Values::Results::Scalar> out) {
   for (std::int64_t r = 0; r < rows;) {
     const std::int64_t some = register_rows(rows - r, kWeightedRows);
-    weighted_some_rows<kWeightedRows>(some, values, {weights.at(r, 0)}, ahead, out.from(r, 0));
+    weighted_some_rows<kWeightedRows>(some, values, weights.from(r), ahead, out.from(r, 0));
     ahead.count = 0;  // prefetched by the first rows
     r += some;
   }

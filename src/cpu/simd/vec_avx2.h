@@ -245,6 +245,13 @@ inline WordPairs load_i8_pairs(const signed char* first, const signed char* seco
       _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first)),
                         _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second))))};
 }
+/// 16 int8 elements of each of two rows as two vectors of pairs.
+inline void load_i8_pairs(const signed char* first, const signed char* second, WordPairs* to) {
+  const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(first));
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(second));
+  to[0] = {_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b))};
+  to[1] = {_mm256_cvtepi8_epi16(_mm_unpackhi_epi8(a, b))};
+}
 /// The nearest integers as 16 bits, which must hold them.
 inline void store_words(std::int16_t* p, F32 a) {
   const __m256i words = _mm256_cvtps_epi32(a.v);

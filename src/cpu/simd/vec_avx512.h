@@ -206,6 +206,15 @@ inline WordPairs load_i8_pairs(const signed char* first, const signed char* seco
   const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(second));
   return {_mm512_cvtepi8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b)))};
 }
+/// 32 int8 elements of each of two rows as two vectors of pairs.
+inline void load_i8_pairs(const signed char* first, const signed char* second, WordPairs* to) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
+  const __m256i low = _mm256_unpacklo_epi8(a, b);
+  const __m256i high = _mm256_unpackhi_epi8(a, b);
+  to[0] = {_mm512_cvtepi8_epi16(_mm256_permute2x128_si256(low, high, 0x20))};
+  to[1] = {_mm512_cvtepi8_epi16(_mm256_permute2x128_si256(low, high, 0x31))};
+}
 /// The nearest integers as 16 bits, which must hold them.
 inline void store_words(std::int16_t* p, F32 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

@@ -232,6 +232,14 @@ inline WordPairs load_i8_pairs(const signed char* first, const signed char* seco
   __builtin_memcpy(&b, second, sizeof(b));
   return extend_pairs(_mm_unpacklo_epi8(_mm_cvtsi32_si128(a), _mm_cvtsi32_si128(b)));
 }
+/// 8 int8 elements of each of two rows as two vectors of pairs.
+inline void load_i8_pairs(const signed char* first, const signed char* second, WordPairs* to) {
+  const __m128i pairs =
+      _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first)),
+                        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second)));
+  to[0] = extend_pairs(pairs);
+  to[1] = extend_pairs(_mm_unpackhi_epi64(pairs, pairs));
+}
 /// The nearest integers as 16 bits, which must hold them.
 inline void store_words(std::int16_t* p, F32 a) {
   const __m128i words = _mm_cvtps_epi32(a.v);
