@@ -55,24 +55,14 @@ __device__ __forceinline__ float2 weigh_any(float (&scores)[kKeyGroups][4], floa
   float rescale[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float largest = states[i].maximum;
-#pragma unroll
-    for (int n = 0; n < kKeyGroups; ++n) {
-      largest = fmaxf(largest, fmaxf(scores[n][i * 2], scores[n][i * 2 + 1]));
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
-    // The first maximum is always taken: the difference is infinite, or NaN where there is none.
-    const bool grows = !((largest - states[i].maximum) * factor <= kMaximumSlack);
-    const float maximum = grows ? largest : states[i].maximum;
-    const float base = maximum == -INFINITY ? 0.0F : maximum;
-    rescale[i] =
-        maximum == states[i].maximum ? 1.0F : exp2_approximate((states[i].maximum - base) * factor);
-    states[i].maximum = maximum;
-    states[i].sum *= rescale[i];
-    const float reference = base * factor;
+    const float largest = largest_score(scores, i, states[i].maximum);
+    const MaximumStep step(states[i].maximum, largest, factor);
+    rescale[i] = step.rescale;
+    states[i].maximum = step.maximum;
+    states[i].sum *= step.rescale;
+    const float reference = step.base * factor;
     const bool is_fused = fabsf(reference) <= kLargestFused;
-    subtracted[i] = is_fused ? 0.0F : base;
+    subtracted[i] = is_fused ? 0.0F : step.base;
     offset[i] = is_fused ? kWeightShift<Half> - reference : kWeightShift<Half>;
   }
 #pragma unroll

@@ -56,6 +56,19 @@ struct MaximumStep {
   }
 };
 
+/// The largest of a row's maximum so far and its scores of a block, of all four threads that have
+/// some of its keys. Row i of a thread's two.
+__device__ __forceinline__ float largest_score(const float (&scores)[kKeyGroups][4], int i,
+                                               float before) {
+  float largest = before;
+#pragma unroll
+  for (int n = 0; n < kKeyGroups; ++n) {
+    largest = fmaxf(largest, fmaxf(scores[n][i * 2], scores[n][i * 2 + 1]));
+  }
+  largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
+  return fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
+}
+
 /// Weights of a row are exp2 of this.
 template <class Half>
 struct WeightPower {
@@ -151,13 +164,7 @@ class ForwardScores {
   __device__ __forceinline__ float2 weigh(Scores& scores, RowState<float> (&states)[2]) {
     if constexpr (kMasks) note_masked(scores);
     const auto step_of = [&](int i) {
-      float largest = states[i].maximum;
-#pragma unroll
-      for (int n = 0; n < kKeyGroups; ++n) {
-        largest = fmaxf(largest, fmaxf(scores[n][i * 2], scores[n][i * 2 + 1]));
-      }
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
+      const float largest = largest_score(scores, i, states[i].maximum);
       const MaximumStep step(states[i].maximum, largest, params_.factor);
       states[i].maximum = step.maximum;
       states[i].sum *= step.rescale;
