@@ -2,36 +2,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
+#include "core/float_type.h"
 #include "reference/backend.h"
 
 namespace ladon::reference {
 namespace {
-
-template <class Weight>
-using ComputeOf = std::conditional_t<std::is_same_v<Weight, double>, double, float>;
-
-/// Calls function<Weight>() with the C++ type of a floating dtype.
-template <class Function>
-void with_weight_type(DType dtype, const Function& function) {
-  switch (dtype) {
-    case DType::kF64: return function.template operator()<double>();
-    case DType::kF32: return function.template operator()<float>();
-    case DType::kF16: return function.template operator()<float16>();
-    case DType::kBF16: return function.template operator()<bfloat16>();
-    case DType::kBool:
-    case DType::kI8:
-    case DType::kU8:
-    case DType::kI16:
-    case DType::kU16:
-    case DType::kI32:
-    case DType::kU32:
-    case DType::kI64:
-    case DType::kU64:
-    case DType::kF8E4M3: return;  // parameters have none of these
-  }
-}
 
 /// weight = rule(i, weight, gradient) for every element i, by way of the master copy where the
 /// weight has one.
@@ -58,7 +34,7 @@ void update(const OptimiserOperands& operands, const Rule& rule) {
 }  // namespace
 
 void ReferenceBackend::sgd_step(const SgdParams& params) {
-  with_weight_type(params.operands.dtype, [&]<class Weight>() {
+  with_float_type(params.operands.dtype, [&]<class Weight>() {
     using Compute = ComputeOf<Weight>;
     const auto rate = static_cast<Compute>(params.learning_rate);
     const auto momentum = static_cast<Compute>(params.momentum);
@@ -73,7 +49,7 @@ void ReferenceBackend::sgd_step(const SgdParams& params) {
 }
 
 void ReferenceBackend::adamw_step(const AdamWParams& params) {
-  with_weight_type(params.operands.dtype, [&]<class Weight>() {
+  with_float_type(params.operands.dtype, [&]<class Weight>() {
     using Compute = ComputeOf<Weight>;
     const auto beta1 = static_cast<Compute>(params.beta1);
     const auto beta2 = static_cast<Compute>(params.beta2);

@@ -9,9 +9,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "core/element.h"
+#include "core/float_type.h"
 #include "core/parallel.h"
 #include "cpu/backend.h"
 #include "cpu/drivers/worker_scratch.h"
@@ -107,7 +107,7 @@ void rotate_token(const RopeParams& params, std::int64_t sequence, std::int64_t 
 
 template <class Element>
 void rotate_tokens(const Workers& workers, const RopeParams& params, const WorkerScratch& scratch) {
-  using Compute = std::conditional_t<std::is_same_v<Element, double>, double, float>;
+  using Compute = ComputeOf<Element>;
   const std::int64_t grain =
       std::max<std::int64_t>(1, kElementsPerTask / (params.heads * params.head_dim));
   parallel_ranges(workers, params.batch * params.seq, grain,
@@ -128,22 +128,8 @@ void CpuBackend::rotate(const RopeParams& params) {
   // A row of cosines and a row of sines; doubles are large enough for either type.
   const WorkerScratch scratch(host(),
                               2 * static_cast<std::size_t>(params.pairs()) * sizeof(double));
-  switch (params.dtype) {
-    case DType::kF64: return rotate_tokens<double>(workers(), params, scratch);
-    case DType::kF32: return rotate_tokens<float>(workers(), params, scratch);
-    case DType::kF16: return rotate_tokens<float16>(workers(), params, scratch);
-    case DType::kBF16: return rotate_tokens<bfloat16>(workers(), params, scratch);
-    case DType::kBool:
-    case DType::kI8:
-    case DType::kU8:
-    case DType::kI16:
-    case DType::kU16:
-    case DType::kI32:
-    case DType::kU32:
-    case DType::kI64:
-    case DType::kU64:
-    case DType::kF8E4M3: return;  // refused by the checks
-  }
+  with_float_type(params.dtype,
+                  [&]<class Element>() { rotate_tokens<Element>(workers(), params, scratch); });
 }
 
 }  // namespace ladon::cpu

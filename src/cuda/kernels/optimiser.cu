@@ -5,11 +5,10 @@
 // moments, master copy) and 14 written. The limit is memory.
 
 #include <cstdint>
-#include <type_traits>
 
+#include "core/float_type.h"
 #include "cuda/kernels/grid.cuh"
 #include "cuda/operations.h"
-#include "ladon/dtype.h"
 
 namespace ladon::cuda {
 namespace {
@@ -22,9 +21,6 @@ __device__ inline float quotient(float a, float b) { return __fdiv_rn(a, b); }
 __device__ inline double quotient(double a, double b) { return __ddiv_rn(a, b); }
 __device__ inline float square_root(float a) { return __fsqrt_rn(a); }
 __device__ inline double square_root(double a) { return __dsqrt_rn(a); }
-
-template <class Weight>
-using ComputeOf = std::conditional_t<std::is_same_v<Weight, double>, double, float>;
 
 /// The weight in the compute type: the master where there is one. A weight that is not its master
 /// rounded was set from outside (a checkpoint was loaded) and counts instead.
@@ -102,27 +98,6 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-/// Calls function<Weight>() with the type of a parameter's elements.
-template <class Function>
-void with_weight_type(DType dtype, const Function& function) {
-  switch (dtype) {
-    case DType::kF64: return function.template operator()<double>();
-    case DType::kF32: return function.template operator()<float>();
-    case DType::kF16: return function.template operator()<float16>();
-    case DType::kBF16: return function.template operator()<bfloat16>();
-    case DType::kBool:
-    case DType::kI8:
-    case DType::kU8:
-    case DType::kI16:
-    case DType::kU16:
-    case DType::kI32:
-    case DType::kU32:
-    case DType::kI64:
-    case DType::kU64:
-    case DType::kF8E4M3: return;  // parameters have none of these
-  }
-}
-
 Grid grid_of(const OptimiserOperands& operands) {
   return {blocks_for(operands.count, kThreads), kThreads};
 }
@@ -130,13 +105,13 @@ Grid grid_of(const OptimiserOperands& operands) {
 }  // namespace
 
 void sgd_step(Queue& queue, const SgdParams& params) {
-  with_weight_type(params.operands.dtype, [&]<class Weight>() {
+  with_float_type(params.operands.dtype, [&]<class Weight>() {
     queue.launch(sgd_elements<Weight>, grid_of(params.operands), params);
   });
 }
 
 void adamw_step(Queue& queue, const AdamWParams& params) {
-  with_weight_type(params.operands.dtype, [&]<class Weight>() {
+  with_float_type(params.operands.dtype, [&]<class Weight>() {
     queue.launch(adamw_elements<Weight>, grid_of(params.operands), params);
   });
 }
