@@ -1,6 +1,7 @@
 // What goes wrong with a GPU is an Error that says what, and leaves everything else whole.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -92,6 +93,43 @@ TEST_F(CudaErrors, OperandsOfTheHostAreRefused) {
   EXPECT_EQ(error_of([&] { there.data_as<float>(); }),
             "data_as: view: got memory of cuda:0, which the host cannot read, expected a copy of "
             "it: Tensor::to() makes one");
+}
+
+/// Whether `call` throws an Error of the device's.
+template <class Call>
+bool tells_of_the_device(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kDevice;
+  }
+  return false;
+}
+
+// In a process of its own: after a fault nothing can be computed on the device by that process.
+TEST_F(CudaErrors, AFaultOfAKernelIsToldByEveryLaterCall) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fault = [this] {
+    const Tensor small = normal(DType::kF32, {1, 8, 2, 16}, 1);
+    context().synchronize();
+    // A view of far more memory than there is behind its pointer, which nobody can see.
+    const TensorView too_long(normal(DType::kF32, {8}, 2).data(), DType::kF32,
+                              {std::int64_t{1} << 42}, context().device());
+    const bool first = tells_of_the_device([&] {
+      fill_normal(context(), too_long, 0, 1, 3);
+      context().synchronize();
+    });
+    const bool later =
+        tells_of_the_device([&] { attention(context(), small, small, small).to_host(); });
+    const bool others = tells_of_the_device([&] { cuda_context().synchronize(); });
+    // Tensors and Contexts are destroyed as ever, and the host's are whole.
+    context_.reset();
+    const Tensor two = Tensor::from_values(DType::kF32, {1, 1, 1, 1}, {2});
+    const bool host =
+        elements_of(attention(host_context(), two, two, two)) == std::vector<double>{2};
+    std::exit((first ? 0 : 1) + (later ? 0 : 2) + (others ? 0 : 4) + (host ? 0 : 8));
+  };
+  EXPECT_EXIT(fault(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -134,6 +134,30 @@ TEST_F(CudaStreams, CallsReturnWhenTheyAreEnqueued) {
   EXPECT_TRUE(same_bits(out, expected_));
 }
 
+TEST_F(CudaStreams, MemoryThatIsFreedWhileAnotherContextUsesIt) {
+  const Stream stream(cudaStreamNonBlocking);
+  const Context borrowed = on_stream(stream);
+  Tensor out(borrowed, x_.dtype(), x_.shape());
+  attention(borrowed, x_, x_, x_, {.causal = true},
+            out);  // takes the memory that such a call needs
+  borrowed.synchronize();
+  Tensor x = x_.clone();
+  context().synchronize();
+  Gate gate;
+  ASSERT_EQ(cudaLaunchHostFunc(stream, Gate::wait, &gate), cudaSuccess);
+  attention(borrowed, x, x, x, {.causal = true}, out);
+  x = Tensor();
+  // What is allocated next must not be the memory that the call behind the gate still reads.
+  std::vector<Tensor> others;
+  for (int i = 0; i < 8; ++i) {
+    others.emplace_back(context(), x_.dtype(), x_.shape());
+    fill_uniform(context(), others.back(), 7, 7, 0);
+  }
+  gate.open = true;
+  borrowed.synchronize();
+  EXPECT_TRUE(same_bits(out, expected_));
+}
+
 TEST_F(CudaStreams, AStreamOfAnotherGpuIsRefused) {
   if (list_devices().devices.size() < 2) GTEST_SKIP() << "skipped: there is one GPU";
   const Stream stream(cudaStreamNonBlocking);  // of the current device, 0
