@@ -25,7 +25,7 @@ void zero_keys(const Operand& operand, std::int64_t start, std::int64_t first, s
 }
 
 /// Plain and whole: the reference may hold the gradient once more in double.
-void write_bias_gradient(const AttentionParams& params) {
+void write_bias_gradient(const AttentionParams& params, InterruptCheck& interrupt) {
   const BiasGradient& dbias = params.dbias;
   std::int64_t steps[4] = {};  // of the sums; 0 where the dimension is shared
   std::int64_t count = 1;
@@ -38,6 +38,7 @@ void write_bias_gradient(const AttentionParams& params) {
     const Sequence& sequence = params.sequences[s];
     for (std::int64_t head = 0; head < params.num_heads; ++head) {
       for (std::int64_t token = 0; token < sequence.query_len; ++token) {
+        if (interrupt.stops()) return;
         const std::vector<double> row = score_gradient_row(params, sequence, head, token);
         const std::int64_t start = s * steps[0] + head * steps[1] + token * steps[2];
         for (std::int64_t key = 0; key < sequence.kv_len; ++key) {
@@ -82,25 +83,29 @@ void zero_padding(const AttentionParams& params) {
 }
 
 void ReferenceBackend::attend(const AttentionParams& params) {
-  interruptible_for(
-      workers(), params.num_sequences * params.num_heads, [&](std::int64_t task, int) {
-        forward(params, params.sequences[task / params.num_heads], task % params.num_heads);
-      });
+  const std::int64_t rows = params.num_sequences * params.num_heads * params.max_query_len;
+  interruptible_for(workers(), rows, [&](std::int64_t task, int) {
+    const std::int64_t token = task % params.max_query_len;
+    const std::int64_t head = task / params.max_query_len % params.num_heads;
+    const Sequence& sequence = params.sequences[task / params.max_query_len / params.num_heads];
+    if (token < sequence.query_len) forward_row(params, sequence, head, token);
+  });
 }
 
 void ReferenceBackend::attend_backward(const AttentionParams& params) {
   zero_padding(params);
-  interruptible_for(
-      workers(), params.num_sequences * params.num_kv_heads, [&](std::int64_t task, int) {
-        backward(params, params.sequences[task / params.num_kv_heads], task % params.num_kv_heads);
-      });
+  InterruptCheck interrupt(workers());
+  parallel_for(workers(), params.num_sequences * params.num_kv_heads, [&](std::int64_t task, int) {
+    backward(params, params.sequences[task / params.num_kv_heads], task % params.num_kv_heads,
+             interrupt);
+  });
   if (params.dsinks.data != nullptr) {
-    interruptible_for(workers(), params.num_heads, [&](std::int64_t head, int) {
+    parallel_for(workers(), params.num_heads, [&](std::int64_t head, int) {
       store_element(params.dsinks.data, params.dsinks.dtype, head * params.dsinks.stride,
-                    sink_gradient(params, head));
+                    sink_gradient(params, head, interrupt));
     });
   }
-  if (params.dbias.data != nullptr) write_bias_gradient(params);
+  if (params.dbias.data != nullptr) write_bias_gradient(params, interrupt);
 }
 
 void ReferenceBackend::attention_weights(const AttentionParams& params, ScoreStage stage,

@@ -215,28 +215,27 @@ ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std:
   return row;
 }
 
-void forward(const AttentionParams& params, const Sequence& sequence, std::int64_t head) {
-  for (std::int64_t token = 0; token < sequence.query_len; ++token) {
-    const ScoreRow row = score_row(params, sequence, head, token);
-    for (std::int64_t i = 0; i < params.value_dim; ++i) {
-      double sum = 0;
-      for (std::size_t j = 0; j < row.masked.size(); ++j) {
-        if (row.masked[j] == -kInfinity) continue;
-        sum += row.probability[j] * row.keep[j] *
-               kv_element(params, sequence, false, static_cast<std::int64_t>(j),
-                          head / params.group, i);
-      }
-      set_element(params.out, sequence.out, token, head, i, sum);
+void forward_row(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
+                 std::int64_t token) {
+  const ScoreRow row = score_row(params, sequence, head, token);
+  for (std::int64_t i = 0; i < params.value_dim; ++i) {
+    double sum = 0;
+    for (std::size_t j = 0; j < row.masked.size(); ++j) {
+      if (row.masked[j] == -kInfinity) continue;
+      sum +=
+          row.probability[j] * row.keep[j] *
+          kv_element(params, sequence, false, static_cast<std::int64_t>(j), head / params.group, i);
     }
-    if (params.lse.data != nullptr) {
-      store_element(params.lse.data, params.lse.is_f64 ? DType::kF64 : DType::kF32,
-                    sequence.lse + token * params.lse.token_stride + head * params.lse.head_stride,
-                    row.lse);
-    }
+    set_element(params.out, sequence.out, token, head, i, sum);
   }
+  if (params.lse.data == nullptr) return;
+  store_element(params.lse.data, params.lse.is_f64 ? DType::kF64 : DType::kF32,
+                sequence.lse + token * params.lse.token_stride + head * params.lse.head_stride,
+                row.lse);
 }
 
-void backward(const AttentionParams& params, const Sequence& sequence, std::int64_t kv_head) {
+void backward(const AttentionParams& params, const Sequence& sequence, std::int64_t kv_head,
+              InterruptCheck& interrupt) {
   const double scale = params.rules.scale;
   const auto keys = static_cast<std::size_t>(sequence.kv_len);
   const auto head_dim = static_cast<std::size_t>(params.head_dim);
@@ -245,6 +244,7 @@ void backward(const AttentionParams& params, const Sequence& sequence, std::int6
   std::vector<double> dv(keys * value_dim);
   for (std::int64_t head = kv_head * params.group; head < (kv_head + 1) * params.group; ++head) {
     for (std::int64_t token = 0; token < sequence.query_len; ++token) {
+      if (interrupt.stops()) return;
       const GradientRow row = gradient_row(params, sequence, head, token);
       for (std::size_t i = 0; i < head_dim; ++i) {
         const auto dim = static_cast<std::int64_t>(i);
@@ -285,11 +285,12 @@ std::vector<double> score_gradient_row(const AttentionParams& params, const Sequ
   return gradient_row(params, sequence, head, token).biased;
 }
 
-double sink_gradient(const AttentionParams& params, std::int64_t head) {
+double sink_gradient(const AttentionParams& params, std::int64_t head, InterruptCheck& interrupt) {
   double sum = 0;
   for (std::int64_t s = 0; s < params.num_sequences; ++s) {
     const Sequence& sequence = params.sequences[s];
     for (std::int64_t token = 0; token < sequence.query_len; ++token) {
+      if (interrupt.stops()) return sum;
       const double lse = element(params.lse, sequence.lse, token, head);
       if (lse == -kInfinity) continue;
       const RowScale row_scale = scale_of(params, score_row(params, sequence, head, token), lse);

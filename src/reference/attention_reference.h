@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/attention_params.h"
+#include "core/parallel.h"
 
 namespace ladon::reference {
 
@@ -27,18 +28,21 @@ struct ScoreRow {
 ScoreRow score_row(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
                    std::int64_t token);
 
-/// Writes out and lse of one head of one sequence.
-void forward(const AttentionParams& params, const Sequence& sequence, std::int64_t head);
+/// Writes out and lse of one query token and head.
+void forward_row(const AttentionParams& params, const Sequence& sequence, std::int64_t head,
+                 std::int64_t token);
 
-/// Writes dq, dk and dv of one KV head of one sequence, from the saved out and lse.
-void backward(const AttentionParams& params, const Sequence& sequence, std::int64_t kv_head);
+/// Writes dq, dk and dv of one KV head of one sequence, from the saved out and lse. Stops between
+/// two rows where the check says so.
+void backward(const AttentionParams& params, const Sequence& sequence, std::int64_t kv_head,
+              InterruptCheck& interrupt);
 
 /// The gradient of one row's biased scores, key by key.
 std::vector<double> score_gradient_row(const AttentionParams& params, const Sequence& sequence,
                                        std::int64_t head, std::int64_t token);
 
-/// The gradient of one head's sink.
-double sink_gradient(const AttentionParams& params, std::int64_t head);
+/// The gradient of one head's sink. Stops between two rows where the check says so.
+double sink_gradient(const AttentionParams& params, std::int64_t head, InterruptCheck& interrupt);
 
 /// Zeros in dk and dv for the padding of a batch: keys that exist there and were never seen.
 void zero_padding(const AttentionParams& params);

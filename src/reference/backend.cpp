@@ -2,10 +2,25 @@
 
 #include "core/element.h"
 #include "core/host_copy.h"
+#include "core/parallel.h"
 #include "reference/merge.h"
 #include "reference/projection_reference.h"
 
 namespace ladon::reference {
+namespace {
+
+/// Calls body(row) for every row of the result; rows are independent of each other.
+template <class Body>
+void for_each_row(const Workers& workers, const ProjectionParams& params, std::int64_t rows,
+                  const Body& body) {
+  const double work = static_cast<double>(params.steps.heads) * static_cast<double>(params.rows) *
+                      static_cast<double>(params.in_features) *
+                      static_cast<double>(params.out_features);
+  interruptible_for(workers, useful_threads(workers, work), rows,
+                    [&](std::int64_t row, int) { body(row); });
+}
+
+}  // namespace
 
 void ReferenceBackend::copy(const ConstTensorView& from, const TensorView& to) {
   copy_on_host(&workers(), from, to);
@@ -14,17 +29,20 @@ void ReferenceBackend::copy(const ConstTensorView& from, const TensorView& to) {
 void ReferenceBackend::merge(const MergeParams& params) { reference::merge(host(), params); }
 
 void ReferenceBackend::project(const ProjectionParams& params) {
-  for (std::int64_t h = 0; h < params.steps.heads; ++h) reference::project(of_head(params, h));
+  for_each_row(workers(), params, params.steps.heads * params.rows, [&](std::int64_t task) {
+    project_row(of_head(params, task / params.rows), task % params.rows);
+  });
 }
 
 void ReferenceBackend::project_input_gradient(const ProjectionParams& params) {
-  for (std::int64_t h = 0; h < params.steps.heads; ++h) {
-    reference::project_input_gradient(of_head(params, h));
-  }
+  for_each_row(workers(), params, params.steps.heads * params.rows, [&](std::int64_t task) {
+    project_input_gradient_row(of_head(params, task / params.rows), task % params.rows);
+  });
 }
 
 void ReferenceBackend::project_weight_gradient(const ProjectionParams& params) {
-  reference::project_weight_gradient(params);
+  for_each_row(workers(), params, params.out_features,
+               [&](std::int64_t out) { project_weight_gradient_row(params, out); });
 }
 
 }  // namespace ladon::reference

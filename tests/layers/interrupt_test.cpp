@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -25,8 +26,8 @@ struct Interrupted : std::runtime_error {
 
 /// A Context whose calls end at the n-th check, and how often they have checked.
 struct InterruptedContext {
-  explicit InterruptedContext(int num_threads)
-      : context({.num_threads = num_threads, .check_interrupt = [this] { check(); }}) {}
+  explicit InterruptedContext(int num_threads, std::optional<Isa> isa = {})
+      : context({.num_threads = num_threads, .isa = isa, .check_interrupt = [this] { check(); }}) {}
 
   void check() {
     if (std::this_thread::get_id() != caller) ++on_other_threads;
@@ -144,6 +145,56 @@ TEST_P(Interrupt, LeavesLayersAndCachesAsTheyWere) {
                                                         .nope_dim = 32,
                                                         .rope_dim = 16},
                                                        1));
+}
+
+/// How often an operation checks.
+int checks_of(InterruptedContext& interrupted, const std::function<void()>& operation) {
+  interrupted.checks = 0;
+  operation();
+  return interrupted.checks;
+}
+
+// One head of one sequence takes the reference minutes where there are many tokens.
+TEST(InterruptReference, ChecksBetweenTheRowsOfOneHead) {
+  InterruptedContext interrupted(/*num_threads=*/1, Isa::kReference);
+  const Context& context = interrupted.context;
+  constexpr std::int64_t kTokens = 20;
+  Tensor q(DType::kF32, {1, kTokens, 1, 4});
+  fill_normal(context, q, 0, 1, 1);
+  Tensor bias(DType::kF32, {1, 1, kTokens, kTokens});
+  Tensor sinks(DType::kF32, {1});
+  const AttentionOptions options{.causal = true, .bias = bias, .sinks = sinks};
+  Tensor out(DType::kF32, q.shape());
+  Tensor lse(DType::kF32, {1, 1, kTokens});
+  EXPECT_GE(checks_of(interrupted, [&] { attention(context, q, q, q, options, out, lse); }),
+            kTokens - 1);
+
+  Tensor dq(DType::kF32, q.shape());
+  Tensor dbias(DType::kF32, bias.shape());
+  Tensor dsinks(DType::kF32, sinks.shape());
+  const auto backward = [&](const AttentionGradients& gradients) {
+    return checks_of(interrupted, [&] {
+      attention_backward(context, q, q, q, options, {.out = out, .lse = lse, .dout = q}, gradients);
+    });
+  };
+  EXPECT_GE(backward({.dq = dq}), kTokens - 1);
+  EXPECT_GE(backward({.dq = dq, .dbias = dbias}), 2 * (kTokens - 1));
+  EXPECT_GE(backward({.dq = dq, .dbias = dbias, .dsinks = dsinks}), 3 * (kTokens - 1));
+}
+
+TEST(InterruptReference, ChecksBetweenTheRowsOfProjections) {
+  InterruptedContext interrupted(/*num_threads=*/1, Isa::kReference);
+  const Context& context = interrupted.context;
+  constexpr std::int64_t kTokens = 20;
+  constexpr std::int64_t kWidth = 16;
+  MultiHeadAttention layer({.embed_dim = kWidth, .num_heads = 1}, 1);
+  Tensor x(DType::kF32, {1, kTokens, kWidth});
+  fill_normal(context, x, 0, 1, 1);
+  // q, k, v, attention and the output; then their gradients.
+  EXPECT_GE(checks_of(interrupted, [&] { layer.forward(context, x); }), 5 * (kTokens - 1));
+  const TrainingForward made = layer.forward_training(context, {.query = x});
+  EXPECT_GE(checks_of(interrupted, [&] { layer.backward(context, x, made.saved); }),
+            5 * (kTokens - 1) + 4 * (kWidth - 1));
 }
 
 }  // namespace

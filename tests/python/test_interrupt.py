@@ -13,12 +13,14 @@ import pytest
 import ladon
 import ladon.convert
 
-# Long work: attention over many tokens in f64 on one thread and the slowest kernels, or a large calibration.
+# Long work: attention over many tokens in f64 on one thread and the slowest kernels or the reference, wide projections, or a
+# large calibration.
 PREPARATION = """
 import numpy as np, os
 import ladon, ladon.convert
 
 context = ladon.Context(isa="baseline", num_threads=1)
+reference = ladon.Context(isa="reference", num_threads=1)
 layer = ladon.MultiHeadAttention(embed_dim=64, num_heads=1, causal=True, dtype="f64")
 x = np.random.default_rng(0).standard_normal((1, 131072, 64))
 token = x[:, :1]
@@ -28,6 +30,17 @@ WORKS = {
     "attention": (
         "q = x[:, :, None]",
         "ladon.attention(q, q, q, context=context)",
+        "True",
+    ),
+    "attention of the reference": (
+        "q = x[:, :, None]",
+        "ladon.attention(q, q, q, context=reference)",
+        "True",
+    ),
+    "projections of the reference": (
+        "wide = ladon.MultiHeadAttention(embed_dim=4096, num_heads=32, num_kv_heads=1, dtype='f32')\n"
+        "rows = np.ones((1, 4096, 4096), np.float32)",
+        "wide(rows, context=reference)",
         "True",
     ),
     "cached forward": (
