@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/workspace.h"
+#include "core/workspace_pool.h"
 #include "ladon/tensor_view.h"
 
 namespace ladon {

@@ -2,7 +2,7 @@
 // for code that has no Context (files, the construction of layers).
 #pragma once
 
-#include "core/element_params.h"
+#include "core/random_params.h"
 #include "core/workers.h"
 #include "ladon/tensor.h"
 #include "ladon/tensor_view.h"

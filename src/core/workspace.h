@@ -1,56 +1,24 @@
-// Scratch memory for one call, kept by the Context between calls so that a steady state allocates
-// nothing.
+// Scratch memory for one call, from the pool of a Context (core/workspace_pool.h). Without the
+// pool's own includes, because every CUDA kernel's unit includes this.
 #pragma once
 
-#include <array>
 #include <cstddef>
-#include <memory>
-#include <mutex>
-
-#include "core/device_memory.h"
 
 namespace ladon {
 
-/// Unused blocks of one device's memory. Thread-safe.
-class WorkspacePool {
- public:
-  explicit WorkspacePool(std::shared_ptr<DeviceMemory> memory);
-  ~WorkspacePool();
-  WorkspacePool(const WorkspacePool&) = delete;
-  WorkspacePool& operator=(const WorkspacePool&) = delete;
+class WorkspacePool;
 
-  struct Allocation {
-    std::byte* data = nullptr;
-    std::size_t size = 0;
-  };
-
-  /// At least `size` bytes, aligned to 64; content unspecified. Throws Error (kOutOfMemory).
-  Allocation take(std::size_t size);
-  void give_back(Allocation allocation) noexcept;
-
-  DeviceId device() const noexcept { return memory_->device(); }
-
- private:
-  // A few blocks are enough for a few concurrent callers; the rest are freed, as are large ones, so
-  // that one huge call does not pin its memory for the life of the Context.
-  static constexpr std::size_t kMaxKept = 8;
-  static constexpr std::size_t kMaxKeptBytes = std::size_t{32} << 20;
-
-  /// In a forked child the lock may be held by a thread that is not there: the pool is left alone.
-  bool is_usable() const noexcept;
-
-  const int process_;  // that made the pool
-  const std::shared_ptr<DeviceMemory> memory_;
-  std::mutex mutex_;
-  std::array<Allocation, kMaxKept> free_;  // the first num_free_ are held
-  std::size_t num_free_ = 0;
+struct WorkspaceAllocation {
+  std::byte* data = nullptr;
+  std::size_t size = 0;
 };
 
 /// Holds one allocation for the length of a call.
 class Workspace {
  public:
-  Workspace(WorkspacePool& pool, std::size_t size) : pool_(pool), block_(pool.take(size)) {}
-  ~Workspace() { pool_.give_back(block_); }
+  /// At least `size` bytes, aligned to 64; content unspecified. Throws Error (kOutOfMemory).
+  Workspace(WorkspacePool& pool, std::size_t size);
+  ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
@@ -58,7 +26,7 @@ class Workspace {
 
  private:
   WorkspacePool& pool_;
-  WorkspacePool::Allocation block_;
+  WorkspaceAllocation block_;
 };
 
 }  // namespace ladon

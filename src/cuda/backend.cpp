@@ -22,7 +22,8 @@ CudaBackend::CudaBackend(const ContextOptions& options, Isa isa)
       memory_(cuda_memory_),
       closing_{*cuda_memory_},
       scratch_(memory_),
-      queue_(cuda_memory_, scratch_) {}
+      resources_(cuda_memory_, scratch_),
+      queue_(resources_) {}
 
 CudaBackend::~CudaBackend() = default;
 

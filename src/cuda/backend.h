@@ -6,6 +6,7 @@
 #include "core/backend.h"
 #include "cuda/memory.h"
 #include "cuda/queue.h"
+#include "cuda/queue_resources.h"
 
 namespace ladon::cuda {
 
@@ -68,6 +69,7 @@ class CudaBackend final : public Backend {
   const std::shared_ptr<DeviceMemory> memory_;  // the same
   const Closing closing_;
   WorkspacePool scratch_;
+  QueueResources resources_;
   Queue queue_;
 };
 

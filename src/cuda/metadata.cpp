@@ -16,7 +16,7 @@ constexpr std::size_t kSmallestBlock = 1024;  // bytes
 
 }  // namespace
 
-const std::byte* Metadata::Held::data() const noexcept { return block_.data; }
+HeldList::~HeldList() { metadata_.release(*static_cast<Metadata::Block*>(block_)); }
 
 Metadata::Metadata(std::shared_ptr<DeviceMemory> memory) noexcept : memory_(std::move(memory)) {}
 
@@ -53,8 +53,8 @@ Metadata::Block& Metadata::unused() {
   return blocks_.emplace_back();
 }
 
-Metadata::Held Metadata::hold(Queue& queue, std::span<const std::byte> list,
-                              std::span<const Pointer> pointers) {
+HeldList Metadata::hold(Queue& queue, std::span<const std::byte> list,
+                        std::span<const Pointer> pointers) {
   const std::lock_guard lock(mutex_);
   Block* block = find(list, pointers.size());
   if (block == nullptr) {
@@ -83,7 +83,7 @@ Metadata::Held Metadata::hold(Queue& queue, std::span<const std::byte> list,
   }
   block->last_use = ++uses_;
   ++block->holders;
-  return Held(*this, *block);
+  return HeldList(*this, block, block->data);
 }
 
 void Metadata::release(Block& block) noexcept {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/device_memory.h"
+#include "cuda/held_list.h"
 
 namespace ladon::cuda {
 
@@ -18,13 +19,13 @@ class Queue;
 
 /// Thread-safe.
 class Metadata {
-  struct Block;
-
  public:
   explicit Metadata(std::shared_ptr<DeviceMemory> memory) noexcept;
   ~Metadata();
   Metadata(const Metadata&) = delete;
   Metadata& operator=(const Metadata&) = delete;
+
+  struct Block;
 
   /// A pointer at byte `at` of a list, to byte `target` of it.
   struct Pointer {
@@ -32,38 +33,16 @@ class Metadata {
     std::size_t target;
   };
 
-  /// Keeps a list where it is, until the kernels that read it are enqueued.
-  class Held {
-   public:
-    Held(Metadata& metadata, Block& block) noexcept : metadata_(metadata), block_(block) {}
-    ~Held() { metadata_.release(block_); }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
-
-    const std::byte* data() const noexcept;
-
-   private:
-    Metadata& metadata_;
-    Block& block_;
-  };
-
   /// Where the device has `list`, with its pointers set there. Sends it where the device has not.
-  Held hold(Queue& queue, std::span<const std::byte> list, std::span<const Pointer> pointers = {});
+  HeldList hold(Queue& queue, std::span<const std::byte> list,
+                std::span<const Pointer> pointers = {});
 
   /// Forgets what the device has; memory is kept, and given out in the same order as before.
   /// Nothing is held.
   void restart() noexcept;
 
  private:
-  struct Block {
-    std::vector<std::byte> list;
-    std::size_t num_pointers = 0;
-    std::byte* data = nullptr;
-    std::size_t size = 0;  // of the memory
-    int holders = 0;
-    bool is_known = false;
-    std::uint64_t last_use = 0;
-  };
+  friend class HeldList;
 
   Block* find(std::span<const std::byte> list, std::size_t num_pointers) noexcept;
   /// One that nobody holds, or a new one.
@@ -74,6 +53,16 @@ class Metadata {
   std::mutex mutex_;
   std::list<Block> blocks_;  // addresses stay
   std::uint64_t uses_ = 0;
+};
+
+struct Metadata::Block {
+  std::vector<std::byte> list;
+  std::size_t num_pointers = 0;
+  std::byte* data = nullptr;
+  std::size_t size = 0;  // of the memory
+  int holders = 0;
+  bool is_known = false;
+  std::uint64_t last_use = 0;
 };
 
 }  // namespace ladon::cuda

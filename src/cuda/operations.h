@@ -5,6 +5,7 @@
 // uploaded here; all other pointers are the device's.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "core/attention_params.h"
@@ -16,8 +17,21 @@
 #include "core/rope_params.h"
 #include "core/sum_params.h"
 #include "cuda/queue.h"
-#include "ladon/attention.h"
-#include "ladon/tensor_view.h"
+#include "ladon/export.h"
+
+namespace ladon {
+
+// Of ladon/tensor_view.h and ladon/attention.h: few units of kernels need more.
+namespace detail {
+template <class Element>
+class LADON_API BasicView;
+}  // namespace detail
+using TensorView = detail::BasicView<void>;
+using ConstTensorView = detail::BasicView<const void>;
+enum class ScoreStage : std::uint8_t;
+struct RandomFillParams;
+
+}  // namespace ladon
 
 namespace ladon::cuda {
 

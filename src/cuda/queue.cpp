@@ -2,75 +2,79 @@
 
 #include "core/fail.h"
 #include "cuda/error.h"
+#include "cuda/queue_resources.h"
 #include "cuda/recording.h"
 
 namespace ladon::cuda {
 
-Queue::Queue(std::shared_ptr<CudaMemory> memory, WorkspacePool& scratch)
-    : memory_(std::move(memory)),
-      stream_(memory_->stream()),
-      scratch_(scratch),
-      staging_(device_index()),
-      metadata_(memory_),
-      kernels_(choose_kernels(device_index())) {
+Queue::Queue(QueueResources& resources)
+    : resources_(resources),
+      device_index_(resources.memory->device().index),
+      kernels_(choose_kernels(device_index_)) {
   check(
-      cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device_index()),
+      cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device_index_),
       "Context");
 }
 
+WorkspacePool& Queue::scratch() noexcept { return resources_.scratch; }
+
 void Queue::refuse_capture() const {
-  if (memory_->recording() != nullptr) return;
+  if (resources_.memory->recording() != nullptr) return;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream_, &capture), "Context");
+  check(cudaStreamIsCapturing(resources_.memory->stream(), &capture), "Context");
   if (capture == cudaStreamCaptureStatusNone) return;
   fail("Context", "stream",
        "got a stream that is being captured, expected none: ladon::Graph records such calls");
 }
 
 Metadata& Queue::metadata() noexcept {
-  Recording* const recording = memory_->recording();
-  return recording == nullptr ? metadata_ : recording->metadata();
+  Recording* const recording = resources_.memory->recording();
+  return recording == nullptr ? resources_.metadata : recording->metadata();
 }
+
+HeldList Queue::hold(std::span<const std::byte> list) { return metadata().hold(*this, list); }
 
 void Queue::launch_kernel(const void* kernel, Grid grid, void* params, std::size_t bytes) {
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
-  grid.starts_early = grid.starts_early && memory_->gpu().waits_by_itself(kernel);
-  memory_->gpu().allow_shared_memory(kernel, grid.shared_bytes);
-  if (Recording* const recording = memory_->recording()) {
+  grid.starts_early = grid.starts_early && resources_.memory->gpu().waits_by_itself(kernel);
+  resources_.memory->gpu().allow_shared_memory(kernel, grid.shared_bytes);
+  if (Recording* const recording = resources_.memory->recording()) {
     return recording->add_kernel(kernel, grid, params, bytes);
   }
-  check(enqueue_kernel(kernel, grid, params, stream_), "launch");
+  check(enqueue_kernel(kernel, grid, params, resources_.memory->stream()), "launch");
 }
 
 void Queue::upload(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
-  if (Recording* const recording = memory_->recording()) {
+  if (Recording* const recording = resources_.memory->recording()) {
     return recording->add_upload(to, from, bytes);
   }
-  staging_.copy(to, from, bytes, stream_);
+  resources_.staging.copy(to, from, bytes, resources_.memory->stream());
 }
 
 void Queue::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
-  if (Recording* const recording = memory_->recording()) {
+  if (Recording* const recording = resources_.memory->recording()) {
     return recording->add_copy(to, from, bytes);
   }
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, resources_.memory->stream()),
+        "copy");
 }
 
 void Queue::zero(void* to, std::size_t bytes) {
   if (bytes == 0) return;
-  if (Recording* const recording = memory_->recording()) return recording->add_zero(to, bytes);
-  check(cudaMemsetAsync(to, 0, bytes, stream_), "zero");
+  if (Recording* const recording = resources_.memory->recording())
+    return recording->add_zero(to, bytes);
+  check(cudaMemsetAsync(to, 0, bytes, resources_.memory->stream()), "zero");
 }
 
 void Queue::download(void* to, const void* from, std::size_t bytes) {
-  memory_->download(to, from, bytes);
+  resources_.memory->download(to, from, bytes);
 }
 
 void Queue::synchronize() {
-  memory_->refuse_while_recording("synchronize");
-  check(cudaStreamSynchronize(stream_), "synchronize");
+  resources_.memory->refuse_while_recording("synchronize");
+  check(cudaStreamSynchronize(resources_.memory->stream()), "synchronize");
 }
 
 }  // namespace ladon::cuda

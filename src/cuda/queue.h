@@ -4,36 +4,40 @@
 // enqueued runs in order, so scratch memory may be given back as soon as its last reader is
 // enqueued: whoever takes it next writes it later. While a Graph records, everything is gathered
 // instead, in the same order.
+//
+// The units of all kernels include this header, and nvcc reads it several times for each: what it
+// does not need to know is in cuda/queue_resources.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <memory>
 #include <span>
 
 #include "core/workspace.h"
 #include "cuda/grid.h"
+#include "cuda/held_list.h"
 #include "cuda/kernel_set.h"
-#include "cuda/memory.h"
-#include "cuda/metadata.h"
-#include "cuda/staging.h"
 
 namespace ladon::cuda {
 
+struct QueueResources;
+
 class Queue {
  public:
-  Queue(std::shared_ptr<CudaMemory> memory, WorkspacePool& scratch);
+  /// The resources must outlive it.
+  explicit Queue(QueueResources& resources);
 
-  int device_index() const noexcept { return memory_->device().index; }
+  int device_index() const noexcept { return device_index_; }
   int num_multiprocessors() const noexcept { return num_multiprocessors_; }
   KernelSet kernels() const noexcept { return kernels_; }
   /// For temporaries of one call.
-  WorkspacePool& scratch() noexcept { return scratch_; }
+  WorkspacePool& scratch() noexcept;
   /// For lists that describe calls.
   Metadata& metadata() noexcept;
+  /// Such a list, without pointers in it.
+  HeldList hold(std::span<const std::byte> list);
 
   /// Throws Error where the program captures the stream: its graph would run kernels again over
   /// lists and scratch memory that other calls use by then.
@@ -59,11 +63,8 @@ class Queue {
  private:
   void launch_kernel(const void* kernel, Grid grid, void* params, std::size_t bytes);
 
-  const std::shared_ptr<CudaMemory> memory_;
-  const cudaStream_t stream_;
-  WorkspacePool& scratch_;
-  Staging staging_;
-  Metadata metadata_;
+  QueueResources& resources_;
+  const int device_index_;
   int num_multiprocessors_ = 1;
   const KernelSet kernels_;
 };
@@ -72,13 +73,12 @@ class Queue {
 template <class Element>
 class HostList {
  public:
-  HostList(Queue& queue, std::span<const Element> list)
-      : held_(queue.metadata().hold(queue, std::as_bytes(list))) {}
+  HostList(Queue& queue, std::span<const Element> list) : held_(queue.hold(std::as_bytes(list))) {}
 
   const Element* data() const noexcept { return reinterpret_cast<const Element*>(held_.data()); }
 
  private:
-  Metadata::Held held_;
+  HeldList held_;
 };
 
 }  // namespace ladon::cuda

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/metadata.h"
+
 namespace ladon::cuda {
 namespace {
 
@@ -13,7 +15,7 @@ std::size_t pages_of(const AttentionParams& params, const Sequence& sequence) {
 }
 
 /// The sequences, then their page tables one after the other.
-Metadata::Held hold(Queue& queue, const AttentionParams& params) {
+HeldList hold(Queue& queue, const AttentionParams& params) {
   const auto count = static_cast<std::size_t>(params.num_sequences);
   std::vector<Metadata::Pointer> pointers;
   std::size_t bytes = count * sizeof(Sequence);

@@ -14,7 +14,7 @@ class DeviceSequences {
   const AttentionParams& params() const noexcept { return params_; }
 
  private:
-  Metadata::Held held_;
+  HeldList held_;
   AttentionParams params_;
 };
 

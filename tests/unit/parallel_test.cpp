@@ -18,7 +18,7 @@
 
 #include "core/context_impl.h"
 #include "core/thread_pool.h"
-#include "core/workspace.h"
+#include "core/workspace_pool.h"
 #include "support/error_of.h"
 
 namespace ladon {

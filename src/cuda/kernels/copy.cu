@@ -16,6 +16,7 @@
 #include "cuda/kernels/grid.cuh"
 #include "cuda/kernels/number.cuh"
 #include "cuda/operations.h"
+#include "ladon/tensor_view.h"
 
 namespace ladon::cuda {
 namespace {

@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "core/random_elements.h"
+#include "core/random_params.h"
 #include "cuda/kernels/element.cuh"
 #include "cuda/kernels/grid.cuh"
 #include "cuda/operations.h"

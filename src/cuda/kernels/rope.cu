@@ -21,6 +21,7 @@
 #include "cuda/kernels/grid.cuh"
 #include "cuda/kernels/kernel_list.cuh"
 #include "cuda/operations.h"
+#include "ladon/tensor_view.h"
 
 namespace ladon::cuda {
 namespace {

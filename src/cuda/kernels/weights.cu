@@ -15,6 +15,7 @@
 #include "cuda/kernels/reduce.cuh"
 #include "cuda/operations.h"
 #include "cuda/sequences.h"
+#include "ladon/attention.h"
 
 namespace ladon::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/workspace.h"
+#include "core/workspace_pool.h"
 
 #include <unistd.h>
 
@@ -64,5 +64,10 @@ void WorkspacePool::give_back(Allocation block) noexcept {
   }
   memory_->free(block.data, block.size);
 }
+
+Workspace::Workspace(WorkspacePool& pool, std::size_t size)
+    : pool_(pool), block_(pool.take(size)) {}
+
+Workspace::~Workspace() { pool_.give_back(block_); }
 
 }  // namespace ladon
