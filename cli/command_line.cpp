@@ -104,6 +104,11 @@ Work plan(CLI::App& app) {
          "--memory",
          [options](const std::string& text) {
            options->memory = parsed("--memory", [&] { return parse_bytes(text); });
+           // A number alone is bytes: "80" lacks its unit.
+           if (*options->memory < (std::int64_t{1} << 20)) {
+             throw UsageError("--memory: got " + format_bytes(*options->memory) +
+                              ", expected at least 1 MiB; sizes have a unit, such as 80GiB");
+           }
          },
          "Show the context and batch that fit next to the weights, such as 80GiB")
       ->type_name("SIZE");
@@ -355,7 +360,9 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
   if (first == "manual") return print_text(manual_page(kDescription, kFooter, described(app)));
   if (!first.empty() && first[0] != '-' && !is_known(first)) {
     const std::vector<std::string> names = names_of_subcommands(app);
-    throw UsageError("no subcommand '" + first + "'" + did_you_mean(first, names) + "; there are " +
+    std::vector<std::string> meant = names;
+    meant.insert(meant.end(), {"help", "completion", "manual"});
+    throw UsageError("no subcommand '" + first + "'" + did_you_mean(first, meant) + "; there are " +
                      joined(names));
   }
   try {

@@ -1,10 +1,13 @@
 #include "layer_size.h"
 
 #include <array>
+#include <string>
+#include <vector>
 
 #include "failure.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
+#include "names.h"
 
 namespace ladon::cli {
 namespace {
@@ -23,12 +26,15 @@ constexpr std::uint64_t kSeed = 1;
 std::span<const LayerSize> layer_sizes() { return kSizes; }
 
 const LayerSize& layer_size(std::string_view name) {
-  std::string names;
+  std::vector<std::string> names;
+  std::string list;
   for (const LayerSize& size : kSizes) {
     if (size.name == name) return size;
-    names += (names.empty() ? "" : ", ") + std::string(size.name);
+    names.emplace_back(size.name);
+    list += (list.empty() ? "" : ", ") + names.back();
   }
-  throw UsageError("compare: --size: no size '" + std::string(name) + "'; there are " + names);
+  throw UsageError("compare: --size: no size '" + std::string(name) + "'" +
+                   did_you_mean(name, names) + "; there are " + list);
 }
 
 std::vector<LayerVariant> layer_variants(const LayerSize& size) {

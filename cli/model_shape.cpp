@@ -189,7 +189,7 @@ const ModelShape& model_preset(std::string_view name) {
     names.push_back(preset.name);
     list += (list.empty() ? "" : ", ") + preset.name;
   }
-  throw UsageError("plan: --model: no preset '" + std::string(name) + "'" +
+  throw UsageError("plan: --model: no model '" + std::string(name) + "'" +
                    did_you_mean(name, names) + "; there are " + list + " (or give --config)");
 }
 

@@ -110,7 +110,14 @@ std::string memory_text(const ModelShape& model, const PlanOptions& options) {
   const std::int64_t weights = weight_bytes(model, options);
   const std::string all = format_bytes(*options.memory);
   if (weights == 0) {
-    return "in " + all + (options.weights ? ", all for the cache" : "; weights are not counted");
+    return "in " + all +
+           (options.weights
+                ? ", all for the cache"
+                : "; weights are not counted: the config does not tell their size, but\n"
+                  "--weights SIZE can");
+  }
+  if (cache_memory(model, options) == 0) {
+    return "nothing fits: the weights alone are " + format_bytes(weights) + " of " + all;
   }
   return "in " + format_bytes(cache_memory(model, options)) + " of " + all +
          ", next to weights of " + format_bytes(weights);

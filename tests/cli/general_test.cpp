@@ -81,6 +81,8 @@ TEST(CliGeneral, HelpFitsEightyColumnsAndNamesDefaults) {
 
 TEST(CliGeneral, DidYouMean) {
   EXPECT_TRUE(holds(complaint_of({"paln"}, 2), "no subcommand 'paln', did you mean plan?; there"));
+  EXPECT_TRUE(holds(complaint_of({"hlep"}, 2), "did you mean help?"));
+  EXPECT_TRUE(holds(complaint_of({"compare", "--size", "smal"}, 2), "did you mean small?; there"));
   EXPECT_TRUE(holds(complaint_of({"plan", "--contex", "8k"}, 2), ", did you mean --context?; see"));
   EXPECT_TRUE(holds(complaint_of({"plan", "--dtype", "bf61"}, 2), ", did you mean bf16?; there"));
   EXPECT_TRUE(holds(complaint_of({"plan", "--model", "lama-3-8b"}, 2), "did you mean llama-3-8b?"));

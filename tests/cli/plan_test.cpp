@@ -264,6 +264,10 @@ TEST(CliPlan, WeightsStandBesideTheCache) {
   EXPECT_EQ(caches["GQA"]["most_context"], (24 * kGiB - weights) / 131072);
   caches = caches_of(document_of({"plan", "--model", "llama-3-70b", "--memory", "80GiB"}));
   EXPECT_EQ(caches["GQA"]["most_context"], 0);  // 131 GiB of weights
+  const Outcome nothing = run_ladon({"plan", "--model", "llama-3-70b", "--memory", "80GiB"});
+  EXPECT_NE(nothing.out.find("nothing fits: the weights alone are 131.41 GiB of 80 GiB"),
+            std::string::npos)
+      << nothing.out;
   const Outcome text = run_ladon({"plan", "--model", "llama-3-8b", "--memory", "24GiB"});
   EXPECT_NE(text.out.find(" of 24 GiB, next to weights of 14.96 GiB"), std::string::npos)
       << text.out;
@@ -333,12 +337,13 @@ TEST(CliPlan, Mistakes) {
     EXPECT_NE(complaint.find(part), std::string::npos) << complaint;
   };
   expect({"--model", "gpt-9"}, 2,
-         "--model: no preset 'gpt-9', did you mean gpt-2?; there are deepseek-v3, ");
+         "--model: no model 'gpt-9', did you mean gpt-2?; there are deepseek-v3, ");
   expect({"--context", "0"}, 2, "plan: --context: '0' is not a whole number from 1 to");
   expect({"--context", "12q"}, 2, "'12q' is not a whole number");
   expect({"--context", "9999999999999999999"}, 2, "is not a whole number");
   expect({"--batch", "-1"}, 2, "'-1' is not a whole number");
   expect({"--dtype", "f4"}, 2, "--dtype: no dtype 'f4'; there are f64, f32, f16, bf16, i8, f8e4m3");
+  expect({"--memory", "80"}, 2, "--memory: got 80 B, expected at least 1 MiB; sizes have a unit");
   expect({"--memory", "lots"}, 2, "--memory: 'lots' is not a size");
   expect({"--memory", "-1GiB"}, 2, "--memory: '-1GiB' is not a size");
   expect({"--memory", "1 Zorkmid"}, 2, "is not a size");
