@@ -6,125 +6,12 @@
 #include <numeric>
 #include <thread>
 
-#include "compare_tensors.h"
-#include "ladon/random.h"
+#include "ladon/attention.h"
 #include "parallel/emulated_network.h"
-#include "parallel/message_layout.h"
+#include "rank_problem.h"
 
 namespace ladon::bench {
 namespace {
-
-/// One attention problem, whole on every rank.
-struct Problem {
-  Problem(const Context& context, const RankBenchOptions& wanted, std::int64_t length)
-      : tokens(length), sizes(wanted) {
-    const auto make = [&](std::int64_t heads, std::uint64_t stream) {
-      Tensor tensor = Tensor::uninitialized(DType::kF32, {1, length, heads, sizes.head_dim});
-      if (stream != 0) fill_normal(context, tensor, 0, 1, 42, stream);
-      return tensor;
-    };
-    q = make(sizes.num_heads, 1);
-    k = make(sizes.num_kv_heads, 2);
-    v = make(sizes.num_kv_heads, 3);
-    dout = make(sizes.num_heads, 4);
-    out = make(sizes.num_heads, 0);
-    dq = make(sizes.num_heads, 0);
-    dk = make(sizes.num_kv_heads, 0);
-    dv = make(sizes.num_kv_heads, 0);
-    lse = Tensor::uninitialized(DType::kF32, {1, sizes.num_heads, length});
-  }
-
-  std::int64_t tokens;
-  RankBenchOptions sizes;
-  AttentionOptions options{.causal = true};
-  Tensor q, k, v, dout, out, lse, dq, dk, dv;
-};
-
-/// A rank's tokens of a problem.
-class Part {
- public:
-  Part(const Context& context, Communicator& communicator, const Problem& whole,
-       ContextScheme scheme)
-      : context_(context),
-        communicator_(communicator),
-        whole_(whole),
-        plan_(plan_context(communicator.size(), whole.tokens, whole.tokens, whole.options)) {
-    plan_.scheme = scheme;
-    q_ = own(whole.q);
-    k_ = own(whole.k);
-    v_ = own(whole.v);
-    dout_ = own(whole.dout);
-    out_ = own(whole.out);
-    lse_ = own(whole.lse, 2);
-    dq_ = own(whole.dq);
-    dk_ = own(whole.dk);
-    dv_ = own(whole.dv);
-  }
-
-  void run(bool backward) {
-    if (!backward) {
-      context_parallel_attention(context_, communicator_, q_, k_, v_, whole_.options, plan_, out_,
-                                 lse_);
-      return;
-    }
-    context_parallel_attention_backward(context_, communicator_, q_, k_, v_, whole_.options, plan_,
-                                        {.out = out_, .lse = lse_, .dout = dout_},
-                                        {.dq = dq_, .dk = dk_, .dv = dv_});
-  }
-
-  /// Against one process.
-  double error(bool backward) const {
-    if (!backward) return largest_error(out_, own(whole_.out));
-    return std::max({largest_error(dq_, own(whole_.dq)), largest_error(dk_, own(whole_.dk)),
-                     largest_error(dv_, own(whole_.dv))});
-  }
-
- private:
-  Tensor own(const Tensor& whole, int dim = 1) const {
-    const auto& ranges = plan_.queries[static_cast<std::size_t>(communicator_.rank())];
-    Dims shape = whole.shape();
-    shape[dim] = total_length(ranges);
-    Tensor part = Tensor::uninitialized(whole.dtype(), shape);
-    take_tokens(context_, whole, ranges, dim, part);
-    return part;
-  }
-
-  const Context& context_;
-  Communicator& communicator_;
-  const Problem& whole_;
-  ContextPlan plan_;
-  Tensor q_, k_, v_, dout_, out_, lse_, dq_, dk_, dv_;
-};
-
-/// What a rank sends: docs/parallel.md, for an even zigzag over one causal sequence in f32.
-struct Volume {
-  double inputs = 0;
-  double results = 0;
-};
-Volume volume_of(const Problem& problem, ContextScheme scheme, bool backward, int ranks, int rank) {
-  const auto own = static_cast<double>(problem.tokens) / ranks;
-  const auto heads = static_cast<double>(problem.sizes.num_heads) / ranks;
-  const auto kv_heads = static_cast<double>(problem.sizes.num_kv_heads);
-  const auto dim = static_cast<double>(problem.sizes.head_dim);
-  const double others = ranks - 1;
-  const double of_key = kv_heads * 2 * dim * 4;  // key and value of a token, or their sums
-  switch (scheme) {
-    case ContextScheme::kAllGather: {
-      // The first part of a rank's keys is seen by all ranks, the second by those before it.
-      const double sent = own / 2 * (others + rank) * of_key;
-      return {sent, backward ? own / 2 * (others + others - rank) * of_key : 0};
-    }
-    case ContextScheme::kRing: return {others * own * of_key, backward ? ranks * own * of_key : 0};
-    default: {
-      const double of_own_keys = std::max(1.0, kv_heads / ranks) * 2 * dim * 4;
-      const double of_query = heads * dim * 4;
-      const double of_lse = heads * 4;
-      return {
-          others * own * (backward ? 3 * of_query + of_lse + of_own_keys : of_query + of_own_keys),
-          others * own * (backward ? of_query + of_own_keys : of_query + of_lse)};
-    }
-  }
-}
 
 /// A rank's measurement of one call.
 struct Measured {
@@ -173,7 +60,7 @@ class RankBench {
       : context_(context), communicator_(communicator), options_(options), link_(link) {}
 
   void run(std::int64_t tokens, std::vector<RankRow>& rows) {
-    Problem problem(context_, options_, tokens);
+    RankProblem problem(context_, options_, tokens);
     // All ranks compute the whole at the same time, so that they share the machine as later on.
     const double forward = least([&] {
       attention(context_, problem.q, problem.k, problem.v, problem.options, problem.out,
@@ -184,14 +71,17 @@ class RankBench {
                          {.out = problem.out, .lse = problem.lse, .dout = problem.dout},
                          {.dq = problem.dq, .dk = problem.dk, .dv = problem.dv});
     });
+    const double merging = merge_seconds(problem);
     for (const ContextScheme scheme :
          {ContextScheme::kAllGather, ContextScheme::kUlysses, ContextScheme::kRing}) {
       const bool divides = options_.num_heads % communicator_.size() == 0 &&
                            options_.num_kv_heads % communicator_.size() == 0;
       if (scheme == ContextScheme::kUlysses && !divides) continue;
-      Part part(context_, communicator_, problem, scheme);
-      rows.push_back(row(problem, part, scheme, false, forward));
-      rows.push_back(row(problem, part, scheme, true, backward));
+      RankPart part(context_, communicator_, problem, scheme);
+      // A ring merges partial results, which one process does not have.
+      const double extra = scheme == ContextScheme::kRing ? merging : 0;
+      rows.push_back(row(problem, part, scheme, false, forward, extra));
+      rows.push_back(row(problem, part, scheme, true, backward, 0));
     }
   }
 
@@ -211,7 +101,33 @@ class RankBench {
     return least;
   }
 
-  Measured measure(Part& part, bool backward) {
+  /// What a rank of a ring takes to merge: each merge, and each part that it reads.
+  double merge_seconds(const RankProblem& problem) {
+    const std::int64_t tokens = problem.tokens / (2 * communicator_.size());
+    const std::int64_t heads = problem.sizes.num_heads;
+    const auto out_of = [&] {
+      return Tensor(DType::kF32, {1, tokens, heads, problem.sizes.head_dim});
+    };
+    const auto lse_of = [&] { return Tensor(DType::kF64, {1, heads, tokens}); };
+    std::vector<Tensor> outs, lses;
+    for (int i = 0; i < 4; ++i) {
+      outs.push_back(out_of());
+      lses.push_back(lse_of());
+    }
+    const auto seconds = [&](std::size_t parts) {
+      const std::vector<ConstTensorView> from(outs.begin(),
+                                              outs.begin() + static_cast<std::ptrdiff_t>(parts));
+      const std::vector<ConstTensorView> from_lse(
+          lses.begin(), lses.begin() + static_cast<std::ptrdiff_t>(parts));
+      return least([&] { merge_attention(context_, from, from_lse, outs.back(), lses.back()); });
+    };
+    const double one = seconds(1);
+    const double of_part = std::max(0.0, (seconds(3) - one) / 2);
+    const RingMerges count = ring_merges(communicator_.size());
+    return count.merges * (one - of_part) + count.parts * of_part;
+  }
+
+  Measured measure(RankPart& part, bool backward) {
     barrier(communicator_);
     communicator_.reset_statistics();
     const double on_links = link_seconds_waited(communicator_);
@@ -228,8 +144,9 @@ class RankBench {
     return own;
   }
 
-  RankRow row(const Problem& problem, Part& part, ContextScheme scheme, bool backward,
-              double alone) {
+  /// `extra` is what a rank computes besides its share of what one process does.
+  RankRow row(const RankProblem& problem, RankPart& part, ContextScheme scheme, bool backward,
+              double alone, double extra) {
     std::vector<Measured> best;
     for (int i = 0; i < options_.repetitions; ++i) {
       const std::vector<Measured> ranks = gather(context_, communicator_, measure(part, backward));
@@ -245,18 +162,19 @@ class RankBench {
     const int stages =
         std::max(1, static_cast<int>(best[0].messages / others) - (has_results ? 2 : 0));
     double expected = 0;
-    Volume largest;
+    RankVolume largest;
     for (int rank = 0; rank < count; ++rank) {
-      const Volume volume = volume_of(problem, scheme, backward, count, rank);
+      const RankVolume volume = volume_of(problem, scheme, backward, count, rank);
       expected += volume.inputs + volume.results;
       largest.inputs = std::max(largest.inputs, volume.inputs);
       largest.results = std::max(largest.results, volume.results);
     }
     const bool is_ring = scheme == ContextScheme::kRing;
     const double messages = is_ring ? others : stages * others;
-    const std::vector<RankStep> steps = steps_of(
-        scheme, backward, count, stages, alone / count, link_.seconds(messages, largest.inputs),
-        has_results ? link_.seconds(messages, largest.results) : 0);
+    const std::vector<RankStep> steps =
+        steps_of(scheme, backward, count, stages, alone / count + extra,
+                 link_.seconds(messages, largest.inputs),
+                 has_results ? link_.seconds(messages, largest.results) : 0);
     const double agreement = link_.seconds(kAgreementRounds * (count - 1), 0);
     const double communication =
         link_.seconds(sum(best, &Measured::messages), sum(best, &Measured::sent));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "parallel/context_schemes.h"
+
 namespace ladon::bench {
 namespace {
 
@@ -40,6 +42,21 @@ double sent_by_exchange(const RankSizes& s) {
 double sent_by_sequence(const RankSizes& s, double width) {
   const double rows = s.batch * s.heads / s.ranks;
   return (s.ranks - 1) * rows * (width * 4 + 8 + width * s.element);
+}
+
+RingMerges ring_merges(int ranks) {
+  RingMerges most;
+  for (int rank = 0; rank < ranks; ++rank) {
+    RingMerges own;
+    // Queries of part p of the sequence have a partial result for each of the parts 0, ..., p.
+    for (const std::int64_t results : {rank + 1, 2 * ranks - rank}) {
+      const std::int64_t early = (results - 1) / (kRingParts - 1);  // each leaves one
+      own.merges += static_cast<double>(early + 1);
+      own.parts += static_cast<double>(results + early);
+    }
+    if (own.parts > most.parts) most = own;
+  }
+  return most;
 }
 
 double seconds_of(std::span<const RankStep> steps) {

@@ -45,6 +45,14 @@ double sent_by_sequence(const RankSizes& sizes, double width);
 /// Rounds of messages by which ranks agree on a call and on its end.
 inline constexpr double kAgreementRounds = 2;
 
+/// What a rank of a ring merges over one causal sequence, the rank with the most: partial results
+/// of one part of the sequence (docs/parallel.md) each.
+struct RingMerges {
+  double merges = 0;
+  double parts = 0;  // that they read
+};
+RingMerges ring_merges(int ranks);
+
 /// One step of a call: what is computed, and what is in flight meanwhile, in seconds.
 struct RankStep {
   double compute = 0;

@@ -115,7 +115,7 @@ class ExchangeStage {
   Tensor lse_;
 };
 
-/// The same backward. Terms of dk and dv go with the last stage of a KV head.
+/// The same backward. Sums of dk and dv go when the last stage that sees their keys is computed.
 class ExchangeBackwardStage {
  public:
   ExchangeBackwardStage(const HeadShares& shares, const HeadStage& stage,
@@ -170,7 +170,7 @@ class ExchangeBackwardStage {
   }
 
  private:
-  /// Adds this stage's term of dk or dv, and sends the sum where it is complete.
+  /// Adds this stage's term of dk or dv, and sends the sums that are complete.
   void add_term(Tensor& result, Tensor& sum, Tensor& term) {
     if (result.rank() == 0) return;
     const Context& context = shares_.own().context;
@@ -180,10 +180,14 @@ class ExchangeBackwardStage {
       add_to(context, term, sum);
       context.synchronize();  // before `term` is freed
     }
-    if (!stage_.is_last_of_keys) return;
-    term = sum.dtype() == result.dtype() ? std::move(sum)
-                                         : Tensor::copy_of(context, sum, result.dtype());
-    to_tokens_.add({result, term, true, keys_->heads, {0, term.size(1)}});
+    const TokenRange& done = stage_.keys_done;
+    if (done.length() == 0) return;
+    if (done.length() == sum.size(1) && sum.dtype() == result.dtype()) {
+      term = std::move(sum);
+    } else {
+      term = Tensor::copy_of(context, sum.view().slice(1, done.begin, done.end), result.dtype());
+    }
+    to_tokens_.add({result, term, true, keys_->heads, done});
   }
 
   const HeadShares& shares_;
@@ -210,12 +214,12 @@ void run_head_stages(const HeadShares& shares, CollectiveCall& call, Results& re
 }  // namespace
 
 void attend_exchanged(const ContextCall& own, CollectiveCall& call, ContextResults& results) {
-  run_head_stages<ExchangeStage>(HeadShares(own, call), call, results);
+  run_head_stages<ExchangeStage>(HeadShares(own, call, false), call, results);
 }
 
 void attend_exchanged_backward(const ContextCall& own, CollectiveCall& call,
                                ContextGradients& gradients) {
-  const HeadShares shares(own, call);
+  const HeadShares shares(own, call, true);
   // Terms that are to be added travel in the dtype of sums.
   Tensor* const results[] = {&gradients.dk, &gradients.dv};
   Tensor rounded[2];

@@ -211,8 +211,7 @@ class RingSums final : public RingPart {
   std::array<Tensor, 2> terms_;
 };
 
-/// The result of one piece so far: a few parts, which are merged when there are as many as kParts.
-/// Merging three at a time reads and writes a third less than adding them one by one.
+/// The result of one piece so far: a few parts, which are merged when there are kRingParts.
 class PieceSum {
  public:
   PieceSum(const Context& context, DType dtype, const Dims& out_shape, const Dims& lse_shape)
@@ -243,7 +242,7 @@ class PieceSum {
     Tensor out;
     Tensor lse;
   };
-  static constexpr std::size_t kParts = 3;
+  static constexpr auto kParts = static_cast<std::size_t>(kRingParts);
 
   void merge(const TensorView& out, const TensorView& lse, const ConstTensorView& sinks) const {
     std::vector<ConstTensorView> outs, lses;

@@ -83,6 +83,10 @@ std::int64_t heads_at_once(const ContextCall& own, std::int64_t heads, std::int6
 /// `count` in runs of `at_once`.
 std::vector<Range> stages_of(std::int64_t count, std::int64_t at_once);
 
+/// Partial results of a ring that are merged at a time. Three read and write a third less than
+/// adding them one by one; more would need more memory.
+inline constexpr std::int64_t kRingParts = 3;
+
 /// to += from, both f32 or both f64; `from` is contiguous.
 void add_to(const Context& context, const ConstTensorView& from, const TensorView& to);
 

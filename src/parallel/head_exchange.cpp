@@ -17,7 +17,7 @@ Tensor memory_for(const Context& context, Dims shape, DType dtype, const HeadSta
 
 }  // namespace
 
-HeadShares::HeadShares(const ContextCall& own, const CollectiveCall& call)
+HeadShares::HeadShares(const ContextCall& own, const CollectiveCall& call, bool backward)
     : own_(own),
       rank_(call.rank()),
       ranks_(call.size()),
@@ -26,15 +26,45 @@ HeadShares::HeadShares(const ContextCall& own, const CollectiveCall& call)
   const std::vector<Range> of_heads = stages_of(num_heads_, num_heads_at_once());
   num_parts_ = num_parts(static_cast<std::int64_t>(of_heads.size()));
   for (const Range& heads : of_heads) {
-    for (std::int64_t part = 0; part < num_parts_; ++part) {
-      const bool is_last = part + 1 == num_parts_;
-      const Range queries = share_of(sizes().query_len, part, num_parts_);
-      stages_.push_back(
-          {.heads = heads,
-           .queries = {queries.begin, queries.end},
-           .keys_end = is_last ? sizes().kv_len : own_.whole.end_of_keys_seen(queries.end),
-           .is_last_of_keys = is_last && heads.end % group() == 0});
+    const bool is_last = heads.end == num_heads_;
+    if (backward && is_last && of_heads.size() > 1) {
+      add_stages_from_the_end(heads);
+    } else {
+      add_stages(heads);
     }
+  }
+}
+
+/// From the first queries on: under a causal mask the keys come part by part too, so that little is
+/// sent before the first stage.
+void HeadShares::add_stages(const Range& heads) {
+  const bool are_last_heads = heads.end % group() == 0;
+  for (std::int64_t part = 0; part < num_parts_; ++part) {
+    const bool is_last = part + 1 == num_parts_;
+    const Range queries = share_of(sizes().query_len, part, num_parts_);
+    HeadStage& stage = stages_.emplace_back();
+    stage = {.heads = heads,
+             .queries = {queries.begin, queries.end},
+             .keys_end = is_last ? sizes().kv_len : own_.whole.end_of_keys_seen(queries.end),
+             .is_last_of_keys = is_last && are_last_heads};
+    if (stage.is_last_of_keys) stage.keys_done = {0, sizes().kv_len};
+  }
+}
+
+/// The last heads in backward, from the last queries on: under a causal mask the sums of dk and dv
+/// of the last keys are complete first, so that little is sent after the last stage.
+void HeadShares::add_stages_from_the_end(const Range& heads) {
+  std::int64_t done = sizes().kv_len;
+  for (std::int64_t part = num_parts_ - 1; part >= 0; --part) {
+    const Range queries = share_of(sizes().query_len, part, num_parts_);
+    const std::int64_t still_seen =
+        part == 0 ? 0 : std::min(done, own_.whole.end_of_keys_seen(queries.begin));
+    stages_.push_back({.heads = heads,
+                       .queries = {queries.begin, queries.end},
+                       .keys_end = sizes().kv_len,
+                       .keys_done = {still_seen, done},
+                       .is_last_of_keys = part == 0});
+    done = still_seen;
   }
 }
 

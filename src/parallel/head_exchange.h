@@ -17,13 +17,14 @@ struct HeadStage {
   Range heads{};                 // of a rank's own
   TokenRange queries{};          // of the whole's
   std::int64_t keys_end = 0;     // the queries, and those before them, see no key from here on
+  TokenRange keys_done{};        // no later stage of the same KV heads sees them, but this one may
   bool is_last_of_keys = false;  // no later stage has the same KV heads
 };
 
 /// Whose heads and tokens are whose.
 class HeadShares {
  public:
-  HeadShares(const ContextCall& own, const CollectiveCall& call);
+  HeadShares(const ContextCall& own, const CollectiveCall& call, bool backward);
 
   int rank() const { return rank_; }
   const ContextCall& own() const { return own_; }
@@ -46,6 +47,8 @@ class HeadShares {
   const AttentionSizes& sizes() const { return own_.whole.sizes(); }
   std::int64_t num_heads_at_once() const;
   std::int64_t num_parts(std::int64_t stages_of_heads) const;
+  void add_stages(const Range& heads);
+  void add_stages_from_the_end(const Range& heads);
 
   const ContextCall& own_;
   const int rank_;

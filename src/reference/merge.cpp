@@ -25,6 +25,16 @@ void add_row(const PartialRow& part, double weight, std::int64_t value_dim, doub
   }
 }
 
+/// The same for storing: a switch for each element takes as long as a part's sum.
+void store_row(const double* sums, std::int64_t value_dim, void* out, DType dtype) {
+  if (dtype == DType::kF32) {
+    auto* row = static_cast<float*>(out);
+    for (std::int64_t i = 0; i < value_dim; ++i) row[i] = static_cast<float>(sums[i]);
+    return;
+  }
+  for (std::int64_t i = 0; i < value_dim; ++i) store_element(out, dtype, i, sums[i]);
+}
+
 /// Scratch of each thread.
 struct MergeScratch {
   MergeScratch(Arena& arena, std::int64_t threads, std::size_t num_parts, std::int64_t value_dim)
@@ -78,7 +88,7 @@ double merge_rows(std::span<const PartialRow> parts, std::int64_t value_dim, con
     for (std::int64_t i = 0; i < value_dim; ++i) sums[i] /= denominator;
     lse = maximum + std::log(denominator);
   }
-  for (std::int64_t i = 0; i < value_dim; ++i) store_element(out, out_dtype, i, sums[i]);
+  store_row(sums, value_dim, out, out_dtype);
   return lse;
 }
 
