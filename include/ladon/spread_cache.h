@@ -66,7 +66,7 @@ struct SpreadAttentionOptions {
 
 /// attention() over a cache (ladon/kv_cache_view.h): q [batch, query_len, num_heads, head_dim], the
 /// newest tokens of the cache; out and, where it is wanted, lse. Every option of attention() over a
-/// cache works, but query_offsets.
+/// cache works.
 LADON_API void spread_attention(const Context& context, const SpreadKvCache& cache,
                                 const ConstTensorView& q, const AttentionOptions& options,
                                 const TensorView& out, const TensorView& lse = {},

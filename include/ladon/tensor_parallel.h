@@ -29,6 +29,7 @@
 #include "ladon/export.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
+#include "ladon/spread_cache.h"
 
 namespace ladon {
 
@@ -151,7 +152,8 @@ class LADON_API TensorParallelAttention final : public TensorParallelLayer {
 };
 
 /// Ranks have the rows of their heads of q_proj or q_b_proj and of kv_b_proj; q_a_proj,
-/// kv_a_proj_with_mqa and the norms are the same on every rank, and so is the cache of latents.
+/// kv_a_proj_with_mqa and the norms are the same on every rank. So is a KvCache of latents; a
+/// SpreadKvCache has each latent on one rank.
 class LADON_API TensorParallelLatentAttention final : public TensorParallelLayer {
  public:
   /// As in TensorParallelAttention.
@@ -174,6 +176,20 @@ class LADON_API TensorParallelLatentAttention final : public TensorParallelLayer
   /// The cache holds all latents. Appended on all ranks or on none.
   void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                const CachedCall& call, const TensorView& out) const override;
+
+  /// The same over latents that are spread over the ranks of this layer, with as many ranks' memory
+  /// for them. The cache is one over the layer's communicator, of cache_options().
+  ///
+  /// In the absorbed form, that of decoding, ranks gather the queries of all heads, attend over
+  /// their own latents and send partial sums to the rank that has the head; latents do not move.
+  /// The bits are those that SpreadAttentionOptions promises, with one process's where the rows of
+  /// all heads fit one tile. In the expanded form, that of a long chunk, all latents of a sequence
+  /// are gathered for the time of the call, and the bits are those of one process.
+  void forward(const Context& context, const ConstTensorView& x, SpreadKvCache& cache,
+               const CachedCall& call, const TensorView& out,
+               const SpreadAttentionOptions& spread = {}) const;
+  Tensor forward(const Context& context, const ConstTensorView& x, SpreadKvCache& cache,
+                 const CachedCall& call = {}, const SpreadAttentionOptions& spread = {}) const;
   KvCacheOptions cache_options(std::int64_t batch = 1,
                                std::optional<KvFormat> format = {}) const override;
   InputGradients backward(const Context& context, const ConstTensorView& grad_out,

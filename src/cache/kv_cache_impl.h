@@ -27,6 +27,7 @@ class KvCache::Impl {
   virtual std::string_view kind() const noexcept = 0;
   const KvCacheOptions& options() const noexcept { return options_; }
   std::int64_t length(std::int64_t sequence) const noexcept { return lengths_[index(sequence)]; }
+  std::span<const std::int64_t> lengths() const noexcept { return lengths_; }
   /// The oldest token that is held.
   virtual std::int64_t first_held(std::int64_t) const noexcept { return 0; }
   virtual std::int64_t window_left() const noexcept;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "attention/validate.h"
+#include "cache/kv_cache_impl.h"
 #include "core/context_impl.h"
 #include "core/fail.h"
 #include "layers/layer_call.h"
@@ -73,10 +74,12 @@ void check_cache(const Operation& operation, const AttentionLayer& layer, const 
 
 CachedTokens check_cached_call(const Operation& operation, const AttentionLayer& layer,
                                const ConstTensorView& x, const KvCache& cache,
-                               const CachedCall& call, const TensorView& out) {
+                               const CachedCall& call, const TensorView& out,
+                               std::span<const std::int64_t> spread) {
   check_device(operation, "layer", layer.device());
   check_device(operation, "cache", cache.device());
-  const CachedTokens tokens = check_new_tokens(operation, layer, x, cache.batch(), call);
+  CachedTokens tokens = check_new_tokens(operation, layer, x, cache.batch(), call);
+  tokens.past = spread.empty() ? cache.impl().lengths() : spread;
   check_cache(operation, layer, cache);
   check_tensor(operation, {"out", out}, layer.dtype(), x.shape());
   if (!call.query.absent()) {
@@ -102,7 +105,8 @@ CachedTokens check_cached_call(const Operation& operation, const AttentionLayer&
   AttentionSizes sizes{.num_sequences = tokens.batch, .num_heads = layer.num_heads()};
   for (std::int64_t b = 0; b < tokens.batch; ++b) {
     sizes.max_query_len = std::max(sizes.max_query_len, tokens.count(b));
-    sizes.max_kv_len = std::max(sizes.max_kv_len, cache.held(b) + tokens.count(b));
+    const std::int64_t held = spread.empty() ? cache.held(b) : spread[static_cast<std::size_t>(b)];
+    sizes.max_kv_len = std::max(sizes.max_kv_len, held + tokens.count(b));
   }
   check_mask_and_bias(operation, call.mask, call.bias, sizes);
   return tokens;
@@ -119,14 +123,14 @@ RowLists::RowLists(Arena& arena, const CachedTokens& tokens)
                      static_cast<std::size_t>(tokens.total)};
 }
 
-void RowLists::fill(const CachedTokens& tokens, const KvCache& cache) {
+void RowLists::fill(const CachedTokens& tokens) {
   std::int64_t row = 0;
   for (std::int64_t b = 0; b < tokens.batch; ++b) {
     const auto i = static_cast<std::size_t>(b);
     offsets[i] = row;
     counts[i] = tokens.count(b);
     for (std::int64_t t = 0; t < counts[i]; ++t) {
-      positions[static_cast<std::size_t>(row + t)] = cache.length(b) + t;
+      positions[static_cast<std::size_t>(row + t)] = tokens.past[i] + t;
       if (tokens.query_positions.empty()) continue;
       const std::int64_t from = tokens.packed ? row + t : b * tokens.seq + t;
       query_positions[static_cast<std::size_t>(row + t)] =

@@ -15,28 +15,36 @@ namespace ladon {
 
 struct CachedTokens {
   std::int64_t batch = 0;
-  std::int64_t seq = 0;    // of each sequence, where all have the same
-  std::int64_t total = 0;  // of all sequences
-  bool packed = false;     // x has the tokens of all sequences one after the other
+  std::int64_t seq = 0;                // of each sequence, where all have the same
+  std::int64_t total = 0;              // of all sequences
+  bool packed = false;                 // x has the tokens of all sequences one after the other
+  std::span<const std::int64_t> past;  // tokens that each sequence has so far
   std::span<const std::int64_t> lengths;
   std::span<const std::int64_t> query_positions;  // CachedCall's
 
   std::int64_t count(std::int64_t sequence) const {
     return lengths.empty() ? seq : lengths[static_cast<std::size_t>(sequence)];
   }
+  /// Tokens of a sequence with the new ones.
+  std::int64_t length(std::int64_t sequence) const {
+    return past[static_cast<std::size_t>(sequence)] + count(sequence);
+  }
   /// x has rows that are padding.
   bool padded() const { return !packed && total != batch * seq; }
 };
 
-/// Checks x, out and the cache against the layer and each other.
+/// Checks x, out and the cache against the layer and each other. The result refers to the cache's
+/// lengths: it is valid until the new tokens are part of the cache. `spread` are the lengths of a
+/// cache of which `cache` is a part.
 CachedTokens check_cached_call(const Operation& operation, const AttentionLayer& layer,
                                const ConstTensorView& x, const KvCache& cache,
-                               const CachedCall& call, const TensorView& out);
+                               const CachedCall& call, const TensorView& out,
+                               std::span<const std::int64_t> spread = {});
 
 /// What describes the rows of a call. Host memory.
 struct RowLists {
   RowLists(Arena& arena, const CachedTokens& tokens);
-  void fill(const CachedTokens& tokens, const KvCache& cache);
+  void fill(const CachedTokens& tokens);
 
   std::span<std::int64_t> positions;        // of each row
   std::span<std::int64_t> query_positions;  // of each row's query

@@ -33,14 +33,20 @@ struct PartOffsets {
   std::int64_t* offsets;
 };
 
-/// All of a sequence's latents, and the keys and values that they expand to.
+/// All of a sequence's latents.
+struct SequenceLatents {
+  SequenceLatents(Arena& arena, const LatentHeads& heads, std::int64_t length)
+      : latents(arena.take_rows(length, heads.latent_dim(), heads.dtype())) {}
+  TensorView latents;
+};
+
+/// The keys and values that they expand to.
 struct ExpandedSequence {
   ExpandedSequence(Arena& arena, const LatentHeads& heads, std::int64_t length)
-      : latents(arena.take_rows(length, heads.latent_dim(), heads.dtype())),
-        keys(arena.take_rows(length, heads.num_heads() * heads.head_dim(), heads.dtype())),
+      : keys(arena.take_rows(length, heads.num_heads() * heads.head_dim(), heads.dtype())),
         values(arena.take_rows(length, heads.num_heads() * heads.value_dim(), heads.dtype())) {}
 
-  TensorView latents, keys, values;
+  TensorView keys, values;
 };
 
 }  // namespace
@@ -68,7 +74,7 @@ CachedHeads::Temporaries::Temporaries(Arena& arena, const CachedTokens& tokens,
 }
 
 CachedHeads::CachedHeads(const Context& context, const LatentHeads& heads, const CachedCall& call,
-                         const CachedTokens& tokens, const ConstTensorView& x, KvCache& cache,
+                         const CachedTokens& tokens, const ConstTensorView& x, DType stored,
                          const TensorView& out)
     : context_(context),
       heads_(heads),
@@ -76,12 +82,12 @@ CachedHeads::CachedHeads(const Context& context, const LatentHeads& heads, const
       call_(call),
       tokens_(tokens),
       lists_(context.impl().host_scratch(), tokens),
-      temporaries_(backend_of(context).scratch(), tokens, count_absorbed(cache), steps_, heads_,
-                   cache.options().format.dtype, x, call, out) {
-  lists_->fill(tokens, cache);
+      temporaries_(backend_of(context).scratch(), tokens, count_absorbed(), steps_, heads_, stored,
+                   x, call, out) {
+  lists_->fill(tokens);
 }
 
-void CachedHeads::run(KvCache& cache) {
+void CachedHeads::project() {
   const Temporaries& t = *temporaries_;
   const TokenRows::Inputs inputs = t.rows.inputs(context_, tokens_, *lists_);
   if (steps_.low_rank()) {
@@ -95,49 +101,71 @@ void CachedHeads::run(KvCache& cache) {
   steps_.project_latents(inputs.tokens, t.latents);
   steps_.norm_latents(t.latents, t.latents);
   steps_.rotate_latents(t.latents, 0, {.explicit_positions = lists_->positions});
-  appended_.emplace(context_, cache, head_columns(t.latents, 0, 1, 0, heads_.latent_dim()),
-                    ConstTensorView(), lists_->counts);
-  attend_all(appended_->view());
+}
+
+ConstTensorView CachedHeads::latents() const {
+  return head_columns(temporaries_->latents, 0, 1, 0, heads_.latent_dim());
+}
+
+void CachedHeads::run(KvCache& cache) {
+  project();
+  appended_.emplace(context_, cache, latents(), ConstTensorView(), lists_->counts);
+  const KvCacheView view = appended_->view();
+  for_each_absorbed([&](const AbsorbedRun& run) { attend_absorbed(view, run); });
+  for (std::int64_t b = 0; b < tokens_.batch; ++b) {
+    if (is_absorbed(b) || tokens_.count(b) == 0) continue;
+    const InWorkspace<SequenceLatents> all(backend_of(context_).scratch(), heads_,
+                                           tokens_.length(b));
+    gather_sequence(context_, view, static_cast<std::size_t>(b), all->latents, {});
+    attend_expanded(b, all->latents);
+  }
+}
+
+void CachedHeads::finish(const TensorView& out) const {
+  temporaries_->rows.finish(context_, tokens_, *lists_, out);
 }
 
 void CachedHeads::commit(const TensorView& out) {
-  temporaries_->rows.finish(context_, tokens_, *lists_, out);
+  finish(out);
   appended_->commit();
 }
 
-std::int64_t CachedHeads::count_absorbed(const KvCache& cache) const {
+std::int64_t CachedHeads::count_absorbed() const {
   std::int64_t rows = 0;
   for (std::int64_t b = 0; b < tokens_.batch; ++b) {
-    if (is_absorbed(b, cache.length(b) + tokens_.count(b))) rows += tokens_.count(b);
+    if (is_absorbed(b)) rows += tokens_.count(b);
   }
   return rows;
 }
 
-void CachedHeads::attend_all(const KvCacheView& cache) const {
-  const auto kv_len = [&](std::int64_t b) {
-    return cache.sequences[static_cast<std::size_t>(b)].length;
-  };
-  std::int64_t absorbed_rows = 0;
+template <class Body>
+void CachedHeads::for_each_absorbed(const Body& body) const {
+  std::int64_t row = 0;
   for (std::int64_t first = 0; first < tokens_.batch;) {
-    std::int64_t end = first + 1;
-    if (!is_absorbed(first, kv_len(first))) {
-      attend_expanded(cache, first);
-    } else {
-      while (end < tokens_.batch && is_absorbed(end, kv_len(end))) ++end;
-      attend_absorbed(cache, first, end, absorbed_rows);
-      absorbed_rows += row_of(end) - row_of(first);
+    std::int64_t end = first;
+    while (end < tokens_.batch && is_absorbed(end)) ++end;
+    if (end > first) {
+      body({first, end, row});
+      row += row_of(end) - row_of(first);
     }
-    first = end;
+    first = end + 1;
   }
 }
 
-AttentionOptions CachedHeads::options_for(const KvCacheView& cache, std::int64_t first,
-                                          std::int64_t end) const {
+void CachedHeads::absorb() const {
+  for_each_absorbed([&](const AbsorbedRun& run) { absorb(run); });
+}
+
+void CachedHeads::apply() const {
+  for_each_absorbed([&](const AbsorbedRun& run) { apply(run); });
+}
+
+AttentionOptions CachedHeads::options_for(std::int64_t first, std::int64_t end) const {
   std::int64_t query_len = 0;
   std::int64_t kv_len = 0;
   for (std::int64_t b = first; b < end; ++b) {
     query_len = std::max(query_len, tokens_.count(b));
-    kv_len = std::max(kv_len, cache.sequences[static_cast<std::size_t>(b)].length);
+    kv_len = std::max(kv_len, tokens_.length(b));
   }
   AttentionOptions options = steps_.attention_options(call_.causal);
   options.mask = part_of(call_.mask, first, end, query_len, kv_len);
@@ -145,49 +173,54 @@ AttentionOptions CachedHeads::options_for(const KvCacheView& cache, std::int64_t
   return options;
 }
 
-/// Sequences [first, end); their rows among those that are absorbed begin at `row`.
-void CachedHeads::attend_absorbed(const KvCacheView& cache, std::int64_t first, std::int64_t end,
-                                  std::int64_t row) const {
+void CachedHeads::absorb(const AbsorbedRun& run) const {
   const Temporaries& t = *temporaries_;
-  const std::int64_t count = row_of(end) - row_of(first);
-  const TensorView summed = t.summed.slice(0, row, row + count);
-  const TensorView absorbed = t.absorbed.slice(0, row, row + count);
-  const TensorView sums = t.sums.slice(0, row, row + count);
-  const InWorkspace<PartOffsets> part_offsets(context_.impl().host_scratch(), end - first);
-  for (std::int64_t b = first; b <= end; ++b) {
-    part_offsets->offsets[b - first] = row_of(b) - row_of(first);
-  }
-  steps_.absorb_queries(t.queries.slice(0, row_of(first), row_of(end)), summed);
+  const TensorView summed = rows_of(t.summed, run);
+  const TensorView absorbed = rows_of(t.absorbed, run);
+  steps_.absorb_queries(t.queries.slice(0, row_of(run.first), row_of(run.end)), summed);
   if (absorbed.dtype() != summed.dtype()) copy(context_, summed, absorbed);
-  KvCacheView part = cache;
-  part.sequences = cache.sequences.subspan(static_cast<std::size_t>(first),
-                                           static_cast<std::size_t>(end - first));
-  AttentionOptions options = options_for(cache, first, end);
-  options.query_offsets = {part_offsets->offsets, static_cast<std::size_t>(end - first + 1)};
-  const std::int64_t heads = heads_.num_heads();
-  attend(context_, head_columns(absorbed, 0, heads, 0, heads_.latent_dim()), part, options,
-         head_columns(sums, 0, heads, 0, heads_.kv_rank()), {}, {.group = heads_.whole_heads});
-  steps_.apply_values(sums, t.attended.slice(0, row_of(first), row_of(end)));
 }
 
-void CachedHeads::attend_expanded(const KvCacheView& cache, std::int64_t sequence) const {
+void CachedHeads::apply(const AbsorbedRun& run) const {
+  const Temporaries& t = *temporaries_;
+  steps_.apply_values(rows_of(t.sums, run),
+                      t.attended.slice(0, row_of(run.first), row_of(run.end)));
+}
+
+void CachedHeads::attend_absorbed(const KvCacheView& cache, const AbsorbedRun& run) const {
+  const InWorkspace<PartOffsets> part_offsets(context_.impl().host_scratch(), run.end - run.first);
+  for (std::int64_t b = run.first; b <= run.end; ++b) {
+    part_offsets->offsets[b - run.first] = row_of(b) - row_of(run.first);
+  }
+  absorb(run);
+  const auto count = static_cast<std::size_t>(run.end - run.first);
+  KvCacheView part = cache;
+  part.sequences = cache.sequences.subspan(static_cast<std::size_t>(run.first), count);
+  AttentionOptions options = options_for(run.first, run.end);
+  options.query_offsets = {part_offsets->offsets, count + 1};
+  const std::int64_t heads = heads_.num_heads();
+  attend(context_,
+         head_columns(rows_of(temporaries_->absorbed, run), 0, heads, 0, heads_.latent_dim()), part,
+         options, head_columns(rows_of(temporaries_->sums, run), 0, heads, 0, heads_.kv_rank()), {},
+         {.group = heads_.whole_heads});
+  apply(run);
+}
+
+void CachedHeads::attend_expanded(std::int64_t sequence, const ConstTensorView& latents) const {
   const std::int64_t begin = row_of(sequence);
   const std::int64_t end = row_of(sequence + 1);
-  if (begin == end) return;
   const Temporaries& t = *temporaries_;
-  const auto index = static_cast<std::size_t>(sequence);
   const InWorkspace<ExpandedSequence> expanded(backend_of(context_).scratch(), heads_,
-                                               cache.sequences[index].length);
-  gather_sequence(context_, cache, index, expanded->latents, {});
-  steps_.expand_keys(expanded->latents, expanded->keys);
-  steps_.expand_values(expanded->latents, expanded->values);
+                                               latents.size(0));
+  steps_.expand_keys(latents, expanded->keys);
+  steps_.expand_values(latents, expanded->values);
   const std::int64_t heads = heads_.num_heads();
   const auto heads_of = [&](const TensorView& rows, std::int64_t dim) {
     return head_columns(rows, 0, heads, 0, dim);
   };
   attend(context_, heads_of(t.queries.slice(0, begin, end), heads_.head_dim()),
          heads_of(expanded->keys, heads_.head_dim()),
-         heads_of(expanded->values, heads_.value_dim()), options_for(cache, sequence, sequence + 1),
+         heads_of(expanded->values, heads_.value_dim()), options_for(sequence, sequence + 1),
          heads_of(t.attended.slice(0, begin, end), heads_.value_dim()));
 }
 
@@ -211,7 +244,7 @@ void LatentAttention::forward(const Context& context, const ConstTensorView& x, 
   const CachedTokens tokens = check_cached_call(operation, *this, x, cache, call, out);
   latent::check_cached_layer(operation, *this, options_, cache);
   if (tokens.batch == 0) return;
-  latent::CachedHeads heads(context, *this, call, tokens, x, cache, out);
+  latent::CachedHeads heads(context, *this, call, tokens, x, cache.options().format.dtype, out);
   heads.run(cache);
   latent::Steps(context, *this).project_out(heads.attended(), heads.output());
   heads.commit(out);

@@ -69,7 +69,7 @@ void MultiHeadAttention::forward(const Context& context, const ConstTensorView& 
 
   const Steps steps(context, *this);
   InWorkspace<RowLists> lists(context.impl().host_scratch(), tokens);
-  lists->fill(tokens, cache);
+  lists->fill(tokens);
   const InWorkspace<Temporaries> t(backend_of(context).scratch(), tokens, *this, x, call, out);
   steps.project_new_tokens(t->rows.inputs(context, tokens, *lists), *lists, t->q, t->k, t->v);
   const TensorView q = heads_of_rows(t->q, num_heads());

@@ -49,10 +49,6 @@ void SpreadCall::check_attention(const Operation& operation, const ConstTensorVi
                                  const TensorView& lse, const SpreadAttentionOptions& spread,
                                  CallSignature& signature) {
   check_device(operation, "cache", cache_.local_.device());
-  if (!options.query_offsets.empty()) {
-    fail(ErrorCode::kUnsupported, operation, "query_offsets",
-         "got some, expected none: q has as many queries for each sequence");
-  }
   // The cache and the queries first, without keys; then what depends on their number.
   const std::vector<KvSequenceView> no_keys(lengths_.size());
   KvCacheView view = local_view();
@@ -60,6 +56,7 @@ void SpreadCall::check_attention(const Operation& operation, const ConstTensorVi
   AttentionOptions without = options;
   without.mask = without.bias = {};
   sizes_ = check_cache_inputs(operation, q, view, without);
+  query_offsets_ = options.query_offsets;
   dtype_ = q.dtype();
   for (const std::int64_t length : lengths_) {
     sizes_.max_kv_len = std::max(sizes_.max_kv_len, length);
@@ -88,16 +85,31 @@ std::int64_t SpreadCall::num_splits(const Piece& piece) const {
   return std::max<std::int64_t>(1, (length + kSplit - 1) / kSplit);
 }
 
+std::int64_t SpreadCall::query_len_of(std::int64_t sequence) const {
+  if (query_offsets_.empty()) return sizes_.query_len;
+  const auto b = static_cast<std::size_t>(sequence);
+  return query_offsets_[b + 1] - query_offsets_[b];
+}
+
+template <class View>
+View SpreadCall::rows_of(const View& all, int query_dim, const Piece& piece) const {
+  const bool packed = !query_offsets_.empty();
+  const std::int64_t batch = packed ? 0 : piece.sequence;
+  const std::int64_t first =
+      piece.first + (packed ? query_offsets_[static_cast<std::size_t>(piece.sequence)] : 0);
+  return all.slice(0, batch, batch + 1).slice(query_dim, first, first + piece.length);
+}
+
 /// Queries that are computed together, so that the partial results of all their splits fit
 /// kPartialBytes on every rank.
-std::vector<std::vector<SpreadCall::Piece>> SpreadCall::batches(std::int64_t query_len,
-                                                                std::int64_t bytes_of_query) const {
+std::vector<std::vector<SpreadCall::Piece>> SpreadCall::batches(std::int64_t bytes_of_query) const {
   std::vector<std::vector<Piece>> all;
   std::int64_t room = 0;
   for (std::int64_t b = 0; b < sizes_.num_sequences; ++b) {
     const std::int64_t ranks = cache_.communicator_.size();
     const std::int64_t most_splits = (num_splits({.sequence = b}) + ranks - 1) / ranks;
     const std::int64_t bytes = most_splits * bytes_of_query;
+    const std::int64_t query_len = query_len_of(b);
     for (std::int64_t first = 0; first < query_len;) {
       if (room < bytes) {
         all.emplace_back();
@@ -126,11 +138,12 @@ SpreadCall::Part SpreadCall::attend_split(const ConstTensorView& q, const Attent
   }
   view.sequences = std::span(&keys, 1);
 
-  const std::int64_t query_len = q.size(1);
+  const std::int64_t query_len = query_len_of(piece.sequence);
   const std::int64_t position =
       options.position_offset.value_or(lengths_[b] - query_len) + piece.first;
   AttentionOptions own = options;
   own.position_offset = position - split * kSplit;
+  own.query_offsets = {};
   own.sinks = {};  // they join when parts are merged
   for (ConstTensorView* const operand : {&own.mask, &own.bias}) {
     *operand = slice_unless_one(*operand, 0, {piece.sequence, piece.sequence + 1});
@@ -143,10 +156,7 @@ SpreadCall::Part SpreadCall::attend_split(const ConstTensorView& q, const Attent
   Part part{Tensor::uninitialized(context_, compute_dtype(dtype_),
                                   {1, piece.length, sizes_.num_heads, sizes_.value_dim}),
             Tensor::uninitialized(context_, DType::kF64, {1, sizes_.num_heads, piece.length})};
-  ladon::attend(context_,
-                q.slice(0, piece.sequence, piece.sequence + 1)
-                    .slice(1, piece.first, piece.first + piece.length),
-                view, own, part.out, part.lse,
+  ladon::attend(context_, rows_of(q, 1, piece), view, own, part.out, part.lse,
                 {.query_len = query_len, .first_query = piece.first, .group = 0});
   return part;
 }
@@ -164,15 +174,14 @@ std::vector<SpreadCall::Part> SpreadCall::attend_splits(const ConstTensorView& q
   return parts;
 }
 
-void SpreadCall::attend(CollectiveCall& call, const ConstTensorView& q,
-                        const AttentionOptions& options, bool reproducible, const TensorView& lse) {
-  out_ = Tensor::uninitialized(
-      context_, dtype_, {sizes_.batch, sizes_.query_len, sizes_.num_heads, sizes_.value_dim});
-  if (!lse.absent()) lse_ = Tensor::uninitialized(context_, lse.dtype(), lse.shape());
+template <class Take>
+void SpreadCall::attend_pieces(CollectiveCall& call, const ConstTensorView& q,
+                               const AttentionOptions& options, bool reproducible,
+                               const Take& take) {
   const std::int64_t bytes_of_query =
       sizes_.num_heads *
       (sizes_.value_dim * static_cast<std::int64_t>(size_of(compute_dtype(dtype_))) + 8);
-  for (const std::vector<Piece>& pieces : batches(q.size(1), bytes_of_query)) {
+  for (const std::vector<Piece>& pieces : batches(bytes_of_query)) {
     std::vector<std::vector<Part>> parts;
     for (const Piece& piece : pieces) {
       std::vector<Part> own = attend_splits(q, options, piece);
@@ -187,15 +196,43 @@ void SpreadCall::attend(CollectiveCall& call, const ConstTensorView& q,
       parts.push_back(std::move(own));
     }
     context_.synchronize();
-    exchange(call, pieces, parts, reproducible, options.sinks);
+    take(pieces, exchange(call, pieces, parts, reproducible, options.sinks));
   }
 }
 
-/// Sends the partial results of all heads to the ranks that merge them, and what was merged to all.
-/// Parts of a piece are merged in the order of their splits, or of the ranks.
-void SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces,
-                          const std::vector<std::vector<Part>>& parts, bool reproducible,
-                          const ConstTensorView& sinks) {
+void SpreadCall::attend(CollectiveCall& call, const ConstTensorView& q,
+                        const AttentionOptions& options, bool reproducible, const TensorView& lse) {
+  out_ = Tensor::uninitialized(
+      context_, dtype_, {sizes_.batch, sizes_.query_len, sizes_.num_heads, sizes_.value_dim});
+  if (!lse.absent()) lse_ = Tensor::uninitialized(context_, lse.dtype(), lse.shape());
+  attend_pieces(call, q, options, reproducible,
+                [&](const std::vector<Piece>& pieces, const Part& merged) {
+                  gather_heads(call, pieces, merged);
+                });
+}
+
+Tensor SpreadCall::attend_own_heads(CollectiveCall& call, const ConstTensorView& q,
+                                    const AttentionOptions& options, bool reproducible) {
+  sizes_ = sizes_of_cache_inputs(q, local_view(), options);
+  query_offsets_ = options.query_offsets;
+  dtype_ = q.dtype();
+  const std::int64_t heads = share_of(sizes_.num_heads, call.rank(), call.size()).length();
+  Tensor own = Tensor::uninitialized(context_, dtype_,
+                                     {sizes_.batch, sizes_.query_len, heads, sizes_.value_dim});
+  attend_pieces(call, q, options, reproducible,
+                [&](const std::vector<Piece>& pieces, const Part& merged) {
+                  put_rows(pieces, 1, merged.out, own);
+                  context_.synchronize();  // before what was merged is freed
+                });
+  return own;
+}
+
+/// Sends the partial results of all heads to the ranks that merge them; returns what this rank has
+/// merged, the rows of all pieces. Parts of a piece are merged in the order of their splits, or of
+/// the ranks.
+SpreadCall::Part SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces,
+                                      const std::vector<std::vector<Part>>& parts,
+                                      bool reproducible, const ConstTensorView& sinks) {
   const int ranks = call.size();
   const auto count_of = [&](const Piece& piece, int rank) {
     const std::int64_t own = (num_splits(piece) + ranks - 1 - rank) / ranks;
@@ -266,7 +303,17 @@ void SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces
     context_.synchronize();  // before the parts are freed
     row = end;
   }
-  gather_heads(call, pieces, merged);
+  return merged;
+}
+
+/// Copies the rows of some pieces, one after the other, to their places among all.
+void SpreadCall::put_rows(const std::vector<Piece>& pieces, int query_dim,
+                          const ConstTensorView& rows, const TensorView& all) const {
+  std::int64_t row = 0;
+  for (const Piece& piece : pieces) {
+    copy(context_, rows.slice(query_dim, row, row + piece.length), rows_of(all, query_dim, piece));
+    row += piece.length;
+  }
 }
 
 /// The merged heads of all ranks, into the results.
@@ -294,20 +341,9 @@ void SpreadCall::gather_heads(CollectiveCall& call, const std::vector<Piece>& pi
     const Range heads = share_of(sizes_.num_heads, other, call.size());
     const MessageLayout layout = layout_of(other);
     Tensor& arrived = incoming[static_cast<std::size_t>(other)];
-    std::int64_t row = 0;
-    for (const Piece& piece : pieces) {
-      const std::int64_t end = row + piece.length;
-      const auto of_piece = [&](const TensorView& all, int query_dim, int head_dim) {
-        return all.slice(0, piece.sequence, piece.sequence + 1)
-            .slice(query_dim, piece.first, piece.first + piece.length)
-            .slice(head_dim, heads.begin, heads.end);
-      };
-      copy(context_, layout.array(arrived, 0).slice(1, row, end), of_piece(out_, 1, 2));
-      if (lse_.rank() != 0) {
-        copy(context_, layout.array(arrived, 1).slice(2, row, end), of_piece(lse_, 2, 1));
-      }
-      row = end;
-    }
+    put_rows(pieces, 1, layout.array(arrived, 0), out_.view().slice(2, heads.begin, heads.end));
+    if (lse_.rank() == 0) continue;
+    put_rows(pieces, 2, layout.array(arrived, 1), lse_.view().slice(1, heads.begin, heads.end));
   }
   context_.synchronize();
 }

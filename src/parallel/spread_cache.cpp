@@ -6,8 +6,10 @@
 #include <string>
 #include <utility>
 
+#include "cache/gather.h"
 #include "cache/kv_cache_impl.h"
 #include "core/fail.h"
+#include "parallel/host_messages.h"
 #include "parallel/spread_call.h"
 
 namespace ladon {
@@ -133,6 +135,34 @@ void SpreadCall::write(const ConstTensorView& k, const ConstTensorView& v,
   };
   appended_.emplace(context_, cache_.local_, present(own_k_), present(own_v_), own);
   for (std::size_t b = 0; b < lengths_.size(); ++b) lengths_[b] += counts[b];
+}
+
+Tensor SpreadCall::gather_keys(CollectiveCall& call, std::int64_t sequence, DType dtype) const {
+  const auto b = static_cast<std::size_t>(sequence);
+  const std::int64_t width = cache_.options().num_kv_heads * cache_.options().head_dim;
+  const auto count_of = [&](int rank) {
+    return SpreadKvCache::keys_of(rank, call.size(), lengths_[b]);
+  };
+  Tensor own = Tensor::uninitialized(context_, dtype, {count_of(call.rank()), width});
+  gather_sequence(context_, local_view(), b, own, {});
+  const Tensor sent = on_host(context_, own);
+  std::vector<Tensor> parts;
+  for (int rank = 0; rank < call.size(); ++rank) {
+    parts.push_back(Tensor::uninitialized(dtype, {count_of(rank), width}));
+  }
+  gather_bytes(call, host_bytes(sent),
+               [&](int rank) { return host_bytes(parts[static_cast<std::size_t>(rank)].view()); });
+  Tensor all = Tensor::uninitialized(context_, dtype, {lengths_[b], width});
+  for (int rank = 0; rank < call.size(); ++rank) {
+    const TensorView part = parts[static_cast<std::size_t>(rank)];
+    std::int64_t next = 0;
+    for_each_own_run(rank, call.size(), 0, lengths_[b], [&](std::int64_t begin, std::int64_t end) {
+      copy(context_, part.slice(0, next, next + end - begin), all.view().slice(0, begin, end));
+      next += end - begin;
+    });
+  }
+  context_.synchronize();  // before the parts are freed
+  return all;
 }
 
 void SpreadCall::commit() noexcept {

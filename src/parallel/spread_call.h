@@ -27,6 +27,8 @@ class SpreadCall {
 
   /// What ranks must have in common.
   void describe(CallSignature& signature) const;
+  /// The sequences' lengths before the call.
+  std::span<const std::int64_t> past() const noexcept { return cache_.lengths_; }
 
   /// Checks what is appended, and writes this rank's tokens behind the last. Calls read them, but
   /// they become part of the cache with commit() alone: a rank without space for them refuses the
@@ -46,6 +48,13 @@ class SpreadCall {
   /// Copies the results.
   void publish(const TensorView& out, const TensorView& lse) const;
 
+  /// The same for a call that has been checked, without lse: the results of this rank's share of
+  /// the heads alone. q has all heads.
+  Tensor attend_own_heads(CollectiveCall& call, const ConstTensorView& q,
+                          const AttentionOptions& options, bool reproducible);
+  /// All keys of a sequence, [length, num_kv_heads * head_dim], gathered from all ranks.
+  Tensor gather_keys(CollectiveCall& call, std::int64_t sequence, DType dtype) const;
+
  private:
   /// Consecutive queries of one sequence.
   struct Piece {
@@ -60,18 +69,28 @@ class SpreadCall {
     return appended_.has_value() ? appended_->view() : cache_.local_.view();
   }
   std::int64_t num_splits(const Piece& piece) const;
+  /// Queries of a sequence: of q without offsets, and where they begin in a packed q.
+  std::int64_t query_len_of(std::int64_t sequence) const;
+  /// A piece's part of q, out or lse.
+  template <class View>
+  View rows_of(const View& all, int query_dim, const Piece& piece) const;
   void write(const ConstTensorView& k, const ConstTensorView& v,
              std::span<const std::int64_t> counts);
-  std::vector<std::vector<Piece>> batches(std::int64_t query_len,
-                                          std::int64_t bytes_of_query) const;
+  std::vector<std::vector<Piece>> batches(std::int64_t bytes_of_query) const;
+  /// Calls take(pieces, their results of this rank's heads) until all queries are done.
+  template <class Take>
+  void attend_pieces(CollectiveCall& call, const ConstTensorView& q,
+                     const AttentionOptions& options, bool reproducible, const Take& take);
   std::vector<Part> attend_splits(const ConstTensorView& q, const AttentionOptions& options,
                                   const Piece& piece) const;
   Part attend_split(const ConstTensorView& q, const AttentionOptions& options, const Piece& piece,
                     std::int64_t split) const;
-  void exchange(CollectiveCall& call, const std::vector<Piece>& pieces,
+  Part exchange(CollectiveCall& call, const std::vector<Piece>& pieces,
                 const std::vector<std::vector<Part>>& parts, bool reproducible,
                 const ConstTensorView& sinks);
   void gather_heads(CollectiveCall& call, const std::vector<Piece>& pieces, const Part& merged);
+  void put_rows(const std::vector<Piece>& pieces, int query_dim, const ConstTensorView& rows,
+                const TensorView& all) const;
 
   const Context& context_;
   SpreadKvCache& cache_;
@@ -79,8 +98,9 @@ class SpreadCall {
   Tensor own_k_, own_v_;               // of this rank
   std::optional<KvAppend> appended_;
   AttentionSizes sizes_;
-  DType dtype_ = DType::kF32;  // of q
-  Tensor out_, lse_;           // all heads
+  std::span<const std::int64_t> query_offsets_;  // of a packed q
+  DType dtype_ = DType::kF32;                    // of q
+  Tensor out_, lse_;                             // all heads
 };
 
 }  // namespace ladon

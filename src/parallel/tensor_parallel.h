@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ladon/tensor_parallel.h"
+#include "layers/cached_tokens.h"
 #include "layers/multi_head.h"
 #include "layers/pending_gradients.h"
 #include "parallel/collective_call.h"
@@ -35,7 +36,7 @@ void sum_shared_gradients(const Context& context, CollectiveCall& call,
 /// What ranks must have in common, in a signature.
 void describe_rope(CallSignature& signature, const RopeOptions& rope, std::int64_t head_dim);
 void describe_call(CallSignature& signature, const LayerCall& call, bool layer_is_causal);
-void describe_call(CallSignature& signature, const ConstTensorView& x, const KvCache& cache,
+void describe_call(CallSignature& signature, const ConstTensorView& x, const CachedTokens& tokens,
                    const CachedCall& call, bool layer_is_causal);
 
 /// A LayerCall or CachedCall for some heads: their part of mask and bias.

@@ -27,7 +27,7 @@ void describe_call(CallSignature& signature, const LayerCall& call, bool layer_i
   describe_positions(signature, "key_positions", call.key_positions);
 }
 
-void describe_call(CallSignature& signature, const ConstTensorView& x, const KvCache& cache,
+void describe_call(CallSignature& signature, const ConstTensorView& x, const CachedTokens& tokens,
                    const CachedCall& call, bool layer_is_causal) {
   signature.add("x", x);
   signature.add("causal", std::int64_t{call.causal.value_or(layer_is_causal)});
@@ -36,10 +36,7 @@ void describe_call(CallSignature& signature, const ConstTensorView& x, const KvC
   signature.add("query_positions", call.query_positions);
   signature.add("mask", call.mask);
   signature.add("bias", call.bias);
-  std::vector<std::int64_t> lengths;
-  for (std::int64_t b = 0; b < cache.batch(); ++b) lengths.push_back(cache.length(b));
-  signature.add("cache lengths", lengths);
-  signature.add("cache format", name_of(cache.options().format.dtype));
+  signature.add("cache lengths", tokens.past);
 }
 
 void check_no_weights(const Operation& operation, const LayerCall& call) {

@@ -97,13 +97,14 @@ void TensorParallelAttention::forward(const Context& context, const ConstTensorV
         tokens = check_cached_call(operation, *this, x, cache, call, out);
         check_cached_layer(operation, *this, whole_, cache);
         describe(context, signature);
-        describe_call(signature, x, cache, call, whole_.causal);
+        describe_call(signature, x, tokens, call, whole_.causal);
+        signature.add("cache format", name_of(cache.options().format.dtype));
       },
       [&](CollectiveCall& ranks) {
         if (tokens.batch == 0) return;
         const Steps steps(context, heads);
         lists.emplace(context.impl().host_scratch(), tokens);
-        (*lists)->fill(tokens, cache);
+        (*lists)->fill(tokens);
         temporaries.emplace(backend_of(context).scratch(), tokens, own_, x, call, out);
         const Temporaries& t = **temporaries;
         steps.project_new_tokens(t.rows.inputs(context, tokens, **lists), **lists, t.q, t.k, t.v);

@@ -134,12 +134,13 @@ void TensorParallelLatentAttention::forward(const Context& context, const ConstT
         tokens = check_cached_call(operation, *this, x, cache, call, out);
         check_cached_layer(operation, *this, whole_, cache);
         describe(context, signature);
-        describe_call(signature, x, cache, call, whole_.causal);
+        describe_call(signature, x, tokens, call, whole_.causal);
+        signature.add("cache format", name_of(cache.options().format.dtype));
       },
       [&](CollectiveCall& ranks) {
         if (tokens.batch == 0) return;
         own_call = of_heads(call, range_of(own_heads()));
-        heads.emplace(context, own_heads(), own_call, tokens, x, cache, out);
+        heads.emplace(context, own_heads(), own_call, tokens, x, cache.options().format.dtype, out);
         heads->run(cache);
         const Tensor all =
             gather_columns(context, ranks, heads->attended(), whole_.num_heads * whole_.value_dim);

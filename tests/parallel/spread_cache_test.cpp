@@ -250,6 +250,38 @@ TEST_P(SpreadCache, ChunksAreTheSameForAnyNumberOfRanks) {
   }
 }
 
+TEST_P(SpreadCache, PackedQueriesHaveTheBitsOfOneProcess) {
+  const SpreadCase& test = cases_[1];
+  const std::int64_t lengths[] = {kPrompt, kShort};
+  const std::int64_t offsets[] = {0, 3, 4};
+  const Tensor k = normal(test.dtype, {kBatch, kPrompt, kKvHeads, kHeadDim}, 1);
+  const Tensor v = normal(test.dtype, {kBatch, kPrompt, kKvHeads, kValueDim}, 2);
+  const Tensor q = normal(test.dtype, {1, 4, kHeads, kHeadDim}, 3);
+  AttentionOptions options = test.options;
+  options.query_offsets = offsets;
+  KvCache whole = make_cache(context(), test);
+  whole.append(context(), k, v, lengths);
+  Tensor expected(test.dtype, {1, 4, kHeads, kValueDim});
+  Tensor expected_lse(DType::kF64, {1, kHeads, 4});
+  attention(context(), q, whole.view(), options, expected, expected_lse);
+  for (const int ranks : rank_counts()) {
+    expect_all_return(run_ranks(ranks, [&](Communicator& communicator) {
+      const Context own = context();
+      SpreadKvCache cache(communicator, make_cache(own, test));
+      cache.append(own, k, v, lengths);
+      Tensor out(test.dtype, expected.shape());
+      Tensor lse(DType::kF64, expected_lse.shape());
+      spread_attention(own, cache, q, options, out, lse, {.reproducible = true});
+      if (GetParam() == Isa::kReference) {  // whose loops do not split keys
+        expect_near(out, expected, 0.01, std::to_string(ranks) + " ranks");
+        return;
+      }
+      EXPECT_TRUE(same_bits(out, expected)) << ranks << " ranks";
+      EXPECT_TRUE(same_bits(lse, expected_lse)) << ranks << " ranks";
+    }));
+  }
+}
+
 TEST(SpreadCacheCapacity, ASequenceThatOneRankCannotHold) {
   constexpr std::int64_t kCapacity = 1024;  // of each rank
   const KvCacheOptions options{.num_kv_heads = 1, .head_dim = 4};
