@@ -11,21 +11,12 @@
 #include "attention_call.h"
 #include "communicator_objects.h"
 #include "ladon/paged_kv_cache.h"
-#include "ladon/spread_cache.h"
 #include "module.h"
 #include "objects.h"
+#include "spread_objects.h"
 
 namespace ladon::python {
 namespace {
-
-struct SpreadCache {
-  SpreadCache(std::shared_ptr<Communicator> end, KvCache&& local)
-      : communicator(std::move(end)), cache(*communicator, std::move(local)) {}
-
-  std::shared_ptr<Communicator> communicator;
-  SpreadKvCache cache;
-  mutable std::shared_mutex mutex;
-};
 
 SpreadCache* make_contiguous(nb::handle communicator, const nb::kwargs& kwargs) {
   Keywords keywords("SpreadKvCache.contiguous", kwargs);

@@ -13,10 +13,12 @@
 #include "communicator_objects.h"
 #include "ladon/parallel_checkpoint.h"
 #include "ladon/tensor_parallel.h"
+#include "layer_call.h"
 #include "module.h"
 #include "objects.h"
 #include "optimiser_objects.h"
 #include "options.h"
+#include "spread_objects.h"
 
 namespace ladon::python {
 namespace {
@@ -62,6 +64,46 @@ void make_multi_head(ParallelMultiHeadLayer* self, nb::handle communicator,
 void make_latent(ParallelLatentLayer* self, nb::handle communicator, const nb::kwargs& kwargs) {
   Keywords keywords("TensorParallelLatentAttention", kwargs);
   make<TensorParallelLatentAttention>(self, communicator, keywords, to_latent_options(keywords));
+}
+
+/// A layer's forward(), and the same over a SpreadKvCache.
+nb::object forward_latent(nb::handle self_object, nb::handle x_object, nb::handle key,
+                          nb::handle value, const nb::kwargs& kwargs) {
+  SpreadCache* cache = nullptr;
+  if (!kwargs.contains("cache") || !nb::try_cast(kwargs["cache"], cache, /*convert=*/false) ||
+      cache == nullptr) {
+    return nb::type<Layer>().attr("forward")(self_object, x_object, key, value, **kwargs);
+  }
+  const auto& self = nb::cast<const ParallelLatentLayer&>(self_object);
+  Keywords keywords("forward", kwargs);
+  keywords.take("cache");
+  const Array x = required(x_object, keywords.where("x"));
+  LayerArguments arguments;
+  arguments.read(keywords);
+  SpreadAttentionOptions spread;
+  Array out;
+  keywords.read("reproducible", spread.reproducible);
+  keywords.read_output("out", out);
+  const BoundContext& context = keywords.context(x.device());
+  keywords.finish();
+  arguments.refuse(keywords, true);
+  if (!key.is_none() || !value.is_none()) {
+    throw_value_error(keywords.where(key.is_none() ? "value" : "key"),
+                      "got it beside a cache, expected it left out");
+  }
+  const auto& layer = dynamic_cast<const TensorParallelLatentAttention&>(*self.layer);
+  Tensor memory;
+  without_gil([&] {
+    const std::shared_lock layer_lock(self.mutex);
+    const std::unique_lock cache_lock(cache->mutex);
+    const CachedCall call = arguments.cached_call();
+    if (out.absent()) {
+      memory = layer.forward(context, x.view(), cache->cache, call, spread);
+    } else {
+      layer.forward(context, x.view(), cache->cache, call, out.writable_view(), spread);
+    }
+  });
+  return give_result(out, std::move(memory), x.framework(), context);
 }
 
 void set_whole_parameter(ParallelLayer& self, nb::handle name, nb::handle value_object) {
@@ -194,12 +236,29 @@ void bind_tensor_parallel(nb::module_& module) {
            nb::sig("def __init__(self, communicator: Communicator, **options: Any) -> None"),
            "With the options of the whole MultiHeadAttention, but its seed: zero weights, unit "
            "norms.");
+  const std::string latent_call =
+      "(self, x: Array, key: Array | None = None, value: Array | None = None, *, cache: KvCache | "
+      "SpreadKvCache | None = None, " +
+      std::string(kLayerCallOptions) +
+      ", new_lengths: IntegersLike | None = None, query: Array | None = None, return_weights: bool "
+      "= False, reproducible: bool = False, out: Array | None = None, context: Context | None = "
+      "None) -> Any";
+  const char* const latent_doc =
+      "As AttentionLayer.forward(). The cache may be a SpreadKvCache over the layer's communicator "
+      "(``SpreadKvCache.contiguous(ranks, **layer.cache_options())``), of which each rank holds "
+      "some of the latents; reproducible is for that alone: the same bits for any number of ranks.";
   nb::class_<ParallelLatentLayer, ParallelLayer>(module, "TensorParallelLatentAttention",
                                                  "A LatentAttention whose heads ranks share.")
       .def("__init__", &make_latent, nb::arg("communicator"), nb::arg("kwargs"),
            nb::sig("def __init__(self, communicator: Communicator, **options: Any) -> None"),
            "With the options of the whole LatentAttention, but its seed: zero weights, unit "
-           "norms.");
+           "norms.")
+      .def("forward", &forward_latent, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
+           nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
+           nb::sig(("def forward" + latent_call).c_str()), latent_doc)
+      .def("__call__", &forward_latent, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
+           nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
+           nb::sig(("def __call__" + latent_call).c_str()), "forward().");
   module.def(
       "load_tensor_parallel_attention", &py_load, nb::arg("communicator"), nb::arg("folder"),
       nb::arg("layer_index"), nb::arg("kwargs"),

@@ -188,6 +188,29 @@ def check_spread_cache(ranks):
         assert spread.length() == 0 and spread.bytes_used == 0
 
 
+def check_spread_latents(ranks):
+    """A layer whose heads and latents ranks share: the bits of one process, and a part of the latents on each rank."""
+    whole = ladon.LatentAttention(**LATENT, seed=5)
+    layer = distributed.TensorParallelLatentAttention(ranks, **LATENT)
+    layer.set_whole_parameters(whole)
+    cache = ladon.KvCache.contiguous(**whole.cache_options(batch=2))
+    pool = ladon.PagePool(**layer.cache_options(), page_size=32, num_pages=100)
+    for spread in (distributed.SpreadKvCache.contiguous(ranks, **layer.cache_options(batch=2)),
+                   distributed.SpreadKvCache.paged(ranks, pool, batch=2)):
+        cache.reset()
+        for i, tokens in enumerate((1100, 1, 1)):
+            x = normal(20 + i, 2, tokens, 24)
+            expected = whole(x, cache=cache, context=context())
+            out = layer(x, cache=spread, reproducible=True, context=context())
+            assert same(out, expected), i
+        assert spread.length(1) == 1102
+        assert sum(ranks.all_gather(np.array([spread.local_length(1)])).ravel()) == 1102
+        x, given = normal(23, 1, 24), np.empty((1, 24), np.float32)
+        expected = whole(x, cache=cache, new_lengths=[0, 1], context=context())
+        assert layer.forward(x, cache=spread, new_lengths=[0, 1], out=given, context=context()) is given
+        assert np.allclose(given, expected, atol=1e-5)
+
+
 def check_disagreement(ranks):
     """One rank's bad argument is an error on all, and the communicator can still be used."""
     if ranks.size == 1:
@@ -209,6 +232,7 @@ def check_all(ranks, folder):
     check_layers(ranks)
     check_training(ranks, folder)
     check_spread_cache(ranks)
+    check_spread_latents(ranks)
     check_disagreement(ranks)
 
 

@@ -237,6 +237,14 @@ def test_bad_arguments():
         distributed.context_parallel_forward_training(end, latent, x, plan=whole._replace(scheme="ring"))
     with pytest.raises(TypeError, match="saved: got"):
         distributed.context_parallel_backward(end, latent, x, None)
+    shared = distributed.TensorParallelLatentAttention(end, **rank_checks.LATENT)
+    spread = distributed.SpreadKvCache.contiguous(end, **shared.cache_options())
+    with pytest.raises(ladon.InvalidArgumentError, match="key: got it beside a cache"):
+        shared(x, x, cache=spread)
+    with pytest.raises(TypeError, match="reproducible"):
+        shared(x, cache=ladon.KvCache.contiguous(**shared.cache_options()), reproducible=True)
+    with pytest.raises(TypeError, match="cache: got SpreadKvCache, expected a ladon.KvCache"):
+        distributed.TensorParallelAttention(end, embed_dim=24, num_heads=2)(x, cache=spread)
     layer = distributed.TensorParallelAttention(end, embed_dim=8, num_heads=2)
     with pytest.raises(ladon.InvalidArgumentError, match="ranks share"):
         ladon.clip_gradients(layer, 1.0)
