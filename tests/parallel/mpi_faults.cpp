@@ -1,6 +1,6 @@
-// A rank that is stopped or killed at some moment of repeated calls: mpi_faults PHASE SIGNAL under
-// mpirun. The other ranks must say so within their deadline. And mpi_faults single: a program that
-// has not asked MPI for threads.
+// A rank that is stopped or killed in the middle of a call: mpi_faults PHASE SIGNAL under mpirun.
+// The other ranks must say so within their deadline. And mpi_faults single: a program that has not
+// asked MPI for threads.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -15,31 +15,37 @@ namespace {
 
 using namespace ladon;
 
-/// One call of the phase, over and over.
-void repeat_calls(const std::string& phase, Communicator& communicator) {
-  const Context context(ContextOptions{.num_threads = 1});
+/// One call of the phase, and then a second one with another Context.
+void run_phase(const std::string& phase, Communicator& communicator, const Context& second) {
+  const Context first(ContextOptions{.num_threads = 1});
   const int ranks = communicator.size();
   if (phase == "decode") {
     TensorParallelAttention layer(
         communicator, {.embed_dim = 16, .num_heads = ranks, .head_dim = 8, .causal = true});
-    KvCache cache = KvCache::contiguous(context, layer.cache_options());
+    KvCache cache = KvCache::contiguous(first, layer.cache_options());
+    layer.forward(first, Tensor(DType::kF32, {1, 1200, 16}), cache);
     const Tensor token(DType::kF32, {1, 1, 16});
-    for (;;) {
-      layer.forward(context, token, cache);
-      if (cache.length(0) == 50) cache.truncate(0, 0);
-    }
+    layer.forward(first, token, cache);
+    layer.forward(second, token, cache);
+    return;
   }
-  const ContextPlan plan = plan_context(ranks, 16 * ranks, 16 * ranks);
-  const Tensor q(DType::kF32, {1, 16, 4, 8});
+  constexpr std::int64_t kTokens = 96;
+  const ContextPlan plan = plan_context(ranks, kTokens * ranks, kTokens * ranks);
+  const Tensor q(DType::kF32, {1, kTokens, 4, 8});
   Tensor out(DType::kF32, q.shape());
-  Tensor lse(DType::kF32, {1, 4, 16});
+  Tensor lse(DType::kF32, {1, 4, kTokens});
   Tensor dq(DType::kF32, q.shape());
-  for (;;) {
+  const auto attend = [&](const Context& context) {
     context_parallel_attention(context, communicator, q, q, q, {}, plan, out, lse);
-    if (phase == "prefill") continue;
+  };
+  attend(first);
+  if (phase == "prefill") return attend(second);
+  const auto backward = [&](const Context& context) {
     context_parallel_attention_backward(context, communicator, q, q, q, {}, plan,
                                         {.out = out, .lse = lse, .dout = out}, {.dk = dq});
-  }
+  };
+  backward(first);
+  backward(second);
 }
 
 }  // namespace
@@ -57,16 +63,15 @@ int main(int argc, char** argv) {
     MPI_Finalize();
     return 0;
   }
-  MpiCommunicator communicator(MPI_COMM_WORLD, {.deadline = std::chrono::milliseconds(700)});
-  const int signal = std::string(argv[2]) == "stop" ? SIGSTOP : SIGKILL;
+  MpiCommunicator communicator(MPI_COMM_WORLD, {.deadline = std::chrono::seconds(2)});
+  ContextOptions options{.num_threads = 1};
   if (communicator.rank() == 1) {
-    std::thread([signal] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      std::raise(signal);
-    }).detach();
+    const int signal = std::string(argv[2]) == "stop" ? SIGSTOP : SIGKILL;
+    options.check_interrupt = [signal] { std::raise(signal); };
   }
   try {
-    repeat_calls(argv[1], communicator);
+    run_phase(argv[1], communicator, Context(options));
+    std::printf("rank %d: nothing happened\n", communicator.rank());
   } catch (const Error& error) {
     std::printf("rank %d, code %d: %s\n", communicator.rank(), static_cast<int>(error.code()),
                 error.what());
