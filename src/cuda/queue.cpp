@@ -14,6 +14,9 @@ Queue::Queue(QueueResources& resources)
   check(
       cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device_index_),
       "Context");
+  check(cudaDeviceGetAttribute(&shared_memory_, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                               device_index()),
+        "Context");
 }
 
 WorkspacePool& Queue::scratch() noexcept { return resources_.scratch; }

@@ -31,6 +31,8 @@ class Queue {
 
   int device_index() const noexcept { return device_index_; }
   int num_multiprocessors() const noexcept { return num_multiprocessors_; }
+  /// The most that a block of any kernel may use, in bytes.
+  std::size_t shared_memory() const noexcept { return static_cast<std::size_t>(shared_memory_); }
   KernelSet kernels() const noexcept { return kernels_; }
   /// For temporaries of one call.
   WorkspacePool& scratch() noexcept;
@@ -66,6 +68,7 @@ class Queue {
   QueueResources& resources_;
   const int device_index_;
   int num_multiprocessors_ = 1;
+  int shared_memory_ = 0;
   const KernelSet kernels_;
 };
 

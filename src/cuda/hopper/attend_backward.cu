@@ -12,17 +12,45 @@
 namespace ladon::cuda::hopper {
 namespace {
 
-constexpr std::int64_t kLongestHead = 128;
 constexpr std::int64_t kMostTickets = std::int64_t{1} << 30;
 
 std::optional<CUtensorMap> map_of(const AttentionParams& call, const Operand& operand,
                                   std::int64_t Sequence::*start, std::int64_t Sequence::*length,
-                                  std::int64_t columns, std::int64_t heads) {
+                                  std::int64_t columns, std::int64_t heads, int box_rows) {
   return make_tensor_map({operand.data,
                           operand.dtype,
                           {columns, count_rows(call, operand, start, length), heads},
                           {operand.token_stride, operand.head_stride},
-                          {kBoxColumns, kTile, 1}});
+                          {kBoxColumns, box_rows, 1}});
+}
+
+/// Nothing where the heads are too long.
+std::optional<BackwardWidth> width_of(const AttentionParams& call) {
+  const auto fits = [&](auto shape) {
+    return call.head_dim <= decltype(shape)::kHeadColumns &&
+           call.value_dim <= decltype(shape)::kValueColumns;
+  };
+  if (fits(NarrowShape{})) return BackwardWidth::k64;
+  if (fits(MiddleShape{})) return BackwardWidth::k128;
+  if (fits(LatentShape{})) return BackwardWidth::k192And128;
+  return std::nullopt;
+}
+
+/// What differs between the shapes.
+struct WidthSizes {
+  int head_columns = 0;
+  int step_rows = 0;
+};
+WidthSizes sizes_of(BackwardWidth width) {
+  const auto sizes = [](auto shape) {
+    return WidthSizes{decltype(shape)::kHeadColumns, decltype(shape)::kStepRows};
+  };
+  switch (width) {
+    case BackwardWidth::k64: return sizes(NarrowShape{});
+    case BackwardWidth::k128: return sizes(MiddleShape{});
+    case BackwardWidth::k192And128: return sizes(LatentShape{});
+  }
+  return {};
 }
 
 bool is_suited(const Queue& queue, const AttentionParams& call) {
@@ -30,11 +58,9 @@ bool is_suited(const Queue& queue, const AttentionParams& call) {
   if (!is_hopper(queue.kernels()) || call.dq.data == nullptr) return false;
   const auto is_bf16 = [](const Operand& operand) { return operand.dtype == DType::kBF16; };
   return only_scale_and_window(call.rules) && is_bf16(call.q) && is_bf16(call.k) &&
-         is_bf16(call.v) && is_bf16(call.dout) && call.head_dim <= kLongestHead &&
-         call.value_dim <= kLongestHead && call.max_query_len >= kTile && call.max_kv_len >= kTile;
+         is_bf16(call.v) && is_bf16(call.dout) && width_of(call) && call.max_query_len >= kTile &&
+         call.max_kv_len >= kTile;
 }
-
-bool is_wide(const AttentionParams& call) { return call.head_dim > 64 || call.value_dim > 64; }
 
 std::size_t count_row_tiles(const AttentionParams& call, std::int64_t num_row_tiles) {
   return saturating_product(static_cast<std::size_t>(num_row_tiles),
@@ -47,8 +73,8 @@ std::size_t count_row_tiles(const AttentionParams& call, std::int64_t num_row_ti
 int heads_at_once(const AttentionParams& call) { return call.rules.window_right <= 0 ? 1 : 16; }
 
 /// Of the sums of dq.
-std::size_t tile_bytes(const AttentionParams& call) {
-  return sizeof(float) * kTile * (is_wide(call) ? 128 : 64);
+std::size_t tile_bytes(BackwardWidth width) {
+  return sizeof(float) * kTile * static_cast<std::size_t>(sizes_of(width).head_columns);
 }
 
 }  // namespace
@@ -57,23 +83,25 @@ std::size_t backward_bytes(const Queue& queue, const AttentionParams& call,
                            std::int64_t num_row_tiles) {
   if (!is_suited(queue, call)) return 0;
   return saturating_product(count_row_tiles(call, num_row_tiles),
-                            tile_bytes(call) + sizeof(unsigned));
+                            tile_bytes(*width_of(call)) + sizeof(unsigned));
 }
 
 bool attend_backward(Queue& queue, const AttentionParams& call,
                      const backward::BackwardParams& params, std::byte* scratch) {
   if (!is_suited(queue, call)) return false;
+  const BackwardWidth width = *width_of(call);
   const std::int64_t tickets =
       slots_before(params.num_key_tiles, call.num_sequences) * call.num_kv_heads;
   const std::size_t row_tiles = count_row_tiles(call, params.num_row_tiles);
   if (std::max(tickets, static_cast<std::int64_t>(row_tiles)) > kMostTickets) return false;
   const auto of_rows = [&](const Operand& operand, std::int64_t Sequence::*start,
                            std::int64_t columns) {
-    return map_of(call, operand, start, &Sequence::query_len, columns, call.num_heads);
+    return map_of(call, operand, start, &Sequence::query_len, columns, call.num_heads,
+                  sizes_of(width).step_rows);
   };
   const auto of_keys = [&](const Operand& operand, std::int64_t Sequence::*start,
                            std::int64_t columns) {
-    return map_of(call, operand, start, &Sequence::kv_len, columns, call.num_kv_heads);
+    return map_of(call, operand, start, &Sequence::kv_len, columns, call.num_kv_heads, kTile);
   };
   const std::optional<CUtensorMap> q = of_rows(call.q, &Sequence::q, call.head_dim);
   const std::optional<CUtensorMap> k = of_keys(call.k, &Sequence::k, call.head_dim);
@@ -85,11 +113,11 @@ bool attend_backward(Queue& queue, const AttentionParams& call,
   ready.tickets = static_cast<int>(tickets);
   ready.heads_at_once = heads_at_once(call);
   ready.dq_sums = reinterpret_cast<float*>(scratch);
-  ready.dq_turns = reinterpret_cast<unsigned*>(scratch + row_tiles * tile_bytes(call));
+  ready.dq_turns = reinterpret_cast<unsigned*>(scratch + row_tiles * tile_bytes(width));
   queue.zero(ready.dq_turns, row_tiles * sizeof(unsigned));
   const auto blocks = std::min<std::int64_t>(queue.num_multiprocessors(), tickets);
-  launch_backward_bf16(queue, static_cast<int>(blocks), is_wide(call), ready);
-  launch_finish_dq_bf16(queue, is_wide(call), ready);
+  launch_backward_bf16(queue, static_cast<int>(blocks), width, ready);
+  launch_finish_dq_bf16(queue, width, ready);
   return true;
 }
 

@@ -44,10 +44,11 @@
 
 namespace ladon::cuda::hopper {
 
-template <class Half, int kColumns>
-__global__ void __launch_bounds__(BackwardMemory<kColumns>::kThreads, 1)
+template <class Half, class Shape>
+__global__ void __launch_bounds__(kBackwardThreads, 1)
     backward_wgmma(const __grid_constant__ HopperBackwardParams params) {
-  using Memory = BackwardMemory<kColumns>;
+  using Memory = BackwardMemory<Shape>;
+  constexpr bool kNarrow = Shape::kHeadColumns == 64;
   extern __shared__ unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(aligned_memory(shared));
   if (threadIdx.x == 0) {
@@ -64,15 +65,15 @@ __global__ void __launch_bounds__(BackwardMemory<kColumns>::kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
-    give_registers<kColumns == 128 ? 40 : 56>();
+    give_registers<kNarrow ? 56 : 40>();
     if (threadIdx.x < 32) {
-      BackwardProducer<kColumns>(params, memory).run();
+      BackwardProducer<Shape>(params, memory).run();
     } else if (threadIdx.x % 32 == 0) {
-      DqWriter<kColumns>(params, memory, static_cast<int>(threadIdx.x) / 32 - 1).run();
+      DqWriter<Shape>(params, memory, static_cast<int>(threadIdx.x) / 32 - 1).run();
     }
   } else {
-    take_registers<kColumns == 128 ? 232 : 224>();
-    BackwardConsumer<Half, kColumns>(params, memory).run();
+    take_registers<kNarrow ? 224 : 232>();
+    BackwardConsumer<Half, Shape>(params, memory).run();
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/hopper/backward_dq_products.cuh"
+#include "cuda/hopper/backward_rows.cuh"
 #include "cuda/hopper/backward_store.cuh"
 #include "cuda/hopper/backward_tile.cuh"
 #include "cuda/kernels/backward_fragments.cuh"
@@ -13,33 +14,12 @@ using backward::Band;
 using backward::FragmentPlace;
 using backward::FragmentSums;
 
-/// Waits for all of the `threads` threads that use the barrier; 0 is __syncthreads().
-__device__ __forceinline__ void sync_threads(int barrier, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-/// Sets rows without their bit in `live` to 0; products may read the tile after the threads that
-/// call it have met at a barrier.
-template <class Pair>
-__device__ inline void zero_dead_rows(Pair& pair, std::uint64_t live, int thread, int threads) {
-  constexpr int kChunkBytes = 16;
-  constexpr int kChunks = static_cast<int>(sizeof(Pair)) / kChunkBytes;
-  const std::uint32_t address = shared_address(&pair);
-  for (int chunk = thread; chunk < kChunks; chunk += threads) {
-    const int row = chunk * kChunkBytes / kBoxRowBytes % kTile;
-    if ((live >> row & 1) == 0) {
-      store_16(address + static_cast<unsigned>(chunk * kChunkBytes), 0, 0, 0, 0);
-    }
-  }
-  publish_writes();
-}
-
-template <class Half, int kColumns>
+template <class Half, class Shape>
 class BackwardConsumer {
  public:
-  using Memory = BackwardMemory<kColumns>;
-  using Pair = typename Memory::Pair;
-  using Sums = FragmentSums<Half, kColumns>;
+  using Memory = BackwardMemory<Shape>;
+  using Sums = FragmentSums<Half, Shape::kHeadColumns>;
+  using ValueSums = FragmentSums<Half, Shape::kValueColumns>;
 
   __device__ __forceinline__ BackwardConsumer(const HopperBackwardParams& params, Memory& memory)
       : scale_(params.scale),
@@ -59,14 +39,14 @@ class BackwardConsumer {
   }
 
  private:
-  static constexpr int kOwnSteps = kColumns / 16;  // of a product over columns
-  static constexpr int kTileSteps = kTile / 16;    // of one over a tile's rows
-  static constexpr int kScoreGroups = kTile / 8;
+  static constexpr int kStepSteps = Shape::kStepRows / 16;  // of a product over a step's rows
+  static constexpr int kScoreGroups = Shape::kStepRows / 8;
   // Whether dv and dk of a tile are waited for when S and dP of the next have been started, so that
   // the tensor cores have work meanwhile. At 128 columns the registers do not suffice.
-  static constexpr bool kScoresAhead = kColumns == 64;
+  static constexpr bool kScoresAhead = Shape::kHeadColumns == 64;
   using Scores = float[kScoreGroups][4];
-  using DqSums = typename DqProducts<Half, kColumns>::Sums;
+  template <int kPart>
+  using DqSums = typename DqProducts<Half, Shape>::template Sums<kPart>;
   using Walk = TileWalk<true>;
 
   // Of warpgroups for themselves, then of all that compute.
@@ -76,7 +56,7 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void run_work(const BackwardWork& work, const Walk& walk) {
     Sums sums;
-    Sums value_sums;
+    ValueSums value_sums;
     seen_ = {uniform(walk.others.begin), uniform(walk.others.end)};
     met_ = {uniform(work.met.begin), uniform(work.met.end)};
     left_ = uniform((met_.end - met_.begin) * walk.num_heads);
@@ -112,8 +92,8 @@ class BackwardConsumer {
     sync_threads(kOwnBarrier + group_, kGroupThreads);
   }
 
-  /// Waits for the ring's next tile.
-  __device__ __forceinline__ void wait_for_tile() {
+  /// Waits for the ring's next rows.
+  __device__ __forceinline__ void wait_for_step() {
     memory_.barriers[ring_.stage()].full.wait(ring_.filled());
     const std::uint64_t live = memory_.infos[ring_.stage()].live;
     if (uniform(live != ~std::uint64_t{0} ? 1 : 0) != 0) {
@@ -128,26 +108,43 @@ class BackwardConsumer {
     if (threadIdx.x % 32 == 0) barriers.empty.arrive();
   }
 
+  /// Tiles that any own tile of the block meets. In registers where there is room.
+  __device__ __forceinline__ TileRange met() const {
+    if constexpr (Shape::kSteps == 1) {
+      return met_;
+    } else {
+      return memory_.works[works_.stage()].met;
+    }
+  }
+
   /// A tile in shared memory.
   struct Step {
     int stage;
     std::int32_t tile;
+    int part = 0;  // which of the tile's steps
   };
 
-  /// Waits for the next tile that the block meets. False where there is none.
+  /// Finds the next tile that the block meets, and waits for its first step. False where there is
+  /// none.
   __device__ __forceinline__ bool find_next(Step& step) {
     if (left_-- == 0) return false;
     step = {ring_.stage(), next_tile_};
-    if (++next_tile_ == met_.end) next_tile_ = met_.begin;  // of the next head
-    wait_for_tile();
+    if (++next_tile_ == met().end) next_tile_ = met().begin;  // of the next head
+    wait_for_step();
     ring_.advance();
     return true;
+  }
+  /// The next step of the same tile.
+  __device__ __forceinline__ void find_part(Step& step, int part) {
+    step = {ring_.stage(), step.tile, part};
+    wait_for_step();
+    ring_.advance();
   }
 
   /// S and dP: own rows times the rows of the tile.
   __device__ __forceinline__ void start_scores(const Step& step, Scores& scores, Scores& dscores) {
-    const Pair& own = memory_.own[group_];
-    const Pair& tile = memory_.stages[step.stage];
+    const auto& own = memory_.own[group_];
+    const auto& tile = memory_.stages[step.stage];
     hold_in_place(scores);
     hold_in_place(dscores);
     begin_products();
@@ -156,20 +153,22 @@ class BackwardConsumer {
     start_score(dscores, own.second, tile.second);
     commit_products();
   }
-  using Boxes = unsigned char[Pair::kBoxes][Pair::kBoxBytes];
-  __device__ __forceinline__ void start_score(Scores& scores, const Boxes& own,
-                                              const Boxes& other) {
-    const TileOperand a(shared_address(own), Pair::kBoxBytes);
-    const TileOperand b(shared_address(other), Pair::kBoxBytes);
+  template <int kBoxes, int kOwnBytes, int kOtherBytes>
+  __device__ __forceinline__ void start_score(Scores& scores,
+                                              const unsigned char (&own)[kBoxes][kOwnBytes],
+                                              const unsigned char (&other)[kBoxes][kOtherBytes]) {
+    const TileOperand a(shared_address(own), kOwnBytes);
+    const TileOperand b(shared_address(other), kOtherBytes);
     start_product<Half, false>(scores, a.descriptor(0), b.descriptor(0));
 #pragma unroll
-    for (int step = 1; step < kOwnSteps; ++step) {
-      const int offset = step / 4 * Pair::kBoxBytes + step % 4 * 32;
-      start_product<Half, true>(scores, a.descriptor(offset), b.descriptor(offset));
+    for (int step = 1; step < kBoxes * kBoxColumns / 16; ++step) {
+      start_product<Half, true>(scores, a.descriptor(step / 4 * kOwnBytes + step % 4 * 32),
+                                b.descriptor(step / 4 * kOtherBytes + step % 4 * 32));
     }
   }
 
-  __device__ __forceinline__ void add_tiles(Sums& sums, Sums& value_sums) {
+  __device__ __forceinline__ void add_tiles(Sums& sums, ValueSums& value_sums) {
+    if constexpr (Shape::kSteps > 1) return add_tiles_in_steps(sums, value_sums);
     Step step;
     int before = -1;  // the stage of the tile before
     ring_.make_uniform();
@@ -190,9 +189,59 @@ class BackwardConsumer {
     add_dq();
   }
 
+  /// Where registers hold the scores of a step of a tile at once, with a part of dq.
+  __device__ __forceinline__ void add_tiles_in_steps(Sums& sums, ValueSums& value_sums) {
+    Step step;
+    bool has_dq = false;
+    ring_.make_uniform();
+    hold_in_place(sums.sums);
+    hold_in_place(value_sums.sums);
+    while (find_next(step)) {
+      const TileRange seen = memory_.works[works_.stage()].walks[group_].others;
+      if (uniform(step.tile >= seen.begin && step.tile < seen.end ? 1 : 0) != 0) {
+        add_step<0>(step, has_dq, sums, value_sums);
+        find_part(step, 1);
+        add_step<1>(step, has_dq, sums, value_sums);
+      } else {
+        dq_products_.store_no_dscores();
+        release(memory_.barriers[step.stage]);
+        find_part(step, 1);
+        release(memory_.barriers[step.stage]);
+        if (has_dq) add_dq();
+      }
+      has_dq = true;
+    }
+    add_dq();
+  }
+  template <int kPart>
+  __device__ __forceinline__ void add_step(const Step& step, bool has_dq, Sums& sums,
+                                           ValueSums& value_sums) {
+    const auto& tile = memory_.stages[step.stage];
+    Scores scores;
+    Scores dscores;
+    DqSums<kPart> dq;
+    start_scores(step, scores, dscores);
+    finish_products<1>();
+    hold_in_place(scores);
+    weigh(step, scores);
+    finish_products<0>();
+    hold_in_place(dscores);
+    find_gradients(step, scores, dscores);
+    start_sum(value_sums, weights_, tile.second);
+    start_sum(sums, gradients_, tile.first);
+    finish_products<1>();  // P gives its registers back before dq takes some
+    hold_in_place(value_sums.sums);
+    dq_products_.template start<kPart>(has_dq, dq);
+    finish_products<1>();
+    hold_in_place(sums.sums);
+    release(memory_.barriers[step.stage]);
+    finish_products<0>();
+    if (has_dq) dq_products_.template finish<kPart>(dq);
+  }
+
   /// Waits for dv and dk of the tile before.
   template <int kPending>
-  __device__ __forceinline__ void finish_tile(int stage, Sums& sums, Sums& value_sums) {
+  __device__ __forceinline__ void finish_tile(int stage, Sums& sums, ValueSums& value_sums) {
     finish_products<kPending>();
     hold_in_place(value_sums.sums);
     hold_in_place(sums.sums);
@@ -201,12 +250,12 @@ class BackwardConsumer {
 
   /// Leaves the products of dv and dk under way where scores come ahead of them.
   __device__ __forceinline__ void add_tile(const Step& step, int before, Sums& sums,
-                                           Sums& value_sums) {
-    const Pair& tile = memory_.stages[step.stage];
+                                           ValueSums& value_sums) {
+    const auto& tile = memory_.stages[step.stage];
     const bool has_dq = before >= 0;
     Scores scores;
     Scores dscores;
-    DqSums dq;
+    DqSums<0> dq;
     start_scores(step, scores, dscores);
     if constexpr (kScoresAhead) finish_tile<2>(before, sums, value_sums);
     finish_products<1>();
@@ -214,37 +263,47 @@ class BackwardConsumer {
     weigh(step, scores);
     finish_products<0>();
     hold_in_place(dscores);
-    differentiate(step, scores, dscores);
-    mask(step, scores, dscores);
-    pack_operand(scores, weights_);
-    pack_operand(dscores, gradients_);
-    dq_products_.store_dscores(gradients_);
+    find_gradients(step, scores, dscores);
     if constexpr (kScoresAhead) {
-      dq_products_.start(has_dq, dq);
+      dq_products_.template start<0>(has_dq, dq);
       start_sum(value_sums, weights_, tile.second);
       start_sum(sums, gradients_, tile.first);
       finish_products<2>();
-      if (has_dq) dq_products_.finish(dq);
+      if (has_dq) dq_products_.template finish<0>(dq);
     } else {
       start_sum(value_sums, weights_, tile.second);
-      dq_products_.start(has_dq, dq);
+      dq_products_.template start<0>(has_dq, dq);
       start_sum(sums, gradients_, tile.first);
       finish_products<1>();
       hold_in_place(value_sums.sums);
-      if (has_dq) dq_products_.finish(dq);
+      if (has_dq) dq_products_.template finish<0>(dq);
       finish_products<0>();
       hold_in_place(sums.sums);
     }
   }
 
-  /// dq of the last tile.
+  /// All of dq of the last tile.
   __device__ __forceinline__ void add_dq() {
-    DqSums dq;
-    dq_products_.start(true, dq);
+    add_dq_part<0>();
+    if constexpr (Shape::kSteps > 1) add_dq_part<1>();
+  }
+  template <int kPart>
+  __device__ __forceinline__ void add_dq_part() {
+    DqSums<kPart> dq;
+    dq_products_.template start<kPart>(true, dq);
     finish_products<0>();
-    dq_products_.finish(dq);
+    dq_products_.template finish<kPart>(dq);
   }
 
+  /// P and dP to the operands of dv and dk, and dS to shared memory.
+  __device__ __forceinline__ void find_gradients(const Step& step, Scores& weights,
+                                                 Scores& dscores) {
+    differentiate(step, weights, dscores);
+    mask(step, weights, dscores);
+    pack_operand<Half>(weights, weights_);
+    pack_operand<Half>(dscores, gradients_);
+    dq_products_.store_dscores(gradients_, step.part);
+  }
   /// S to P.
   __device__ __forceinline__ void weigh(const Step& step, Scores& scores) {
 #pragma unroll
@@ -278,52 +337,45 @@ class BackwardConsumer {
   }
 
   __device__ __forceinline__ void mask(const Step& step, Scores& weights, Scores& gradients) {
-    const int moved = step.tile * kTile;
+    const int moved = step.tile * kTile + step.part * Shape::kStepRows;
     Band band = memory_.bands[group_];
     band.low += moved;
     band.high += moved;
-    if (!band.sees_all(kTile, kTile)) backward::apply_window<true>(band, weights, gradients);
-  }
-
-  /// Rounds P or dS to the operand A of products over the tile's rows.
-  __device__ __forceinline__ static void pack_operand(const Scores& values,
-                                                      std::uint32_t (&a)[kTileSteps][4]) {
-#pragma unroll
-    for (int step = 0; step < kTileSteps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&from)[4] = values[2 * step + i / 2];
-        a[step][i] = pack<Half>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
-      }
-    }
+    if (!band.sees_all(Shape::kStepRows, kTile))
+      backward::apply_window<true>(band, weights, gradients);
   }
 
   /// dk += dS^T q, or dv += P^T dout.
-  __device__ __forceinline__ void start_sum(Sums& sums, std::uint32_t (&a)[kTileSteps][4],
-                                            const Boxes& rows) {
-    const TileOperand b(shared_address(rows), Pair::kBoxBytes);
+  template <class AnySums, int kBoxes, int kBoxBytes>
+  __device__ __forceinline__ void start_sum(AnySums& sums, std::uint32_t (&a)[kStepSteps][4],
+                                            const unsigned char (&rows)[kBoxes][kBoxBytes]) {
+    const TileOperand b(shared_address(rows), kBoxBytes);
     hold_in_place(sums.sums);
     hold_in_place(a);
     begin_products();
 #pragma unroll
-    for (int step = 0; step < kTileSteps; ++step) {
+    for (int step = 0; step < kStepSteps; ++step) {
       start_product<Half, true>(sums.sums, a[step], b.descriptor(step * 16 * kBoxRowBytes));
     }
     commit_products();
   }
 
   __device__ __forceinline__ void store(const Walk& walk, const Sums& sums,
-                                        const Sums& value_sums) {
+                                        const ValueSums& value_sums) {
     const Sequence& sequence = walk.sequence;
-    const std::int64_t begin = walk.own_begin();
-    const auto start = [&](const Operand& operand, std::int64_t offset, std::int64_t head) {
-      return offset + head * operand.head_stride + begin * operand.token_stride;
-    };
-    const std::int64_t count = sequence.kv_len - begin;
-    store_rows<Half>(sums, scale_, call_.dk, start(call_.dk, sequence.dk, walk.kv_head), count,
-                     static_cast<int>(call_.head_dim));
-    store_rows<Half>(value_sums, 1.0F, call_.dv, start(call_.dv, sequence.dv, walk.kv_head), count,
-                     static_cast<int>(call_.value_dim));
+    store(walk, sums, scale_, call_.dk, sequence.dk, call_.head_dim);
+    store(walk, value_sums, 1.0F, call_.dv, sequence.dv, call_.value_dim);
+  }
+  template <class AnySums>
+  __device__ __forceinline__ void store(const Walk& walk, const AnySums& sums, float factor,
+                                        const Operand& operand, std::int64_t offset,
+                                        std::int64_t dim) {
+    // What this computes is not kept while the sums before are stored.
+    const std::int64_t begin =
+        static_cast<std::int64_t>(fresh(static_cast<std::uint32_t>(walk.own_tile))) * kTile;
+    store_rows<Half>(sums, factor, operand,
+                     offset + walk.kv_head * operand.head_stride + begin * operand.token_stride,
+                     walk.sequence.kv_len - begin, static_cast<int>(dim));
   }
 
   const float& scale_;  // in constant memory
@@ -335,11 +387,11 @@ class BackwardConsumer {
   int left_ = 0;    // of those, in all heads
   std::int32_t next_tile_ = 0;
   RowStats<float> stats_[2];
-  std::uint32_t weights_[kTileSteps][4];
-  std::uint32_t gradients_[kTileSteps][4];
+  std::uint32_t weights_[kStepSteps][4];
+  std::uint32_t gradients_[kStepSteps][4];
   RingPosition<Memory::kStages> ring_;
   WorkPosition works_;
-  DqProducts<Half, kColumns> dq_products_;
+  DqProducts<Half, Shape> dq_products_;
 };
 
 }  // namespace ladon::cuda::hopper

@@ -10,10 +10,10 @@
 
 namespace ladon::cuda::hopper {
 
-template <int kColumns>
+template <class Shape>
 class DqWriter {
  public:
-  using Memory = BackwardMemory<kColumns>;
+  using Memory = BackwardMemory<Shape>;
 
   __device__ __forceinline__ DqWriter(const HopperBackwardParams& params, Memory& memory,
                                       int writer)

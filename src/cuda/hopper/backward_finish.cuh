@@ -15,10 +15,10 @@ struct DqFragment {
 };
 
 /// A block writes a tile of rows of a head: each thread what it would have summed.
-template <class Half, int kColumns>
+template <class Half, class Shape>
 __global__ void __launch_bounds__(kBlockTiles* kGroupThreads)
     finish_dq(const __grid_constant__ HopperBackwardParams params) {
-  using Memory = BackwardMemory<kColumns>;
+  using Memory = BackwardMemory<Shape>;
   const BackwardParams& backward = params.backward;
   const AttentionParams& call = backward.call;
   const auto row_tiles = static_cast<unsigned>(backward.num_row_tiles);
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kBlockTiles* kGroupThreads)
   const TileRange keys = backward::key_tiles_seen(call.rules, sequence, tile);
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
   const auto* const sums = reinterpret_cast<const float4*>(params.dq_sums) +
-                           std::int64_t{blockIdx.x} * (kTile * kColumns / 4) +
+                           std::int64_t{blockIdx.x} * (kTile * Shape::kHeadColumns / 4) +
                            group * Memory::kDqGroups * kGroupThreads + threadIdx.x % kGroupThreads;
   DqFragment<Memory::kDqGroups> dq;
 #pragma unroll

@@ -7,10 +7,13 @@ namespace ladon::cuda::hopper {
 
 struct HopperBackwardParams;
 
-/// dk and dv, and the sums of dq. `is_wide`: heads above 64.
-void launch_backward_bf16(Queue& queue, int blocks, bool is_wide,
+/// The columns of q and k, and of v and dout, that kernels are made for (backward_tile.cuh).
+enum class BackwardWidth { k64, k128, k192And128 };
+
+/// dk and dv, and the sums of dq.
+void launch_backward_bf16(Queue& queue, int blocks, BackwardWidth width,
                           const HopperBackwardParams& params);
 /// dq from its sums.
-void launch_finish_dq_bf16(Queue& queue, bool is_wide, const HopperBackwardParams& params);
+void launch_finish_dq_bf16(Queue& queue, BackwardWidth width, const HopperBackwardParams& params);
 
 }  // namespace ladon::cuda::hopper

@@ -5,11 +5,10 @@
 
 namespace ladon::cuda::hopper {
 
-template <int kColumns>
+template <class Shape>
 class BackwardProducer {
  public:
-  using Memory = BackwardMemory<kColumns>;
-  using Pair = typename Memory::Pair;
+  using Memory = BackwardMemory<Shape>;
 
   __device__ __forceinline__ BackwardProducer(const HopperBackwardParams& params, Memory& memory)
       : params_(params),
@@ -49,67 +48,81 @@ class BackwardProducer {
     if (lane_ == 0) copy_own(walk);
     for (std::int32_t head = 0; head < walk.num_heads; ++head) {
       for (std::int32_t tile = work_->met.begin; tile < work_->met.end; ++tile) {
-        copy_other(walk, walk.first_head + head, tile);
+#pragma unroll 1
+        for (int step = 0; step < Shape::kSteps; ++step) {
+          copy_other(walk, walk.first_head + head, tile, step);
+        }
       }
     }
   }
 
   __device__ __forceinline__ void copy_own(const TileWalk<true>& walk) {
     for (int i = 0; i < kBlockTiles; ++i) {
-      copy_keys(walk, memory_.own[i], walk.own_tile + i, memory_.own_barriers.full);
+      copy_keys(walk, memory_.own[i], (walk.own_tile + i) * kTile, memory_.own_barriers.full);
     }
   }
 
+  /// The rows of a step of a tile.
   __device__ __forceinline__ void copy_other(const TileWalk<true>& walk, std::int32_t head,
-                                             std::int32_t tile) {
+                                             std::int32_t tile, int step) {
     BufferBarriers& barriers = memory_.barriers[ring_.stage()];
-    StageInfo& info = memory_.infos[ring_.stage()];
-    Pair& pair = memory_.stages[ring_.stage()];
+    auto& info = memory_.infos[ring_.stage()];
+    auto& pair = memory_.stages[ring_.stage()];
+    const std::int32_t first = tile * kTile + step * Shape::kStepRows;
     barriers.empty.wait(ring_.emptied());
-    copy_stats(walk, info, head, tile);
-    if (lane_ == 0) info.live = live_rows(params_.backward, walk, head, tile);
+    copy_stats(walk, info.stats, head, first);
+    if (lane_ == 0) info.live = step_rows(live_rows(params_.backward, walk, head, tile), step);
     __syncwarp();
     if (lane_ == 0) {
-      barriers.full.arrive_expecting(sizeof(Pair));
-      copy_rows(walk, pair, head, tile, barriers.full);
+      barriers.full.arrive_expecting(sizeof pair);
+      copy_rows(walk, pair, head, first, barriers.full);
     }
     ring_.advance();
   }
 
+  /// The bits of a step's rows, of those of a tile.
+  __device__ __forceinline__ static std::uint64_t step_rows(std::uint64_t live, int step) {
+    if constexpr (Shape::kSteps == 1) return live;
+    return live >> (step * Shape::kStepRows) | ~std::uint64_t{0} << Shape::kStepRows % kTile;
+  }
+
   /// Rows that do not exist have the statistics of those that see no key.
-  __device__ __forceinline__ void copy_stats(const TileWalk<true>& walk, StageInfo& info,
-                                             std::int32_t head, std::int32_t tile) {
+  __device__ __forceinline__ void copy_stats(const TileWalk<true>& walk,
+                                             RowStats<float> (&stats)[Shape::kStepRows],
+                                             std::int32_t head, std::int32_t first) {
 #pragma unroll
-    for (int row = lane_; row < kTile; row += 32) {
-      const std::int64_t token = std::int64_t{tile} * kTile + row;
-      info.stats[row] =
-          token < walk.sequence.query_len
-              ? *backward::stats_of<float>(params_.backward, head, walk.row_start + token)
-              : RowStats<float>{INFINITY, 0};
+    for (int row = lane_; row < Shape::kStepRows; row += 32) {
+      const std::int64_t token = std::int64_t{first} + row;
+      stats[row] = token < walk.sequence.query_len
+                       ? *backward::stats_of<float>(params_.backward, head, walk.row_start + token)
+                       : RowStats<float>{INFINITY, 0};
     }
   }
 
-  __device__ __forceinline__ void copy_keys(const TileWalk<true>& walk, Pair& to, std::int32_t tile,
+  __device__ __forceinline__ void copy_keys(const TileWalk<true>& walk,
+                                            typename Memory::OwnPair& to, std::int32_t first,
                                             const Barrier& barrier) {
     const Sequence& sequence = walk.sequence;
-    copy_boxes(to.first, params_.k, sequence.k / call_.k.token_stride, tile, walk.kv_head, barrier);
-    copy_boxes(to.second, params_.v, sequence.v / call_.v.token_stride, tile, walk.kv_head,
+    copy_boxes(to.first, params_.k, sequence.k / call_.k.token_stride + first, walk.kv_head,
+               barrier);
+    copy_boxes(to.second, params_.v, sequence.v / call_.v.token_stride + first, walk.kv_head,
                barrier);
   }
-  __device__ __forceinline__ void copy_rows(const TileWalk<true>& walk, Pair& to, std::int32_t head,
-                                            std::int32_t tile, const Barrier& barrier) {
+  __device__ __forceinline__ void copy_rows(const TileWalk<true>& walk,
+                                            typename Memory::StagePair& to, std::int32_t head,
+                                            std::int32_t first, const Barrier& barrier) {
     const Sequence& sequence = walk.sequence;
-    copy_boxes(to.first, params_.q, sequence.q / call_.q.token_stride, tile, head, barrier);
-    copy_boxes(to.second, params_.dout, sequence.dout / call_.dout.token_stride, tile, head,
+    copy_boxes(to.first, params_.q, sequence.q / call_.q.token_stride + first, head, barrier);
+    copy_boxes(to.second, params_.dout, sequence.dout / call_.dout.token_stride + first, head,
                barrier);
   }
-  __device__ __forceinline__ void copy_boxes(unsigned char (&to)[Pair::kBoxes][Pair::kBoxBytes],
+  template <int kBoxes, int kBoxBytes>
+  __device__ __forceinline__ void copy_boxes(unsigned char (&to)[kBoxes][kBoxBytes],
                                              const CUtensorMap& map, std::int64_t first_row,
-                                             std::int32_t tile, std::int32_t head,
-                                             const Barrier& barrier) {
-    for (int box = 0; box < Pair::kBoxes; ++box) {
-      copy_box(shared_address(to[box]), map, box * kBoxColumns,
-               static_cast<int>(first_row) + tile * kTile, head, barrier);
+                                             std::int32_t head, const Barrier& barrier) {
+    for (int box = 0; box < kBoxes; ++box) {
+      copy_box(shared_address(to[box]), map, box * kBoxColumns, static_cast<int>(first_row), head,
+               barrier);
     }
   }
 

@@ -21,7 +21,11 @@ __device__ inline uint4 gather_chunk(const std::uint32_t (&words)[4]) {
                                          : words[3];
     const std::uint32_t got = __shfl_sync(0xffffffffU, sent, static_cast<int>(from), 4);
 #pragma unroll
-    for (unsigned i = 0; i < 4; ++i) chunk[i] = from == i ? got : chunk[i];
+    for (unsigned i = 0; i < 4; ++i) {
+      // The first goes everywhere: words that the compiler took for those of the chunk before would
+      // be kept until then.
+      chunk[i] = distance == 0 || from == i ? got : chunk[i];
+    }
   }
   return make_uint4(chunk[0], chunk[1], chunk[2], chunk[3]);
 }

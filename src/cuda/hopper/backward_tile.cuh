@@ -23,19 +23,34 @@ using backward::TileWalk;
 
 static_assert(kTile == kGroupRows);
 
+/// Columns of q and k and of v and dout, padded.
+template <int kHead, int kValue>
+struct BackwardShape {
+  static constexpr int kHeadColumns = kHead;
+  static constexpr int kValueColumns = kValue;
+  // Rows whose scores are in registers at once: with sums of 320 columns there is only room for
+  // half a tile.
+  static constexpr int kStepRows = kHead + kValue > 256 ? kTile / 2 : kTile;
+  static constexpr int kSteps = kTile / kStepRows;  // of a tile
+};
+using NarrowShape = BackwardShape<64, 64>;
+using MiddleShape = BackwardShape<128, 128>;
+using LatentShape = BackwardShape<192, 128>;
+
 /// Rows of two operands: k and v of some keys, or q and dout of some rows.
-template <int kColumns>
+template <class Shape, int kOfRows>
 struct OperandPair {
-  static constexpr int kBoxes = kColumns / kBoxColumns;
-  static constexpr int kBoxBytes = kTile * kBoxRowBytes;
-  alignas(1024) unsigned char first[kBoxes][kBoxBytes];
-  alignas(1024) unsigned char second[kBoxes][kBoxBytes];
+  static constexpr int kRows = kOfRows;
+  static constexpr int kBoxBytes = kRows * kBoxRowBytes;
+  alignas(1024) unsigned char first[Shape::kHeadColumns / kBoxColumns][kBoxBytes];
+  alignas(1024) unsigned char second[Shape::kValueColumns / kBoxColumns][kBoxBytes];
 };
 
-/// What is known of the rows of a tile that both warpgroups read.
+/// What is known of the rows of a stage that both warpgroups read.
+template <int kRows>
 struct StageInfo {
-  RowStats<float> stats[kTile];
-  std::uint64_t live;  // a bit for each row that exists, and sees a key
+  RowStats<float> stats[kRows];
+  std::uint64_t live;  // a bit for each row that exists, and sees a key; 1 beyond the rows
 };
 
 /// What a block computes at a time.
@@ -61,23 +76,25 @@ class WorkPosition {
 /// Threads that add dq up in turns: an addition takes longer than a tile of rows.
 inline constexpr int kDqWriters = 3;
 
-template <int kColumns>
+inline constexpr int kBackwardThreads = (1 + kBlockTiles) * kGroupThreads;
+
+template <class Shape>
 struct BackwardMemory {
-  using Pair = OperandPair<kColumns>;
-  static constexpr int kThreads = (1 + kBlockTiles) * kGroupThreads;
-  static constexpr int kStages = kColumns == 128 ? 2 : 4;
+  using OwnPair = OperandPair<Shape, kTile>;
+  using StagePair = OperandPair<Shape, Shape::kStepRows>;
+  static constexpr int kStages = Shape::kHeadColumns == 64 ? 4 : Shape::kSteps + 1;
   /// Columns of dq that a warpgroup computes.
-  static constexpr int kDqColumns = kColumns / kBlockTiles;
+  static constexpr int kDqColumns = Shape::kHeadColumns / kBlockTiles;
   static constexpr int kDqGroups = kDqColumns / 8;
   static constexpr int kDscoreBytes = kTile * kBoxRowBytes;
 
-  Pair own[kBlockTiles];
-  Pair stages[kStages];
+  OwnPair own[kBlockTiles];
+  StagePair stages[kStages];
   // dS of a tile of rows with each own tile, [row][key]: of this tile and the one before.
   alignas(1024) unsigned char dscores[2][kBlockTiles][kDscoreBytes];
   // dq of a tile of rows, as the registers of the warpgroups' threads have it.
   alignas(128) float4 dq[kBlockTiles][kDqGroups][kGroupThreads];
-  StageInfo infos[kStages];
+  StageInfo<Shape::kStepRows> infos[kStages];
   BackwardWork works[WorkPosition::kWorks];
   backward::Band bands[kBlockTiles];  // of each own tile and the first tile of rows
   BufferBarriers own_barriers;

@@ -97,7 +97,7 @@ template <class Half, bool kTransposed, bool kAdds = true, int kGroups>
 __device__ __forceinline__ void start_product(float (&sums)[kGroups][4],
                                               const std::uint32_t (&a)[4], std::uint64_t b) {
   constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
-  static_assert(kGroups == 8 || kGroups == 16);
+  static_assert(kGroups == 8 || kGroups == 16 || kGroups == 24);
   if constexpr (kGroups == 8 && kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LADON_NAMES_32
                  "}, {%32, %33, %34, %35}, %36, %37, 1, 1, %38;"
@@ -110,16 +110,28 @@ __device__ __forceinline__ void start_product(float (&sums)[kGroups][4],
                  : LADON_SUMS_32(sums, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
                    "n"(kTransposed ? 1 : 0));
-  } else if constexpr (kBf16) {
+  } else if constexpr (kGroups == 16 && kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LADON_NAMES_64
                  "}, {%64, %65, %66, %67}, %68, %69, 1, 1, %70;"
                  : LADON_SUMS_64(sums, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
                    "n"(kTransposed ? 1 : 0));
-  } else {
+  } else if constexpr (kGroups == 16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" LADON_NAMES_64
                  "}, {%64, %65, %66, %67}, %68, %69, 1, 1, %70;"
                  : LADON_SUMS_64(sums, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0));
+  } else if constexpr (kBf16) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" LADON_NAMES_96
+                 "}, {%96, %97, %98, %99}, %100, %101, 1, 1, %102;"
+                 : LADON_SUMS_96(sums, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0));
+  } else {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {" LADON_NAMES_96
+                 "}, {%96, %97, %98, %99}, %100, %101, 1, 1, %102;"
+                 : LADON_SUMS_96(sums, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
                    "n"(kTransposed ? 1 : 0));
   }

@@ -17,10 +17,12 @@ namespace ladon::cuda {
 namespace backward {
 namespace {
 
-bool use_tensor_cores(const AttentionParams& call) {
+/// Small GPUs do not have the shared memory for heads above 128.
+bool use_tensor_cores(const Queue& queue, const AttentionParams& call) {
   const DType dtype = call.q.dtype;
   return (dtype == DType::kF16 || dtype == DType::kBF16) && call.k.dtype == dtype &&
-         call.head_dim <= 128 && call.value_dim <= 128;
+         call.head_dim <= kMmaLongestHead && call.value_dim <= kMmaLongestHead &&
+         mma_shared_bytes(call) <= queue.shared_memory();
 }
 
 /// Whether all rows of an operand of 16-bit elements begin at multiples of 16 bytes.
@@ -84,14 +86,17 @@ class TileStarts {
 class BackwardMemory {
  public:
   BackwardMemory(Queue& queue, const AttentionParams& call)
-      : BackwardMemory(queue, call, TileStarts(call)) {}
+      : BackwardMemory(queue, call, TileStarts(call), use_tensor_cores(queue, call)) {}
 
   const BackwardParams& params() const noexcept { return params_; }
+  bool tensor_cores() const noexcept { return tensor_cores_; }
   std::byte* hopper() const noexcept { return hopper_.data(); }
 
  private:
-  BackwardMemory(Queue& queue, const AttentionParams& call, const TileStarts& starts)
-      : sequences_(queue, call),
+  BackwardMemory(Queue& queue, const AttentionParams& call, const TileStarts& starts,
+                 bool tensor_cores)
+      : tensor_cores_(tensor_cores),
+        sequences_(queue, call),
         starts_(queue.scratch(), starts.bytes()),
         stats_(queue.scratch(), stats_bytes(call, starts)),
         live_rows_(queue.scratch(),
@@ -110,7 +115,7 @@ class BackwardMemory {
     params_.rows_not_finite = reinterpret_cast<std::uint8_t*>(rows_not_finite_.data());
     params_.keys_not_finite = reinterpret_cast<std::uint8_t*>(keys_not_finite_.data());
     params_.lse_shows_q = only_scale_and_window(call.rules) && call.rules.sinks.data == nullptr;
-    if (!use_tensor_cores(call)) params_.any_not_finite = nullptr;
+    if (!tensor_cores_) params_.any_not_finite = nullptr;
   }
 
   static std::size_t heads_times(std::int64_t heads, std::int64_t count) {
@@ -121,15 +126,16 @@ class BackwardMemory {
         call.q.dtype == DType::kF64 ? sizeof(RowStats<double>) : sizeof(RowStats<float>);
     return saturating_product(bytes, heads_times(call.num_heads, starts.num_rows()));
   }
-  static std::size_t row_flags(const AttentionParams& call, const TileStarts& starts) {
-    if (!use_tensor_cores(call)) return 0;
+  std::size_t row_flags(const AttentionParams& call, const TileStarts& starts) const {
+    if (!tensor_cores_) return 0;
     return heads_times(call.num_heads, starts.num_row_tiles());
   }
-  static std::size_t key_flags(const AttentionParams& call, const TileStarts& starts) {
-    if (!use_tensor_cores(call)) return 0;
+  std::size_t key_flags(const AttentionParams& call, const TileStarts& starts) const {
+    if (!tensor_cores_) return 0;
     return heads_times(call.num_kv_heads, starts.num_key_tiles());
   }
 
+  const bool tensor_cores_;
   DeviceSequences sequences_;
   Workspace starts_;
   Workspace stats_;
@@ -147,7 +153,7 @@ void attend_backward(Queue& queue, const AttentionParams& call) {
   using namespace backward;
   const BackwardMemory memory(queue, call);
   const BackwardParams& params = memory.params();
-  const bool tensor_cores = use_tensor_cores(call);
+  const bool tensor_cores = memory.tensor_cores();
   zero_padding(queue, params, most_padding(call));
   prepare(queue, params);
   const bool is_done = hopper::attend_backward(queue, call, params, memory.hopper());

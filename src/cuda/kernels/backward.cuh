@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/kernels/attention_rules.cuh"
@@ -298,6 +299,9 @@ void zero_padding(Queue& queue, const BackwardParams& params, std::int64_t most_
 void prepare(Queue& queue, const BackwardParams& params);
 void simt_dkdv(Queue& queue, const BackwardParams& params);
 void simt_dq(Queue& queue, const BackwardParams& params);
+/// Shared memory of a block on tensor cores, in bytes. Heads are at most kMmaLongestHead long.
+inline constexpr std::int64_t kMmaLongestHead = 256;
+std::size_t mma_shared_bytes(const AttentionParams& call);
 void mma_dkdv(Queue& queue, const BackwardParams& params);
 void mma_dq(Queue& queue, const BackwardParams& params);
 // The tiles that mma_dkdv() and mma_dq() leave out.

@@ -139,14 +139,15 @@ __device__ inline void clear_hidden(VisibleScores visible, std::int64_t num_rows
 
 /// S and dP of a thread in shared memory, where all rules turn them into P and dS: there the rules
 /// are a loop over elements and not 16 copies of it, and registers are free for them.
+template <int kThreads>
 class ParkedScores {
  public:
   static constexpr int kElements = kScoreRows / 2;  // of a thread
-  static constexpr std::size_t kBytes = 2 * kElements * kMmaThreads * sizeof(float);
+  static constexpr std::size_t kBytes = 2 * kElements * kThreads * sizeof(float);
 
   __device__ explicit ParkedScores(unsigned char* memory)
       : scores_(reinterpret_cast<float*>(memory) + threadIdx.x),
-        dscores_(scores_ + kElements * kMmaThreads) {}
+        dscores_(scores_ + kElements * kThreads) {}
 
   __device__ void park_scores(const ScoreFragment& values) const { park(values, scores_); }
   __device__ void park_dscores(const ScoreFragment& values) const { park(values, dscores_); }
@@ -166,8 +167,8 @@ class ParkedScores {
       const int other = place.other(e / 4, e % 4);
       const int row = kOwnKeys ? other : own;
       const std::int64_t key = first_key + (kOwnKeys ? own : other);
-      float& score = scores_[e * kMmaThreads];
-      float& dscore = dscores_[e * kMmaThreads];
+      float& score = scores_[e * kThreads];
+      float& dscore = dscores_[e * kThreads];
       ScoreGradient<float> gradient;
       if (first_token + row < sequence.query_len) {
         gradient = score_gradient(rules, sequence, QueryRow{first_token + row, head}, key, score,
@@ -183,41 +184,43 @@ class ParkedScores {
  private:
   __device__ static void park(const ScoreFragment& values, float* to) {
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) to[e * kMmaThreads] = values[e / 4][e % 4];
+    for (int e = 0; e < kElements; ++e) to[e * kThreads] = values[e / 4][e % 4];
   }
   __device__ static void load(const float* from, ScoreFragment& values) {
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) values[e / 4][e % 4] = from[e * kMmaThreads];
+    for (int e = 0; e < kElements; ++e) values[e / 4][e % 4] = from[e * kThreads];
   }
 
   float* const scores_;
   float* const dscores_;
 };
 
-/// Sums of 16 own rows by kDim columns, in units of a power of two for each of a thread's two rows.
-/// bf16 has the exponents of f32 and needs no units: they stay 1.
-template <class T, int kDim>
+/// Sums of 16 own rows by kColumns columns, in units of a power of two for each of a thread's two
+/// rows. bf16 has the exponents of f32 and needs no units: they stay 1.
+template <class T, int kColumns>
 struct FragmentSums {
   static constexpr bool kUnits = std::is_same_v<T, __half>;
   static constexpr float kFirstUnit = kUnits ? 0x1p100F : 1.0F;
 
-  float sums[kDim / 8][4] = {};
+  float sums[kColumns / 8][4] = {};
   float units[2] = {kFirstUnit, kFirstUnit};
 
   /// sums += values other, where values[16 x kScoreRows] are P or dS.
+  template <int kDim>
   __device__ void add(const ScoreFragment& values, std::uint32_t other_rows,
                       const LaneOffsets<kDim>& lane) {
     std::uint32_t a[kScoreRows / 16][4];
     pack(values, a);
-    add_product_tile<T, kDim>(a, other_rows, lane, sums);
+    add_product_tile<T>(a, other_rows, lane, sums);
   }
 
   /// The same, where elements of `other` that are not finite reach visible values alone.
+  template <int kDim>
   __device__ void add_carefully(const ScoreFragment& values, VisibleScores visible,
                                 std::uint32_t other_rows, const LaneOffsets<kDim>& lane) {
     std::uint32_t a[kScoreRows / 16][4];
     pack(values, a);
-    add_product_tile_carefully<T, kDim>(a, SignsOfVisible(values, visible), other_rows, lane, sums);
+    add_product_tile_carefully<T>(a, SignsOfVisible(values, visible), other_rows, lane, sums);
   }
 
   /// What a row's sums are multiplied with at the end; exact.
@@ -260,7 +263,7 @@ struct FragmentSums {
     const float ratio = unit / units[half];
     units[half] = unit;
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
+    for (int n = 0; n < kColumns / 8; ++n) {
       sums[n][2 * half] *= ratio;
       sums[n][2 * half + 1] *= ratio;
     }
@@ -268,16 +271,16 @@ struct FragmentSums {
 };
 
 /// Sums of all blocks of keys, each block's added in turn.
-template <int kDim>
+template <int kColumns>
 struct FragmentTotals {
-  float sums[kDim / 8][4] = {};
+  float sums[kColumns / 8][4] = {};
   bool is_empty = true;
 
   /// Adds the sums of a block, and starts them again.
   template <class T>
-  __device__ void take(FragmentSums<T, kDim>& block) {
+  __device__ void take(FragmentSums<T, kColumns>& block) {
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
+    for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float added = block.sums[n][i] * block.factor(i / 2);

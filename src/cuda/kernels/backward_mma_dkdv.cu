@@ -4,6 +4,14 @@
 
 namespace ladon::cuda::backward {
 
+std::size_t mma_shared_bytes(const AttentionParams& call) {
+  std::size_t bytes = 0;
+  with_mma_shape(call, [&](auto dims, auto full) {
+    bytes = MmaShared<decltype(dims), decltype(full)::value>::kBytes;
+  });
+  return bytes;
+}
+
 void mma_dkdv(Queue& queue, const BackwardParams& params) {
   if (params.call.q.dtype == DType::kF16) {
     launch_mma<__half, true>(queue, params);

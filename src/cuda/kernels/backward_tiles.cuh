@@ -18,9 +18,9 @@ inline constexpr int kTileRows = 64;
 inline constexpr int kScoreRows = 32;
 inline constexpr int kMmaThreads = 128;
 
-template <int kDim>
+template <int kColumns>
 struct TileShape {
-  static constexpr int kChunks = kDim / 8;
+  static constexpr int kDim = kColumns;
   static constexpr std::uint32_t kPitch = kDim * 2;  // bytes of a row
   static constexpr std::uint32_t kBytes = kTileRows * kPitch;
 };
@@ -32,8 +32,15 @@ __device__ inline std::uint32_t chunk_offset(int row, int chunk) {
          (static_cast<std::uint32_t>(chunk ^ (row % 8)) << 4);
 }
 
-/// Where a lane's row of a fragment is, within 16 rows by 16 columns. Chunk 2 i further right is at
-/// `offset ^ (i << 5)`, rows further down at `offset + rows * pitch` where rows % 8 == 0.
+/// 2 i chunks to the right of an offset whose own chunk is one of the first two. The permutation
+/// stays within 8 chunks.
+__device__ inline std::uint32_t chunks_right(std::uint32_t offset, int i) {
+  return (offset ^ static_cast<std::uint32_t>(i % 4 << 5)) +
+         static_cast<std::uint32_t>(i / 4 * 128);
+}
+
+/// Where a lane's row of a fragment is, within 16 rows by 16 columns: chunks further right by
+/// chunks_right(), rows further down at `offset + rows * pitch` where rows % 8 == 0.
 template <int kDim>
 struct LaneOffsets {
   // A by rows, and B transposed: matrices (rows 0-7, chunk 0), (8-15, 0), (0-7, 1), (8-15, 1).
@@ -54,15 +61,14 @@ struct LaneOffsets {
   }
 };
 
-/// Starts to load 64 rows of up to kDim columns. Rows without their bit in `live`, and columns past
-/// `dim`, become 0 and are not read.
-template <class T, int kDim>
-__device__ inline void load_tile(const T* rows, std::int64_t stride, int dim, bool aligned,
-                                 std::uint64_t live, std::uint32_t tile) {
-  constexpr int kChunks = TileShape<kDim>::kChunks;
-  constexpr int kRowsAtOnce = kMmaThreads / kChunks;
-  static_assert(kRowsAtOnce % 8 == 0);
-  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+/// Starts to load columns [kFirst, kFirst + 8 kChunks) of 64 rows, by the block's kThreads threads.
+/// Rows without their bit in `live`, and columns past `dim`, become 0 and are not read.
+template <class T, int kDim, int kThreads, int kChunks, int kFirst>
+__device__ inline void load_columns(const T* rows, std::int64_t stride, int dim, bool aligned,
+                                    std::uint64_t live, std::uint32_t tile) {
+  constexpr int kRowsAtOnce = kThreads / kChunks;
+  static_assert(kRowsAtOnce % 8 == 0 && kTileRows % kRowsAtOnce == 0);
+  const int chunk = kFirst / 8 + static_cast<int>(threadIdx.x) % kChunks;
   const int first_row = static_cast<int>(threadIdx.x) / kChunks;
   const int left = dim - 8 * chunk;
   const int elements = left < 0 ? 0 : left > 8 ? 8 : left;
@@ -96,6 +102,18 @@ __device__ inline void load_tile(const T* rows, std::int64_t stride, int dim, bo
   }
 }
 
+/// The same for all kDim columns.
+template <class T, int kDim, int kThreads>
+__device__ inline void load_tile(const T* rows, std::int64_t stride, int dim, bool aligned,
+                                 std::uint64_t live, std::uint32_t tile) {
+  if constexpr (kDim <= 128) {
+    load_columns<T, kDim, kThreads, kDim / 8, 0>(rows, stride, dim, aligned, live, tile);
+  } else {
+    load_columns<T, kDim, kThreads, 16, 0>(rows, stride, dim, aligned, live, tile);
+    load_columns<T, kDim, kThreads, (kDim - 128) / 8, 128>(rows, stride, dim, aligned, live, tile);
+  }
+}
+
 /// Scores of 16 own rows with kScoreRows other rows.
 using ScoreFragment = float[kScoreRows / 8][4];
 
@@ -112,8 +130,8 @@ __device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_fi
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     std::uint32_t a[4];
-    load_matrices(a, a_rows + (lane.down ^ (k << 5)));
-    const std::uint32_t b_rows = b_first + (lane.right ^ (k << 5));
+    load_matrices(a, a_rows + chunks_right(lane.down, k));
+    const std::uint32_t b_rows = b_first + chunks_right(lane.right, k);
 #pragma unroll
     for (int n = 0; n < kScoreRows / 16; ++n) {
       std::uint32_t b[4];
@@ -124,18 +142,19 @@ __device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_fi
   }
 }
 
-/// c[16 x kDim] += A[16 x kScoreRows] B, with A in registers and B by rows.
-template <class T, int kDim>
+/// c[16 x 8 kGroups] += A[16 x kScoreRows] B, with A in registers and B by rows of a tile of kDim
+/// columns.
+template <class T, int kDim, int kGroups>
 __device__ inline void add_product_tile(const std::uint32_t (&a)[kScoreRows / 16][4],
                                         std::uint32_t b_rows, const LaneOffsets<kDim>& lane,
-                                        float (&c)[kDim / 8][4]) {
+                                        float (&c)[kGroups][4]) {
 #pragma unroll
   for (int k = 0; k < kScoreRows / 16; ++k) {
 #pragma unroll
-    for (int n = 0; n < kDim / 16; ++n) {
+    for (int n = 0; n < kGroups / 2; ++n) {
       std::uint32_t b[4];
-      load_matrices_transposed(b,
-                               b_rows + k * 16 * TileShape<kDim>::kPitch + (lane.down ^ (n << 5)));
+      load_matrices_transposed(
+          b, b_rows + k * 16 * TileShape<kDim>::kPitch + chunks_right(lane.down, n));
       multiply_add<T>(c[2 * n], a[k], b[0], b[1]);
       multiply_add<T>(c[2 * n + 1], a[k], b[2], b[3]);
     }
