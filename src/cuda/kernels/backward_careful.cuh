@@ -108,7 +108,7 @@ __device__ inline void multiply_add_carefully(float (&c)[4], const std::uint32_t
 }
 
 /// c[16 x 8 kGroups] += A[16 x kScoreRows] B in the order of add_product_tile().
-template <class T, int kDim, int kGroups>
+template <class T, int kFirst, int kDim, int kGroups>
 __device__ inline void add_product_tile_carefully(const std::uint32_t (&a)[kScoreRows / 16][4],
                                                   const SignsOfVisible& values,
                                                   std::uint32_t b_rows,
@@ -120,7 +120,7 @@ __device__ inline void add_product_tile_carefully(const std::uint32_t (&a)[kScor
     for (int n = 0; n < kGroups / 2; ++n) {
       std::uint32_t b[4];
       load_matrices_transposed(
-          b, b_rows + k * 16 * TileShape<kDim>::kPitch + chunks_right(lane.down, n));
+          b, b_rows + k * 16 * TileShape<kDim>::kPitch + chunks_right(lane.down, kFirst / 16 + n));
       multiply_add_carefully<T>(c[2 * n], a[k], values, k, b[0], b[1]);
       multiply_add_carefully<T>(c[2 * n + 1], a[k], values, k, b[2], b[3]);
     }

@@ -205,22 +205,24 @@ struct FragmentSums {
   float sums[kColumns / 8][4] = {};
   float units[2] = {kFirstUnit, kFirstUnit};
 
-  /// sums += values other, where values[16 x kScoreRows] are P or dS.
-  template <int kDim>
+  /// sums += values other, where values[16 x kScoreRows] are P or dS, and sums are of the columns
+  /// from kFirst on.
+  template <int kFirst, int kDim>
   __device__ void add(const ScoreFragment& values, std::uint32_t other_rows,
                       const LaneOffsets<kDim>& lane) {
     std::uint32_t a[kScoreRows / 16][4];
     pack(values, a);
-    add_product_tile<T>(a, other_rows, lane, sums);
+    add_product_tile<T, kFirst>(a, other_rows, lane, sums);
   }
 
   /// The same, where elements of `other` that are not finite reach visible values alone.
-  template <int kDim>
+  template <int kFirst, int kDim>
   __device__ void add_carefully(const ScoreFragment& values, VisibleScores visible,
                                 std::uint32_t other_rows, const LaneOffsets<kDim>& lane) {
     std::uint32_t a[kScoreRows / 16][4];
     pack(values, a);
-    add_product_tile_carefully<T>(a, SignsOfVisible(values, visible), other_rows, lane, sums);
+    add_product_tile_carefully<T, kFirst>(a, SignsOfVisible(values, visible), other_rows, lane,
+                                          sums);
   }
 
   /// What a row's sums are multiplied with at the end; exact.

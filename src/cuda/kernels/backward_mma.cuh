@@ -259,17 +259,28 @@ __device__ __forceinline__ void write_tile(const BackwardParams& params,
         if (!band.sees_all(kTokens, kKeys)) apply_window<kOwnKeys>(band, scores, dscores);
       }
     }
-    const auto add = [&](auto& of, const ScoreFragment& values, std::uint32_t tile, auto lane) {
+    const auto add_from = [&](auto first, auto& of, const ScoreFragment& values,
+                              std::uint32_t tile_rows, auto lane) {
       if constexpr (kCareful) {
-        of.add_carefully(values, visible, tile, lane);
+        of.template add_carefully<first>(values, visible, tile_rows, lane);
       } else {
-        of.add(values, tile, lane);
+        of.template add<first>(values, tile_rows, lane);
+      }
+    };
+    const auto add = [&](auto columns, auto& of, const ScoreFragment& values,
+                         std::uint32_t tile_rows, auto lane) {
+      if (Dims::kParts == 1 || part() == 0) {
+        add_from(std::integral_constant<int, 0>{}, of, values, tile_rows, lane);
+      } else {
+        add_from(columns, of, values, tile_rows, lane);
       }
     };
     if constexpr (kOwnKeys) {
-      add(value_sums, scores, value_rows + part() * kValueColumns * 2, lane_of(Value{}));
+      add(std::integral_constant<int, kValueColumns % Dims::kValueDim>{}, value_sums, scores,
+          value_rows, lane_of(Value{}));
     }
-    add(sums, dscores, rows + part() * kHeadColumns * 2, lane_of(Head{}));
+    add(std::integral_constant<int, kHeadColumns % Dims::kHeadDim>{}, sums, dscores, rows,
+        lane_of(Head{}));
   };
   const auto add_tile = [&](const OtherTile& other, int stage) {
 #pragma unroll 1

@@ -142,9 +142,9 @@ __device__ inline void dot_product_tile(std::uint32_t a_rows, std::uint32_t b_fi
   }
 }
 
-/// c[16 x 8 kGroups] += A[16 x kScoreRows] B, with A in registers and B by rows of a tile of kDim
-/// columns.
-template <class T, int kDim, int kGroups>
+/// c[16 x 8 kGroups] += A[16 x kScoreRows] B, with A in registers and B columns from kFirst on of
+/// rows of a tile.
+template <class T, int kFirst, int kDim, int kGroups>
 __device__ inline void add_product_tile(const std::uint32_t (&a)[kScoreRows / 16][4],
                                         std::uint32_t b_rows, const LaneOffsets<kDim>& lane,
                                         float (&c)[kGroups][4]) {
@@ -154,7 +154,7 @@ __device__ inline void add_product_tile(const std::uint32_t (&a)[kScoreRows / 16
     for (int n = 0; n < kGroups / 2; ++n) {
       std::uint32_t b[4];
       load_matrices_transposed(
-          b, b_rows + k * 16 * TileShape<kDim>::kPitch + chunks_right(lane.down, n));
+          b, b_rows + k * 16 * TileShape<kDim>::kPitch + chunks_right(lane.down, kFirst / 16 + n));
       multiply_add<T>(c[2 * n], a[k], b[0], b[1]);
       multiply_add<T>(c[2 * n + 1], a[k], b[2], b[3]);
     }
