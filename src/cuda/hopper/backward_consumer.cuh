@@ -4,14 +4,13 @@
 
 #include "cuda/hopper/backward_dq_products.cuh"
 #include "cuda/hopper/backward_rows.cuh"
+#include "cuda/hopper/backward_scores.cuh"
 #include "cuda/hopper/backward_store.cuh"
 #include "cuda/hopper/backward_tile.cuh"
 #include "cuda/kernels/backward_fragments.cuh"
 
 namespace ladon::cuda::hopper {
 
-using backward::Band;
-using backward::FragmentPlace;
 using backward::FragmentSums;
 
 template <class Half, class Shape>
@@ -23,28 +22,28 @@ class BackwardConsumer {
 
   __device__ __forceinline__ BackwardConsumer(const HopperBackwardParams& params, Memory& memory)
       : scale_(params.scale),
+        backward_(params.backward),
         call_(params.backward.call),
         memory_(memory),
         group_(uniform(static_cast<int>(threadIdx.x) / kGroupThreads - 1)),
+        scores_(params.scale, memory, group_),
         dq_products_(memory, group_) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
       memory_.own_barriers.full.wait(works_.filled());
-      const auto& work = memory_.works[works_.stage()];
-      if (uniform(work.exists ? 1 : 0) == 0) return;
-      run_work(work, work.walks[group_]);
+      if (uniform(work().exists ? 1 : 0) == 0) return;
+      run_work(work(), work().walks[group_]);
       works_.advance();
     }
   }
 
  private:
   static constexpr int kStepSteps = Shape::kStepRows / 16;  // of a product over a step's rows
-  static constexpr int kScoreGroups = Shape::kStepRows / 8;
   // Whether dv and dk of a tile are waited for when S and dP of the next have been started, so that
   // the tensor cores have work meanwhile. At 128 columns the registers do not suffice.
   static constexpr bool kScoresAhead = Shape::kHeadColumns == 64;
-  using Scores = float[kScoreGroups][4];
+  using Scores = typename StepScores<Shape>::Scores;
   template <int kPart>
   using DqSums = typename DqProducts<Half, Shape>::template Sums<kPart>;
   using Walk = TileWalk<true>;
@@ -57,14 +56,14 @@ class BackwardConsumer {
   __device__ __forceinline__ void run_work(const BackwardWork& work, const Walk& walk) {
     Sums sums;
     ValueSums value_sums;
-    seen_ = {uniform(walk.others.begin), uniform(walk.others.end)};
-    met_ = {uniform(work.met.begin), uniform(work.met.end)};
-    left_ = uniform((met_.end - met_.begin) * walk.num_heads);
+    left_ = uniform((work.met.end - work.met.begin) * walk.num_heads);
     if (left_ != 0) {
-      next_tile_ = met_.begin;
+      next_tile_ = uniform(work.met.begin);
       if (thread() == 0) set_band(walk);
       load_own(walk);
       add_tiles(sums, value_sums);
+    } else {
+      record_keys(walk, false);
     }
     release(memory_.own_barriers);
     store(walk, sums, value_sums);
@@ -88,8 +87,18 @@ class BackwardConsumer {
     const std::uint64_t live = live_keys(walk.sequence, walk.own_tile);
     if (live != ~std::uint64_t{0}) {
       zero_dead_rows(memory_.own[group_], live, thread(), kGroupThreads);
+      sync_threads(kOwnBarrier + group_, kGroupThreads);
     }
-    sync_threads(kOwnBarrier + group_, kGroupThreads);
+    const bool found = finds_non_finite<Half>(memory_.own[group_], thread(), kGroupThreads);
+    record_keys(walk, sync_threads_or(kOwnBarrier + group_, kGroupThreads, found));
+  }
+  /// For the careful kernels: whether own keys have NaN or infinity. Those that no row meets need
+  /// not say so.
+  __device__ __forceinline__ void record_keys(const Walk& walk, bool not_finite) {
+    if (thread() != 0 || live_keys(walk.sequence, walk.own_tile) == 0) return;
+    backward_.keys_not_finite[walk.kv_head * backward_.num_key_tiles + walk.key_tile_start +
+                              walk.own_tile] = not_finite ? 1 : 0;
+    if (not_finite) atomicOr(backward_.any_not_finite, 1U);
   }
 
   /// Waits for the ring's next rows.
@@ -108,37 +117,36 @@ class BackwardConsumer {
     if (threadIdx.x % 32 == 0) barriers.empty.arrive();
   }
 
-  /// Tiles that any own tile of the block meets. In registers where there is room.
-  __device__ __forceinline__ TileRange met() const {
-    if constexpr (Shape::kSteps == 1) {
-      return met_;
-    } else {
-      return memory_.works[works_.stage()].met;
-    }
+  /// The ring's rows, where the next ones are not asked for before.
+  __device__ __forceinline__ void release_step() {
+    release(memory_.barriers[ring_.stage()]);
+    ring_.advance();
   }
 
-  /// A tile in shared memory.
-  struct Step {
-    int stage;
-    std::int32_t tile;
-    int part = 0;  // which of the tile's steps
-  };
+  /// In shared memory, because the products need the registers.
+  __device__ __forceinline__ const BackwardWork& work() const {
+    return memory_.works[works_.stage()];
+  }
+  /// Whether the own tile meets it; another of the block does.
+  __device__ __forceinline__ bool is_seen(std::int32_t tile) const {
+    const TileRange& seen = work().walks[group_].others;
+    return uniform(tile >= seen.begin && tile < seen.end ? 1 : 0) != 0;
+  }
 
   /// Finds the next tile that the block meets, and waits for its first step. False where there is
   /// none.
   __device__ __forceinline__ bool find_next(Step& step) {
     if (left_-- == 0) return false;
     step = {ring_.stage(), next_tile_};
-    if (++next_tile_ == met().end) next_tile_ = met().begin;  // of the next head
+    if (++next_tile_ == work().met.end) next_tile_ = work().met.begin;  // of the next head
     wait_for_step();
-    ring_.advance();
+    if constexpr (kScoresAhead) ring_.advance();
     return true;
   }
   /// The next step of the same tile.
   __device__ __forceinline__ void find_part(Step& step, int part) {
     step = {ring_.stage(), step.tile, part};
     wait_for_step();
-    ring_.advance();
   }
 
   /// S and dP: own rows times the rows of the tile.
@@ -170,20 +178,20 @@ class BackwardConsumer {
   __device__ __forceinline__ void add_tiles(Sums& sums, ValueSums& value_sums) {
     if constexpr (Shape::kSteps > 1) return add_tiles_in_steps(sums, value_sums);
     Step step;
-    int before = -1;  // the stage of the tile before
+    int before = -1;  // the stage of the tile before, where that matters
     ring_.make_uniform();
     hold_in_place(sums.sums);
     hold_in_place(value_sums.sums);
     while (find_next(step)) {
-      if (step.tile >= seen_.begin && step.tile < seen_.end) {
+      if (is_seen(step.tile)) {
         add_tile(step, before, sums, value_sums);
       } else {
         if constexpr (kScoresAhead) finish_tile<0>(before, sums, value_sums);
         dq_products_.store_no_dscores();
         if (before >= 0) add_dq();
       }
-      if constexpr (!kScoresAhead) release(memory_.barriers[step.stage]);
-      before = step.stage;
+      if constexpr (!kScoresAhead) release_step();
+      before = kScoresAhead ? step.stage : 0;
     }
     if constexpr (kScoresAhead) finish_tile<0>(before, sums, value_sums);
     add_dq();
@@ -197,16 +205,15 @@ class BackwardConsumer {
     hold_in_place(sums.sums);
     hold_in_place(value_sums.sums);
     while (find_next(step)) {
-      const TileRange seen = memory_.works[works_.stage()].walks[group_].others;
-      if (uniform(step.tile >= seen.begin && step.tile < seen.end ? 1 : 0) != 0) {
+      if (is_seen(step.tile)) {
         add_step<0>(step, has_dq, sums, value_sums);
         find_part(step, 1);
         add_step<1>(step, has_dq, sums, value_sums);
       } else {
         dq_products_.store_no_dscores();
-        release(memory_.barriers[step.stage]);
+        release_step();
         find_part(step, 1);
-        release(memory_.barriers[step.stage]);
+        release_step();
         if (has_dq) add_dq();
       }
       has_dq = true;
@@ -223,7 +230,7 @@ class BackwardConsumer {
     start_scores(step, scores, dscores);
     finish_products<1>();
     hold_in_place(scores);
-    weigh(step, scores);
+    scores_.weigh(step, scores);
     finish_products<0>();
     hold_in_place(dscores);
     find_gradients(step, scores, dscores);
@@ -234,7 +241,7 @@ class BackwardConsumer {
     dq_products_.template start<kPart>(has_dq, dq);
     finish_products<1>();
     hold_in_place(sums.sums);
-    release(memory_.barriers[step.stage]);
+    release_step();
     finish_products<0>();
     if (has_dq) dq_products_.template finish<kPart>(dq);
   }
@@ -260,7 +267,7 @@ class BackwardConsumer {
     if constexpr (kScoresAhead) finish_tile<2>(before, sums, value_sums);
     finish_products<1>();
     hold_in_place(scores);
-    weigh(step, scores);
+    scores_.weigh(step, scores);
     finish_products<0>();
     hold_in_place(dscores);
     find_gradients(step, scores, dscores);
@@ -298,53 +305,12 @@ class BackwardConsumer {
   /// P and dP to the operands of dv and dk, and dS to shared memory.
   __device__ __forceinline__ void find_gradients(const Step& step, Scores& weights,
                                                  Scores& dscores) {
-    differentiate(step, weights, dscores);
-    mask(step, weights, dscores);
+    scores_.differentiate(step, weights, dscores);
+    scores_.mask(step, weights, dscores);
     pack_operand<Half>(weights, weights_);
     pack_operand<Half>(dscores, gradients_);
     dq_products_.store_dscores(gradients_, step.part);
   }
-  /// S to P.
-  __device__ __forceinline__ void weigh(const Step& step, Scores& scores) {
-#pragma unroll
-    for (int n = 0; n < kScoreGroups; ++n) {
-      load_stats(step, n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        scores[n][i] = backward::plain_weight(scores[n][i], scale_, stats_[i % 2].lse);
-      }
-    }
-  }
-  /// dP to dS.
-  __device__ __forceinline__ void differentiate(const Step& step, const Scores& weights,
-                                                Scores& dscores) {
-#pragma unroll
-    for (int n = 0; n < kScoreGroups; ++n) {
-      load_stats(step, n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        dscores[n][i] = weights[n][i] * (dscores[n][i] - stats_[i % 2].delta);
-      }
-    }
-  }
-  /// Of the two rows whose scores with the own keys are in group n.
-  __device__ __forceinline__ void load_stats(const Step& step, int n) {
-    const FragmentPlace place;
-    const auto pair =
-        *reinterpret_cast<const float4*>(&memory_.infos[step.stage].stats[place.other(n, 0)]);
-    stats_[0] = {pair.x, pair.y};
-    stats_[1] = {pair.z, pair.w};
-  }
-
-  __device__ __forceinline__ void mask(const Step& step, Scores& weights, Scores& gradients) {
-    const int moved = step.tile * kTile + step.part * Shape::kStepRows;
-    Band band = memory_.bands[group_];
-    band.low += moved;
-    band.high += moved;
-    if (!band.sees_all(Shape::kStepRows, kTile))
-      backward::apply_window<true>(band, weights, gradients);
-  }
-
   /// dk += dS^T q, or dv += P^T dout.
   template <class AnySums, int kBoxes, int kBoxBytes>
   __device__ __forceinline__ void start_sum(AnySums& sums, std::uint32_t (&a)[kStepSteps][4],
@@ -379,18 +345,17 @@ class BackwardConsumer {
   }
 
   const float& scale_;  // in constant memory
+  const BackwardParams& backward_;
   const AttentionParams& call_;
   Memory& memory_;
   const int group_;
-  TileRange seen_;  // tiles that the own one meets
-  TileRange met_;   // those that any own tile of the block meets
-  int left_ = 0;    // of those, in all heads
+  int left_ = 0;  // tiles that any own tile of the block meets, in all heads
   std::int32_t next_tile_ = 0;
-  RowStats<float> stats_[2];
   std::uint32_t weights_[kStepSteps][4];
   std::uint32_t gradients_[kStepSteps][4];
   RingPosition<Memory::kStages> ring_;
   WorkPosition works_;
+  StepScores<Shape> scores_;
   DqProducts<Half, Shape> dq_products_;
 };
 

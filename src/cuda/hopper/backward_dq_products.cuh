@@ -21,11 +21,18 @@ __device__ __forceinline__ void store_matrices_transposed(std::uint32_t row,
                : "memory");
 }
 
-/// Which of two buffers comes next, and the parity of its phase, in one register.
-class PairPosition {
+/// A RingPosition in one register.
+template <unsigned kStages>
+class CountedPosition {
  public:
-  __device__ __forceinline__ int stage() const { return static_cast<int>(count_ & 1U); }
-  __device__ __forceinline__ unsigned filled() const { return count_ >> 1 & 1U; }
+  /// The position before the first: its buffer counts as filled and emptied.
+  __device__ __forceinline__ static CountedPosition before_first() {
+    CountedPosition position;
+    position.count_ = 2 * kStages - 1;
+    return position;
+  }
+  __device__ __forceinline__ int stage() const { return static_cast<int>(count_ % kStages); }
+  __device__ __forceinline__ unsigned filled() const { return count_ / kStages % 2; }
   __device__ __forceinline__ unsigned emptied() const { return filled() ^ 1U; }
   __device__ __forceinline__ void advance() { ++count_; }
 
@@ -168,9 +175,9 @@ class DqProducts {
 
   Memory& memory_;
   const int group_;
-  PairPosition stored_;
-  PairPosition read_;
-  RingPosition<kDqWriters> written_ = RingPosition<kDqWriters>::before_first();
+  CountedPosition<2> stored_;
+  CountedPosition<2> read_;
+  CountedPosition<kDqWriters> written_ = CountedPosition<kDqWriters>::before_first();
 };
 
 }  // namespace ladon::cuda::hopper

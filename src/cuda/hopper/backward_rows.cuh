@@ -1,7 +1,8 @@
-// Operands of Hopper's backward kernel that threads write: rows in shared memory, and P and dS.
+// Rows in shared memory that threads of Hopper's backward kernel look at, or write for products.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/kernels/tensor_core.cuh"
@@ -18,6 +19,42 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+/// The same; whether any of them says so.
+__device__ __forceinline__ bool sync_threads_or(int barrier, int threads, bool says_so) {
+  unsigned any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, any;\n"
+      "setp.ne.u32 mine, %3, 0;\n"
+      "barrier.cta.red.or.pred any, %1, %2, mine;\n"
+      "selp.u32 %0, 1, 0, any;\n"
+      "}"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(says_so ? 1 : 0)
+      : "memory");
+  return any != 0;
+}
+
+/// Whether one of `threads` threads finds NaN or infinity in its part of the rows.
+template <class Half, class Pair>
+__device__ inline bool finds_non_finite(const Pair& pair, int thread, int threads) {
+  constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
+  constexpr std::uint32_t kExponents = kBf16 ? 0x7f807f80 : 0x7c007c00;  // of two elements
+  constexpr std::uint32_t kOnes = kBf16 ? 0x00800080 : 0x04000400;       // their lowest bits
+  constexpr int kChunks = static_cast<int>(sizeof(Pair) / sizeof(uint4));
+  const auto* const chunks = reinterpret_cast<const uint4*>(&pair);
+  std::uint32_t sums = 0;  // an exponent of ones passes into the bit above
+#pragma unroll 4
+  for (int i = thread; i < kChunks; i += threads) {
+    const uint4 chunk = chunks[i];
+    sums |= (chunk.x & kExponents) + kOnes;
+    sums |= (chunk.y & kExponents) + kOnes;
+    sums |= (chunk.z & kExponents) + kOnes;
+    sums |= (chunk.w & kExponents) + kOnes;
+  }
+  return (sums & 0x80008000U) != 0;
+}
+
 /// Sets rows without their bit in `live` to 0; products may read the tile after the threads that
 /// call it have met at a barrier.
 template <class Pair>
@@ -32,21 +69,6 @@ __device__ inline void zero_dead_rows(Pair& pair, std::uint64_t live, int thread
     }
   }
   publish_writes();
-}
-
-/// Rounds P or dS to the operand A of products over a step's rows.
-template <class Half, int kGroups, int kSteps>
-__device__ __forceinline__ void pack_operand(const float (&values)[kGroups][4],
-                                             std::uint32_t (&a)[kSteps][4]) {
-  static_assert(kGroups == 2 * kSteps);
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float(&from)[4] = values[2 * step + i / 2];
-      a[step][i] = pack<Half>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
-    }
-  }
 }
 
 }  // namespace ladon::cuda::hopper

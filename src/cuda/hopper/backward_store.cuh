@@ -7,27 +7,28 @@
 namespace ladon::cuda::hopper {
 
 /// Each of the four lanes that share a row has a word of four chunks; lane t gets all words of
-/// chunk t.
-__device__ inline uint4 gather_chunk(const std::uint32_t (&words)[4]) {
-  const unsigned lane = threadIdx.x % 4;
-  std::uint32_t chunk[4];
+/// chunk t. A transposition, by one bit of the lane and of the chunk at a time.
+__device__ inline void gather_chunk(std::uint32_t (&words)[4]) {
 #pragma unroll
-  for (unsigned distance = 0; distance < 4; ++distance) {
-    const unsigned to = (lane + distance) % 4;
-    const unsigned from = (lane - distance) % 4;
-    const std::uint32_t sent = to == 0   ? words[0]
-                               : to == 1 ? words[1]
-                               : to == 2 ? words[2]
-                                         : words[3];
-    const std::uint32_t got = __shfl_sync(0xffffffffU, sent, static_cast<int>(from), 4);
+  for (unsigned bit = 1; bit < 4; bit *= 2) {
+    const bool has_bit = (threadIdx.x & bit) != 0;
 #pragma unroll
     for (unsigned i = 0; i < 4; ++i) {
-      // The first goes everywhere: words that the compiler took for those of the chunk before would
-      // be kept until then.
-      chunk[i] = distance == 0 || from == i ? got : chunk[i];
+      if ((i & bit) != 0) continue;
+      std::uint32_t& low = words[i];
+      std::uint32_t& high = words[i | bit];
+      const std::uint32_t got =
+          __shfl_xor_sync(0xffffffffU, has_bit ? low : high, static_cast<int>(bit));
+      (has_bit ? low : high) = got;
     }
   }
-  return make_uint4(chunk[0], chunk[1], chunk[2], chunk[3]);
+}
+
+/// 16 bytes to global memory in one instruction, which the compiler does not make of a uint4 here.
+__device__ inline void store_chunk(std::uint16_t* to, const std::uint32_t (&words)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
 }
 
 /// The same as store_sums(). For all lanes of a warp.
@@ -56,10 +57,10 @@ __device__ __forceinline__ void store_rows(const Sums& sums, float factor, const
         words[i] = pack<Half>(from[2 * half] * row_factor * factor,
                               from[2 * half + 1] * row_factor * factor);
       }
-      const uint4 chunk = gather_chunk(words);
+      gather_chunk(words);
       const int column = (first + static_cast<int>(threadIdx.x) % 4) * 8;
       if (row >= num_rows || column >= dim) continue;
-      *reinterpret_cast<uint4*>(rows + row * operand.token_stride + column) = chunk;
+      store_chunk(rows + row * operand.token_stride + column, words);
     }
   }
 }

@@ -78,13 +78,6 @@ struct BufferBarriers {
 template <int kStages>
 class RingPosition {
  public:
-  /// The position before the first: its buffer counts as filled and emptied.
-  __device__ __forceinline__ static RingPosition before_first() {
-    RingPosition position;
-    position.stage_ = kStages - 1;
-    position.parity_ = 1;
-    return position;
-  }
   __device__ __forceinline__ int stage() const { return stage_; }
   __device__ __forceinline__ unsigned filled() const { return parity_; }
   __device__ __forceinline__ unsigned emptied() const { return parity_ ^ 1U; }

@@ -155,8 +155,9 @@ void attend_backward(Queue& queue, const AttentionParams& call) {
   const BackwardParams& params = memory.params();
   const bool tensor_cores = memory.tensor_cores();
   zero_padding(queue, params, most_padding(call));
-  prepare(queue, params);
+  prepare_rows(queue, params);
   const bool is_done = hopper::attend_backward(queue, call, params, memory.hopper());
+  if (tensor_cores && !is_done) prepare_keys(queue, params);
   const auto gradients_of_keys = [&] {
     if (!tensor_cores) return simt_dkdv(queue, params);
     if (!is_done) mma_dkdv(queue, params);

@@ -296,7 +296,9 @@ inline void launch_blocks(Queue& queue, void (*kernel)(BackwardParams), std::int
 
 // The launches, each in the file of its kernel. They write the results that are present.
 void zero_padding(Queue& queue, const BackwardParams& params, std::int64_t most_padding);
-void prepare(Queue& queue, const BackwardParams& params);
+void prepare_rows(Queue& queue, const BackwardParams& params);
+/// For tensor cores; Hopper's kernel does this by itself.
+void prepare_keys(Queue& queue, const BackwardParams& params);
 void simt_dkdv(Queue& queue, const BackwardParams& params);
 void simt_dq(Queue& queue, const BackwardParams& params);
 /// Shared memory of a block on tensor cores, in bytes. Heads are at most kMmaLongestHead long.

@@ -80,7 +80,9 @@ __device__ inline void plain_gradients(float scale, const RowStats<float>* stats
 template <bool kOwnKeys, int kGroups>
 __device__ inline void apply_window(const Band& band, float (&weights)[kGroups][4],
                                     float (&gradients)[kGroups][4]) {
-  const FragmentPlace place;
+  // The differences of keys and rows are not kept in registers from one tile to the next.
+  FragmentPlace place;
+  place.first_own = static_cast<int>(cuda::fresh(static_cast<std::uint32_t>(place.first_own)));
 #pragma unroll
   for (int n = 0; n < kGroups; ++n) {
 #pragma unroll

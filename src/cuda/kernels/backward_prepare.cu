@@ -1,9 +1,10 @@
 // What the backward pass does once for each row and key, before its products.
 //
-// prepare_rows: delta = rowsum(dout * out) - dlse, a block for each 64 rows of a head; 8 to 32
-// lanes share two rows at a time, as many as have work with one load each. It also finds the rows
-// and tiles that tensor cores need to know about, as prepare_keys does for k and v. Reads out and
-// dout, and q where lse does not show that it is not finite (k and v) once: the limit is memory.
+// row_statistics: delta = rowsum(dout * out) - dlse, a block for each 64 rows of a head; 8 to 32
+// lanes share two or four rows at a time, as many as have work with one load each. It also finds
+// the rows and tiles that tensor cores need to know about, as look_at_keys does for k and v. Reads
+// out and dout, and q where lse does not show that it is not finite (k and v) once: the limit is
+// memory.
 //
 // zero_padding: a thread for each element of dk and dv that is padding.
 
@@ -27,11 +28,10 @@ __device__ Compute load_lse(const LseOperand& lse, std::int64_t offset, std::int
                                offset + token * lse.token_stride + head * lse.head_stride);
 }
 
-// A lane has 8 neighbouring elements of 2 rows at once, so that enough loads are under way.
+// A lane has 8 neighbouring elements of a few rows at once, so that enough loads are under way.
 constexpr int kChunk = 8;
-constexpr int kBatch = 2;
 
-template <class Storage>
+template <class Storage, int kBatch>
 struct Chunks {
   Storage elements[kBatch][kChunk];
 
@@ -69,8 +69,9 @@ struct Chunks {
 };
 
 /// Which rows of a warp's a lane works on: kLanes lanes share kBatch neighbours at a time.
-template <int kLanes>
+template <int kLanes, class Storage>
 struct LaneRows {
+  static constexpr int kBatch = kLanes == 8 || sizeof(Storage) > 2 ? 2 : 4;
   static constexpr int kAtOnce = 32 / kLanes * kBatch;  // rows of the warp
   static constexpr int kStep = kLanes * kChunk;         // columns of a row
   static_assert(kRowsPerWarp % kAtOnce == 0);
@@ -88,7 +89,7 @@ void with_lanes(std::int64_t dim, const Launch& launch) {
 }
 
 /// Some rows of an operand from a token on; the last that exists, again, for those past the end.
-template <class Storage>
+template <class Storage, int kBatch>
 struct Rows {
   const Storage* first[kBatch];
 
@@ -104,11 +105,12 @@ struct Rows {
 };
 
 /// Clears the bits of rows of which this lane has an element that is not finite.
-template <int kLanes, class Storage>
-__device__ unsigned finite_rows(const Rows<Storage>& rows, std::int64_t dim, unsigned finite) {
-  using Lane = LaneRows<kLanes>;
+template <int kLanes, class Storage, int kBatch>
+__device__ unsigned finite_rows(const Rows<Storage, kBatch>& rows, std::int64_t dim,
+                                unsigned finite) {
+  using Lane = LaneRows<kLanes, Storage>;
   for (std::int64_t i = Lane().first_column; i < dim; i += Lane::kStep) {
-    const Chunks<Storage> chunks(rows.first, i, dim);
+    const Chunks<Storage, kBatch> chunks(rows.first, i, dim);
 #pragma unroll
     for (int r = 0; r < kBatch; ++r) finite &= ~(chunks.is_finite(r) ? 0U : 1U << r);
   }
@@ -117,8 +119,9 @@ __device__ unsigned finite_rows(const Rows<Storage>& rows, std::int64_t dim, uns
 
 template <class Storage, int kLanes>
 __global__ void __launch_bounds__(kThreads)
-    prepare_rows(const __grid_constant__ BackwardParams params) {
+    row_statistics(const __grid_constant__ BackwardParams params) {
   using Compute = std::conditional_t<sizeof(Storage) == 8, double, float>;
+  constexpr int kBatch = LaneRows<kLanes, Storage>::kBatch;
   __shared__ std::uint8_t live_of_warp[kWarps];
   const AttentionParams& call = params.call;
   const std::int64_t block = params.first_block + blockIdx.x;
@@ -129,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
   auto* const stats = static_cast<RowStats<Compute>*>(params.stats) + head * params.num_rows +
                       params.row_starts[index];
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const LaneRows<kLanes> lane;
+  const LaneRows<kLanes, Storage> lane;
   const std::int64_t first = (tile - params.row_tile_starts[index]) * kTile + warp * kRowsPerWarp;
   unsigned live = 0;
   bool is_finite = true;
@@ -137,15 +140,21 @@ __global__ void __launch_bounds__(kThreads)
        step += lane.kAtOnce) {
     const int i = step + lane.first_row;
     const auto rows_of = [&](const Operand& operand, std::int64_t offset) {
-      return Rows<Storage>(operand, offset, first + i, sequence.query_len, head);
+      return Rows<Storage, kBatch>(operand, offset, first + i, sequence.query_len, head);
     };
-    const Rows<Storage> out = rows_of(call.out, sequence.out);
-    const Rows<Storage> dout = rows_of(call.dout, sequence.dout);
+    const Rows<Storage, kBatch> out = rows_of(call.out, sequence.out);
+    const Rows<Storage, kBatch> dout = rows_of(call.dout, sequence.dout);
     Compute delta[kBatch] = {};
+    Compute lse[kBatch];
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) {
+      const std::int64_t token = min(first + i + r, sequence.query_len - 1);
+      lse[r] = load_lse<Compute>(call.lse, sequence.lse, token, head);
+    }
     unsigned finite = (1U << kBatch) - 1;
     for (std::int64_t column = lane.first_column; column < call.value_dim; column += lane.kStep) {
-      const Chunks<Storage> of_out(out.first, column, call.value_dim);
-      const Chunks<Storage> of_dout(dout.first, column, call.value_dim);
+      const Chunks<Storage, kBatch> of_out(out.first, column, call.value_dim);
+      const Chunks<Storage, kBatch> of_dout(dout.first, column, call.value_dim);
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
 #pragma unroll
@@ -166,8 +175,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       const std::int64_t token = first + i + r;
       if (token >= sequence.query_len) continue;
-      const auto lse = load_lse<Compute>(call.lse, sequence.lse, token, head);
-      if (lse == -static_cast<Compute>(INFINITY)) {
+      if (lse[r] == -static_cast<Compute>(INFINITY)) {
         if (lane.is_first_lane) stats[token] = {static_cast<Compute>(INFINITY), 0};
         continue;
       }
@@ -176,8 +184,8 @@ __global__ void __launch_bounds__(kThreads)
         delta[r] -= load_lse<Compute>(call.dlse, sequence.dlse, token, head);
       }
       is_finite = is_finite && (finite >> r & 1) != 0;
-      if (params.lse_shows_q) is_finite = is_finite && isfinite(lse) && isfinite(delta[r]);
-      if (lane.is_first_lane) stats[token] = {lse, delta[r]};
+      if (params.lse_shows_q) is_finite = is_finite && isfinite(lse[r]) && isfinite(delta[r]);
+      if (lane.is_first_lane) stats[token] = {lse[r], delta[r]};
     }
   }
   if (params.live_rows == nullptr) return;
@@ -196,7 +204,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Storage, int kLanes>
 __global__ void __launch_bounds__(kThreads)
-    prepare_keys(const __grid_constant__ BackwardParams params) {
+    look_at_keys(const __grid_constant__ BackwardParams params) {
   const AttentionParams& call = params.call;
   const std::int64_t block = params.first_block + blockIdx.x;
   const std::int64_t head = block / params.num_key_tiles;
@@ -205,11 +213,13 @@ __global__ void __launch_bounds__(kThreads)
   const Sequence& sequence = call.sequences[index];
   const std::int64_t first =
       (tile - params.key_tile_starts[index]) * kTile + threadIdx.x / 32 * kRowsPerWarp;
+  constexpr int kBatch = LaneRows<kLanes, Storage>::kBatch;
   unsigned finite = (1U << kBatch) - 1;
-  const LaneRows<kLanes> lane;
+  const LaneRows<kLanes, Storage> lane;
   for (int i = 0; i < kRowsPerWarp && first + i < sequence.kv_len; i += lane.kAtOnce) {
     const auto rows_of = [&](const Operand& operand, std::int64_t offset) {
-      return Rows<Storage>(operand, offset, first + i + lane.first_row, sequence.kv_len, head);
+      return Rows<Storage, kBatch>(operand, offset, first + i + lane.first_row, sequence.kv_len,
+                                   head);
     };
     finite = finite_rows<kLanes>(rows_of(call.k, sequence.k), call.head_dim, finite);
     finite = finite_rows<kLanes>(rows_of(call.v, sequence.v), call.value_dim, finite);
@@ -265,23 +275,32 @@ void zero_padding(Queue& queue, const BackwardParams& params, std::int64_t most_
   zero(call.dv, call.value_dim, false);
 }
 
-void prepare(Queue& queue, const BackwardParams& params) {
+void prepare_rows(Queue& queue, const BackwardParams& params) {
   const AttentionParams& call = params.call;
-  const std::int64_t row_blocks = params.num_row_tiles * call.num_heads;
-  const std::int64_t key_blocks = params.num_key_tiles * call.num_kv_heads;
-  const std::int64_t dim = std::max(call.head_dim, call.value_dim);
+  const std::int64_t blocks = params.num_row_tiles * call.num_heads;
+  const std::int64_t dim =
+      params.lse_shows_q ? call.value_dim : std::max(call.head_dim, call.value_dim);
   with_storage_type(call.q.dtype, [&](auto type) {
     using Storage = decltype(type);
     if constexpr (sizeof(Storage) > 2) {
-      launch_blocks(queue, prepare_rows<Storage, 32>, row_blocks, kThreads, 0, params);
+      launch_blocks(queue, row_statistics<Storage, 32>, blocks, kThreads, 0, params);
     } else {
       with_lanes(dim, [&](auto lanes) {
-        launch_blocks(queue, prepare_rows<Storage, lanes>, row_blocks, kThreads, 0, params);
-        if (params.any_not_finite == nullptr) return;
-        launch_blocks(queue, prepare_keys<Storage, lanes>, key_blocks, kThreads, 0, params);
+        launch_blocks(queue, row_statistics<Storage, lanes>, blocks, kThreads, 0, params);
       });
     }
   });
+}
+
+void prepare_keys(Queue& queue, const BackwardParams& params) {
+  const AttentionParams& call = params.call;
+  const std::int64_t blocks = params.num_key_tiles * call.num_kv_heads;
+  const auto launch = [&](auto type) {
+    with_lanes(std::max(call.head_dim, call.value_dim), [&](auto lanes) {
+      launch_blocks(queue, look_at_keys<decltype(type), lanes>, blocks, kThreads, 0, params);
+    });
+  };
+  call.q.dtype == DType::kF16 ? launch(__half{}) : launch(__nv_bfloat16{});
 }
 
 }  // namespace ladon::cuda::backward
