@@ -1,7 +1,7 @@
 // What the backward pass does once for each row and key, before its products.
 //
 // row_statistics: delta = rowsum(dout * out) - dlse, a block for each 64 rows of a head; 8 to 32
-// lanes share two or four rows at a time, as many as have work with one load each. It also finds
+// lanes share two rows at a time, as many as have work with one load each. It also finds
 // the rows and tiles that tensor cores need to know about, as look_at_keys does for k and v. Reads
 // out and dout, and q where lse does not show that it is not finite (k and v) once: the limit is
 // memory.
@@ -28,37 +28,36 @@ __device__ Compute load_lse(const LseOperand& lse, std::int64_t offset, std::int
                                offset + token * lse.token_stride + head * lse.head_stride);
 }
 
-// A lane has 8 neighbouring elements of a few rows at once, so that enough loads are under way.
+// A lane has 8 neighbouring elements of 2 rows at once, so that enough loads are under way. 4 were no
+// faster, because they leave registers for two blocks only.
 constexpr int kChunk = 8;
+constexpr int kBatch = 2;
 
-template <class Storage, int kBatch>
+/// Elements [first, first + 8) of some rows.
+template <class Storage>
 struct Chunks {
   Storage elements[kBatch][kChunk];
 
-  /// Elements [first, first + 8) of some rows; zeros past their ends.
-  __device__ Chunks(const Storage* const (&rows)[kBatch], std::int64_t first, std::int64_t dim) {
-    constexpr int kWords = sizeof elements[0] / sizeof(uint4);
-    bool is_aligned = first + kChunk <= dim;
+  /// Whether they can be loaded: all exist, and words are aligned.
+  __device__ static bool is_aligned(const Storage* const (&rows)[kBatch], std::int64_t first,
+                                    std::int64_t dim) {
+    bool all = first + kChunk <= dim;
     for (const Storage* row : rows) {
-      is_aligned = is_aligned && reinterpret_cast<std::uintptr_t>(row + first) % sizeof(uint4) == 0;
+      all = all && reinterpret_cast<std::uintptr_t>(row + first) % sizeof(uint4) == 0;
     }
-    if (is_aligned) {
-      uint4 words[kBatch][kWords];
+    return all;
+  }
+  __device__ void load(const Storage* const (&rows)[kBatch], std::int64_t first) {
+    constexpr int kWords = sizeof elements[0] / sizeof(uint4);
+    uint4 words[kBatch][kWords];
 #pragma unroll
-      for (int r = 0; r < kBatch; ++r) {
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-          words[r][i] = reinterpret_cast<const uint4*>(rows[r] + first)[i];
-        }
-      }
-      memcpy(elements, words, sizeof elements);
-      return;
-    }
     for (int r = 0; r < kBatch; ++r) {
-      for (int i = 0; i < kChunk; ++i) {
-        elements[r][i] = first + i < dim ? rows[r][first + i] : Storage(0.0F);
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        words[r][i] = reinterpret_cast<const uint4*>(rows[r] + first)[i];
       }
     }
+    memcpy(elements, words, sizeof elements);
   }
   __device__ bool is_finite(int row) const {
     bool all = true;
@@ -69,9 +68,8 @@ struct Chunks {
 };
 
 /// Which rows of a warp's a lane works on: kLanes lanes share kBatch neighbours at a time.
-template <int kLanes, class Storage>
+template <int kLanes>
 struct LaneRows {
-  static constexpr int kBatch = kLanes == 8 || sizeof(Storage) > 2 ? 2 : 4;
   static constexpr int kAtOnce = 32 / kLanes * kBatch;  // rows of the warp
   static constexpr int kStep = kLanes * kChunk;         // columns of a row
   static_assert(kRowsPerWarp % kAtOnce == 0);
@@ -89,7 +87,7 @@ void with_lanes(std::int64_t dim, const Launch& launch) {
 }
 
 /// Some rows of an operand from a token on; the last that exists, again, for those past the end.
-template <class Storage, int kBatch>
+template <class Storage>
 struct Rows {
   const Storage* first[kBatch];
 
@@ -105,14 +103,25 @@ struct Rows {
 };
 
 /// Clears the bits of rows of which this lane has an element that is not finite.
-template <int kLanes, class Storage, int kBatch>
-__device__ unsigned finite_rows(const Rows<Storage, kBatch>& rows, std::int64_t dim,
-                                unsigned finite) {
-  using Lane = LaneRows<kLanes, Storage>;
+template <int kLanes, class Storage>
+__device__ unsigned finite_rows(const Rows<Storage>& rows, std::int64_t dim, unsigned finite) {
+  using Lane = LaneRows<kLanes>;
   for (std::int64_t i = Lane().first_column; i < dim; i += Lane::kStep) {
-    const Chunks<Storage, kBatch> chunks(rows.first, i, dim);
+    using OfRows = Chunks<Storage>;
+    if (OfRows::is_aligned(rows.first, i, dim)) {
+      OfRows chunks;
+      chunks.load(rows.first, i);
 #pragma unroll
-    for (int r = 0; r < kBatch; ++r) finite &= ~(chunks.is_finite(r) ? 0U : 1U << r);
+      for (int r = 0; r < kBatch; ++r) finite &= ~(chunks.is_finite(r) ? 0U : 1U << r);
+      continue;
+    }
+#pragma unroll
+    for (int r = 0; r < kBatch; ++r) {
+#pragma unroll 1
+      for (std::int64_t e = i; e < min(i + kChunk, dim); ++e) {
+        finite &= ~(isfinite(to_float(rows.first[r][e])) ? 0U : 1U << r);
+      }
+    }
   }
   return finite;
 }
@@ -121,18 +130,18 @@ template <class Storage, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     row_statistics(const __grid_constant__ BackwardParams params) {
   using Compute = std::conditional_t<sizeof(Storage) == 8, double, float>;
-  constexpr int kBatch = LaneRows<kLanes, Storage>::kBatch;
   __shared__ std::uint8_t live_of_warp[kWarps];
   const AttentionParams& call = params.call;
   const std::int64_t block = params.first_block + blockIdx.x;
-  const std::int64_t head = block / params.num_row_tiles;
-  const std::int64_t tile = block % params.num_row_tiles;
+  // Heads first: those of a token are neighbours in memory.
+  const std::int64_t head = block % call.num_heads;
+  const std::int64_t tile = block / call.num_heads;
   const std::int64_t index = sequence_of(params.row_tile_starts, call.num_sequences, tile);
   const Sequence& sequence = call.sequences[index];
   auto* const stats = static_cast<RowStats<Compute>*>(params.stats) + head * params.num_rows +
                       params.row_starts[index];
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const LaneRows<kLanes, Storage> lane;
+  const LaneRows<kLanes> lane;
   const std::int64_t first = (tile - params.row_tile_starts[index]) * kTile + warp * kRowsPerWarp;
   unsigned live = 0;
   bool is_finite = true;
@@ -140,10 +149,10 @@ __global__ void __launch_bounds__(kThreads)
        step += lane.kAtOnce) {
     const int i = step + lane.first_row;
     const auto rows_of = [&](const Operand& operand, std::int64_t offset) {
-      return Rows<Storage, kBatch>(operand, offset, first + i, sequence.query_len, head);
+      return Rows<Storage>(operand, offset, first + i, sequence.query_len, head);
     };
-    const Rows<Storage, kBatch> out = rows_of(call.out, sequence.out);
-    const Rows<Storage, kBatch> dout = rows_of(call.dout, sequence.dout);
+    const Rows<Storage> out = rows_of(call.out, sequence.out);
+    const Rows<Storage> dout = rows_of(call.dout, sequence.dout);
     Compute delta[kBatch] = {};
     Compute lse[kBatch];
 #pragma unroll
@@ -152,17 +161,33 @@ __global__ void __launch_bounds__(kThreads)
       lse[r] = load_lse<Compute>(call.lse, sequence.lse, token, head);
     }
     unsigned finite = (1U << kBatch) - 1;
-    for (std::int64_t column = lane.first_column; column < call.value_dim; column += lane.kStep) {
-      const Chunks<Storage, kBatch> of_out(out.first, column, call.value_dim);
-      const Chunks<Storage, kBatch> of_dout(dout.first, column, call.value_dim);
+    const std::int64_t dim = call.value_dim;
+    for (std::int64_t column = lane.first_column; column < dim; column += lane.kStep) {
+      using OfRows = Chunks<Storage>;
+      const auto add = [&](int r, Storage of_out, Storage of_dout) {
+        const auto dout_element = widened<Compute>(of_dout);
+        delta[r] = fma(widened<Compute>(of_out), dout_element, delta[r]);
+        finite &= ~(isfinite(dout_element) ? 0U : 1U << r);
+      };
+      if (OfRows::is_aligned(out.first, column, dim) &&
+          OfRows::is_aligned(dout.first, column, dim)) {
+        OfRows of_out;
+        OfRows of_dout;
+        of_out.load(out.first, column);
+        of_dout.load(dout.first, column);
 #pragma unroll
-      for (int r = 0; r < kBatch; ++r) {
+        for (int r = 0; r < kBatch; ++r) {
 #pragma unroll
-        for (int e = 0; e < kChunk; ++e) {
-          delta[r] = fma(widened<Compute>(of_out.elements[r][e]),
-                         widened<Compute>(of_dout.elements[r][e]), delta[r]);
+          for (int e = 0; e < kChunk; ++e) add(r, of_out.elements[r][e], of_dout.elements[r][e]);
         }
-        finite &= ~(of_dout.is_finite(r) ? 0U : 1U << r);
+      } else {
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r) {
+#pragma unroll 1
+          for (std::int64_t e = column; e < min(column + kChunk, dim); ++e) {
+            add(r, out.first[r][e], dout.first[r][e]);
+          }
+        }
       }
     }
     if (params.live_rows != nullptr && !params.lse_shows_q) {
@@ -197,8 +222,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kWarps; ++i) {
     live_rows |= static_cast<std::uint64_t>(live_of_warp[i]) << (i * kRowsPerWarp);
   }
-  params.live_rows[block] = live_rows;
-  params.rows_not_finite[block] = all_finite ? 0 : 1;
+  const std::int64_t place = head * params.num_row_tiles + tile;
+  params.live_rows[place] = live_rows;
+  params.rows_not_finite[place] = all_finite ? 0 : 1;
   if (!all_finite) atomicOr(params.any_not_finite, 1U);
 }
 
@@ -207,19 +233,17 @@ __global__ void __launch_bounds__(kThreads)
     look_at_keys(const __grid_constant__ BackwardParams params) {
   const AttentionParams& call = params.call;
   const std::int64_t block = params.first_block + blockIdx.x;
-  const std::int64_t head = block / params.num_key_tiles;
-  const std::int64_t tile = block % params.num_key_tiles;
+  const std::int64_t head = block % call.num_kv_heads;
+  const std::int64_t tile = block / call.num_kv_heads;
   const std::int64_t index = sequence_of(params.key_tile_starts, call.num_sequences, tile);
   const Sequence& sequence = call.sequences[index];
   const std::int64_t first =
       (tile - params.key_tile_starts[index]) * kTile + threadIdx.x / 32 * kRowsPerWarp;
-  constexpr int kBatch = LaneRows<kLanes, Storage>::kBatch;
   unsigned finite = (1U << kBatch) - 1;
-  const LaneRows<kLanes, Storage> lane;
+  const LaneRows<kLanes> lane;
   for (int i = 0; i < kRowsPerWarp && first + i < sequence.kv_len; i += lane.kAtOnce) {
     const auto rows_of = [&](const Operand& operand, std::int64_t offset) {
-      return Rows<Storage, kBatch>(operand, offset, first + i + lane.first_row, sequence.kv_len,
-                                   head);
+      return Rows<Storage>(operand, offset, first + i + lane.first_row, sequence.kv_len, head);
     };
     finite = finite_rows<kLanes>(rows_of(call.k, sequence.k), call.head_dim, finite);
     finite = finite_rows<kLanes>(rows_of(call.v, sequence.v), call.value_dim, finite);
@@ -227,7 +251,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool is_finite = finite == (1U << kBatch) - 1;
   const bool all_finite = __syncthreads_and(is_finite) != 0;
   if (threadIdx.x != 0) return;
-  params.keys_not_finite[block] = all_finite ? 0 : 1;
+  params.keys_not_finite[head * params.num_key_tiles + tile] = all_finite ? 0 : 1;
   if (!all_finite) atomicOr(params.any_not_finite, 1U);
 }
 
