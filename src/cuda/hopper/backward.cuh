@@ -1,5 +1,5 @@
-// The backward pass on Hopper, bf16 heads up to 128 (padded with zeros to 64 or 128) with a scale
-// and a window, in one pass over the scores:
+// The backward pass on Hopper, bf16 with a scale and a window, in one pass over the scores: heads
+// up to 128 (padded with zeros to 64 or 128), or up to 192 with values up to 128.
 //
 //   S^T = K Q^T,  dP^T = V dO^T,  dV += P^T dO,  dK += dS^T Q,  dQ = dS K
 //
@@ -13,20 +13,28 @@
 // meet are copied while the last results are stored.
 //
 // Every step is the arithmetic of backward_mma.cuh in the same order, so a result has the same
-// bits from both. The careful kernels there compute tiles that meet NaN or infinity once more.
+// bits from both. The careful kernels there compute tiles that meet NaN or infinity once more; a
+// warpgroup looks for them in its own keys when they have come.
 //
 // At 128 columns: 232 registers, 197 KB of shared memory. A tile of rows is 2560 cycles of tensor
 // cores and about 2950 of the shared memory's port (products 2048, copies 256, dS and dQ written
 // and read 640); it takes 4600. Where they go, by clock marks at S16384: S and dP 1100, P and dS
 // 1070, the products of dV, dQ and dK 1150, dS and dQ to shared memory 830.
 //
-// H200, bf16, 15 launches, TFLOP/s of five products, and of cuDNN on the same machine: D128 causal
-// B16 H16 S1024 238 and 312, B4 H16 S4096 417 and 484, B1 H16 S16384 488 and 561; full B4 H16 S4096
-// 438 and 565; GQA 32/8 B2 S8192 causal 434 and 512; D64 causal S4096 275 and 366, S16384 378 and
-// 452, full 335 and 449. Of 722 us at S1024 this kernel has 538, the statistics of rows 68, the
-// look at keys 42, the rounding of dq 49. The two kernels before, with 7 products, had 341 at
-// S4096, 401 at S16384, 381 full. Adding dq in any order instead: 1 to 2 % faster at D128 causal, 3
-// % full.
+// At 192 and 128 columns: 232 registers, of which dK and dV take 160, and 223 KB. Rows come in
+// stages of 32, whose scores are all that fits beside them, and dQ in two parts, one with each
+// stage of the next tile. 3328 cycles of tensor cores for 64 rows, about 4900 of the port (S and dP
+// as 64 x 32 read half as much again as 64 x 64 would); about 6500 by the time at S16384.
+//
+// H200, bf16, 15 launches, TFLOP/s of five products with the statistics of rows, and of cuDNN in
+// the same run (it measured twice): D128 causal B16 H16 S1024 251 and 261, cuDNN 313 and 292; B4
+// H16 S4096 418 and 415, 480 and 438; B1 H16 S16384 469 and 456, 564 and 521; full B4 H16 S4096 437
+// and 437, 550 and 521. 192/128 causal B1 H128 S4096 410 and 410, 458 and 413; B1 H16 S16384 453
+// and 426, 513 and 487; full B2 H16 S4096 428 and 428, 292 and 284. Before, with a kernel more that
+// looked at keys: GQA 32/8 B2 S8192 causal 434, cuDNN 512; D64 causal S4096 275 and 366, S16384 378
+// and 452, full 335 and 449. Of 685 us at S1024 the statistics of rows have 71, this kernel about
+// 550, the rounding of dq about 50. Adding dq in any order instead: 1 to 2 % faster at D128 causal,
+// 3 % full.
 //
 // Tried and lost: warpgroups in turns by named barriers, one with its softmax while the products of
 // the other run (418 in place of 494 at S16384: what has to be waited for within a turn is too
@@ -35,7 +43,10 @@
 // heads one after the other without a mask (390 in place of 448: blocks of a head wait for each
 // other's additions); dq rounded in the last block of its turns by the warps that add it up (244 us
 // more at S4096, for a kernel of 49: those blocks are the last of all); the first tiles that a
-// block meets copied before its keys (2 % slower).
+// block meets copied before its keys (2 % slower). f16: P and dS have units there that follow the
+// largest of each 32 columns (FragmentSums). Those of dq would need the maximum over the keys of
+// several warps, and change within a block of keys, which one product cannot follow: the same bits
+// as the generic kernels' take another rule for units first.
 #pragma once
 
 #include "cuda/hopper/backward_consumer.cuh"
