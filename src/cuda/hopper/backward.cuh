@@ -21,9 +21,9 @@
 // and read 640); it takes 4600. Where they go, by clock marks at S16384: S and dP 1100, P and dS
 // 1070, the products of dV, dQ and dK 1150, dS and dQ to shared memory 830.
 //
-// At 192 and 128 columns: 232 registers, of which dK and dV take 160, and 223 KB. Rows come in
+// At 192 and 128 columns: 232 registers, of which dK and dV take 160, and 222 KB. Rows come in
 // stages of 32, whose scores are all that fits beside them, and dQ in two parts, one with each
-// stage of the next tile. 3328 cycles of tensor cores for 64 rows, about 4900 of the port (S and dP
+// stage of the next tile. 3328 cycles of tensor cores for 64 rows, about 4600 of the port (S and dP
 // as 64 x 32 read half as much again as 64 x 64 would); about 6500 by the time at S16384.
 //
 // H200, bf16, 15 launches, TFLOP/s of five products with the statistics of rows, and of cuDNN in
