@@ -10,7 +10,7 @@
 #include "core/host_copy.h"
 #include "host_cache.h"
 #include "ladon/paged_kv_cache.h"
-#include "ladon/random.h"
+#include "random_inputs.h"
 
 namespace ladon::bench {
 namespace {
@@ -20,7 +20,7 @@ constexpr std::int64_t kCheckedRows = 2;
 
 Tensor random_tensor(const Context& context, DType dtype, const Dims& shape, std::uint64_t stream) {
   Tensor tensor = Tensor::uninitialized(context, dtype, shape);
-  fill_normal(context, tensor, 0, 1, 42, stream);
+  fill_with_normal(context, tensor, /*seed=*/42, stream);
   return tensor;
 }
 
@@ -192,8 +192,11 @@ std::string AttentionWorkload::check(const Context& context) {
   if (shape_.pass == Pass::kBackward) attention(context, q_, k_, v_, options_, out_, lse_);
   run(context);
   if (cache_.has_value()) return check_cached(context, reference);
+  std::int64_t before = -1;
   for (const std::int64_t row : {std::int64_t{0}, shape_.query_len / 2,
                                  std::max<std::int64_t>(shape_.query_len - kCheckedRows, 0)}) {
+    if (row <= before) continue;  // all of them are one where there are few rows
+    before = row;
     std::string fault =
         shape_.pass == Pass::kForward ? check_forward(reference, row) : check_dq(reference, row);
     if (!fault.empty()) return fault;

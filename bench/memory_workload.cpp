@@ -8,7 +8,7 @@
 #include "ladon/kv_cache.h"
 #include "ladon/optim.h"
 #include "ladon/paged_kv_cache.h"
-#include "ladon/random.h"
+#include "random_inputs.h"
 #include "shape.h"
 
 namespace ladon::bench {
@@ -32,8 +32,8 @@ class CacheRows : public Workload {
             context,
             KvCacheOptions{.num_kv_heads = kKvHeads, .head_dim = kHeadDim, .format = storage},
             kPageSize, kTokens / kPageSize))) {
-    fill_normal(context, k_rows_, 0, 1, /*seed=*/6);
-    fill_normal(context, v_rows_, 0, 1, /*seed=*/9);
+    fill_with_normal(context, k_rows_, /*seed=*/6);
+    fill_with_normal(context, v_rows_, /*seed=*/9);
     append(context);
   }
 
@@ -115,8 +115,8 @@ class AdamWStep final : public Workload {
   static Parameter make(const Context& context, std::int64_t count) {
     const Context host(ContextOptions{.num_threads = context.num_threads()});
     Parameter parameter = Parameter::zeros("w", DType::kBF16, {count});
-    fill_normal(host, parameter.value, 0, 1, /*seed=*/7);
-    fill_normal(host, parameter.gradient, 0, 1, /*seed=*/8);
+    fill_with_normal(host, parameter.value, /*seed=*/7);
+    fill_with_normal(host, parameter.gradient, /*seed=*/8);
     return context.device().is_cpu() ? std::move(parameter) : parameter.to(context);
   }
 
