@@ -47,6 +47,19 @@ if(STEP STREQUAL "install")
     message(FATAL_ERROR "unexpected files installed: ${rest}")
   endif()
 
+elseif(STEP STREQUAL "libdir")
+  # -D CMAKE_INSTALL_LIBDIR=lib64, without a type, is a folder of the prefix.
+  set(build ${WORK_DIR}/libdir)
+  file(REMOVE_RECURSE ${build})
+  run(${CMAKE_COMMAND} -S ${LADON_SOURCE_DIR} -B ${build} -G ${GENERATOR} -D CMAKE_CXX_COMPILER=${CXX}
+      -D CMAKE_INSTALL_LIBDIR=lib64 -D LADON_CUDA=OFF -D LADON_CLI=OFF -D LADON_TESTS=OFF
+      -D LADON_EXAMPLES=OFF)
+  file(READ ${build}/cmake_install.cmake script)
+  string(FIND "${script}" [[DESTINATION "${CMAKE_INSTALL_PREFIX}/lib64/pkgconfig"]] place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "ladon.pc does not go to lib64 of the prefix: see ${build}/cmake_install.cmake")
+  endif()
+
 elseif(STEP STREQUAL "find_package")
   build_consumer(find_package -D CMAKE_PREFIX_PATH=${prefix} -D EXPECTED_VERSION=${LADON_VERSION})
 
