@@ -184,9 +184,7 @@ ConvertedLatent reduce_rank(const Context& context, const LatentAttention& layer
   ConversionSummary summary{.cache_before = cache_elements(layer)};
   RealMatrix vectors;  // orthonormal columns that span what is kept of the core
   if (kv_rank == 0) {
-    const ladon_eigen::ColPivHouseholderQR<RealMatrix> rank(core);
-    vectors =
-        rank.householderQ() * RealMatrix::Identity(thin, std::max<std::int64_t>(1, rank.rank()));
+    vectors = column_space(core);
   } else {
     const LowRank low =
         low_rank(host, second_moment(host, core, inputs), {}, std::min(kv_rank, thin));

@@ -168,10 +168,7 @@ RealMatrix GroupCost::value_moments(const Group& group) const {
 double GroupCost::operator()(const Group& group) const {
   double keys = 0;
   for (std::int64_t pair = 0; pair < layout_.num_pairs(); ++pair) {
-    const ComplexMatrix moments = weighted_pair(pair, group);
-    const ladon_eigen::SelfAdjointEigenSolver<ComplexMatrix> solver(moments,
-                                                                    ladon_eigen::EigenvaluesOnly);
-    keys += solver.eigenvalues().head(moments.rows() - 1).cwiseMax(0.0).sum();
+    keys += discarded_energy(weighted_pair(pair, group), /*rank=*/1);
   }
   if (layout_.unrotated() > 0) {
     const auto low =

@@ -20,6 +20,13 @@ void fix_signs(RealMatrix& vectors) {
   }
 }
 
+template <class Matrix>
+double sum_of_discarded(const Matrix& moments, std::int64_t rank) {
+  if (moments.rows() <= rank) return 0;
+  const ladon_eigen::SelfAdjointEigenSolver<Matrix> solver(moments, ladon_eigen::EigenvaluesOnly);
+  return solver.eigenvalues().head(moments.rows() - rank).cwiseMax(0.0).sum();
+}
+
 }  // namespace
 
 double LowRank::discarded() const { return energies.tail(energies.size() - up.cols()).sum(); }
@@ -57,10 +64,15 @@ LowRank low_rank(const Context& host, const RealMatrix& moments, const RealMatri
 }
 
 double discarded_energy(const RealMatrix& moments, std::int64_t rank) {
-  if (moments.rows() <= rank) return 0;
-  const ladon_eigen::SelfAdjointEigenSolver<RealMatrix> solver(moments,
-                                                               ladon_eigen::EigenvaluesOnly);
-  return solver.eigenvalues().head(moments.rows() - rank).cwiseMax(0.0).sum();
+  return sum_of_discarded(moments, rank);
+}
+double discarded_energy(const ComplexMatrix& moments, std::int64_t rank) {
+  return sum_of_discarded(moments, rank);
+}
+
+RealMatrix column_space(const RealMatrix& a) {
+  const ladon_eigen::ColPivHouseholderQR<RealMatrix> qr(a);
+  return qr.householderQ() * RealMatrix::Identity(a.rows(), std::max<std::int64_t>(1, qr.rank()));
 }
 
 void add_ridge(ladon_eigen::Ref<RealMatrix> matrix, double share) {

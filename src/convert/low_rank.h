@@ -26,8 +26,12 @@ struct LowRank {
 LowRank low_rank(const Context& host, const RealMatrix& moments, const RealMatrix& metric,
                  std::int64_t rank);
 
-/// The sum of all but the `rank` largest eigenvalues of a symmetric matrix.
+/// The sum of all but the `rank` largest eigenvalues of a symmetric or Hermitian matrix.
 double discarded_energy(const RealMatrix& moments, std::int64_t rank);
+double discarded_energy(const ComplexMatrix& moments, std::int64_t rank);
+
+/// Orthonormal columns that span those of `a`: as many as its numerical rank, and at least one.
+RealMatrix column_space(const RealMatrix& a);
 
 /// Keeps metrics definite where queries or outputs ignore some direction.
 constexpr double kMetricRidge = 1e-6;

@@ -97,9 +97,7 @@ class LatentBuilder {
   void approximate(std::optional<std::int64_t> rank, ConversionSummary& summary) {
     if (!rank) {
       // Orthonormal rows of the row space: exact, and without the squares of a moment matrix.
-      const ladon_eigen::ColPivHouseholderQR<RealMatrix> qr(joint_);
-      const std::int64_t found = std::max<std::int64_t>(1, qr.rank());
-      low_.up = qr.householderQ() * RealMatrix::Identity(joint_.rows(), found);
+      low_.up = column_space(joint_);
       low_.down = low_.up.transpose();
     } else {
       const RealMatrix moments = second_moment(host_, joint_, inputs_);
