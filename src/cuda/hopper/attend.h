@@ -27,9 +27,9 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
 /// (decode_segments.cuh).
 bool decode_segments(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
 
-/// The same for the gradients of q, k and v that the call wants (backward.cuh), after prepare_rows(),
-/// with backward_bytes() of scratch memory. The tiles that meet NaN or infinity are left to the
-/// careful kernels.
+/// The same for the gradients of q, k and v that the call wants (backward.cuh), after
+/// prepare_rows(), with backward_bytes() of scratch memory. The tiles that meet NaN or infinity are
+/// left to the careful kernels.
 bool attend_backward(Queue& queue, const AttentionParams& call,
                      const backward::BackwardParams& params, std::byte* scratch);
 std::size_t backward_bytes(const Queue& queue, const AttentionParams& call,
