@@ -69,8 +69,12 @@ std::size_t count_row_tiles(const AttentionParams& call, std::int64_t num_row_ti
 
 /// Blocks of one head that start together wait for each other, because all add to the same rows
 /// first, unless the window keeps them apart. With causal masks the longest blocks of a head come
-/// last, and few heads at once leave less to do at the end.
-int heads_at_once(const AttentionParams& call) { return call.rules.window_right <= 0 ? 1 : 16; }
+/// last, and few heads at once leave less to do at the end, unless all blocks are short (H200,
+/// heads of 128, causal, one head and 16: S1024 634 and 611 us, S4096 1567 and 1778 us).
+int heads_at_once(const AttentionParams& call) {
+  constexpr std::int64_t kShort = 1024;
+  return call.rules.window_right <= 0 && call.max_kv_len > kShort ? 1 : 16;
+}
 
 /// Of the sums of dq.
 std::size_t tile_bytes(BackwardWidth width) {
