@@ -23,8 +23,10 @@
 //
 // At 192 and 128 columns: 232 registers, of which dK and dV take 160, and 222 KB. Rows come in
 // stages of 32, whose scores are all that fits beside them, and dQ in two parts, one with each
-// stage of the next tile. 3328 cycles of tensor cores for 64 rows, about 4600 of the port (S and dP
-// as 64 x 32 read half as much again as 64 x 64 would); about 6500 by the time at S16384.
+// stage of the next tile, stored while the products of dK run (2 % faster than after them at
+// S16384 and full, 1 % slower at H128). 3328 cycles of tensor cores for 64 rows, about 4600 of the
+// port (S and dP as 64 x 32 read half as much again as 64 x 64 would); about 6500 by the time at
+// S16384.
 //
 // H200, bf16, 15 launches, TFLOP/s of five products with the statistics of rows, and of cuDNN
 // twice in the same run: D128 causal B16 H16 S1024 282, cuDNN 316 and 290; B4 H16 S4096 439, 484

@@ -235,15 +235,18 @@ class BackwardConsumer {
     hold_in_place(dscores);
     find_gradients(step, scores, dscores);
     start_sum(value_sums, weights_, tile.second);
-    start_sum(sums, gradients_, tile.first);
-    finish_products<1>();  // P gives its registers back before dq takes some
-    hold_in_place(value_sums.sums);
+    if constexpr (kPart == 0) {
+      finish_products<0>();  // P gives its registers back before dq takes some
+      hold_in_place(value_sums.sums);
+    }
     dq_products_.template start<kPart>(has_dq, dq);
+    start_sum(sums, gradients_, tile.first);
     finish_products<1>();
+    if constexpr (kPart > 0) hold_in_place(value_sums.sums);
+    if (has_dq) dq_products_.template finish<kPart>(dq);
+    finish_products<0>();
     hold_in_place(sums.sums);
     release_step();
-    finish_products<0>();
-    if (has_dq) dq_products_.template finish<kPart>(dq);
   }
 
   /// Waits for dv and dk of the tile before.
