@@ -28,8 +28,8 @@ __device__ Compute load_lse(const LseOperand& lse, std::int64_t offset, std::int
                                offset + token * lse.token_stride + head * lse.head_stride);
 }
 
-// A lane has 8 neighbouring elements of 2 rows at once, so that enough loads are under way. 4 were no
-// faster, because they leave registers for two blocks only.
+// A lane has 8 neighbouring elements of 2 rows at once, so that enough loads are under way. 4 were
+// no faster, because they leave registers for two blocks only.
 constexpr int kChunk = 8;
 constexpr int kBatch = 2;
 
@@ -115,11 +115,12 @@ __device__ unsigned finite_rows(const Rows<Storage>& rows, std::int64_t dim, uns
       for (int r = 0; r < kBatch; ++r) finite &= ~(chunks.is_finite(r) ? 0U : 1U << r);
       continue;
     }
-#pragma unroll
-    for (int r = 0; r < kBatch; ++r) {
+    const int left = static_cast<int>(min(dim - i, std::int64_t{kChunk}));
 #pragma unroll 1
-      for (std::int64_t e = i; e < min(i + kChunk, dim); ++e) {
-        finite &= ~(isfinite(to_float(rows.first[r][e])) ? 0U : 1U << r);
+    for (int e = 0; e < left; ++e) {
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+        finite &= ~(isfinite(to_float(rows.first[r][i + e])) ? 0U : 1U << r);
       }
     }
   }
@@ -229,7 +230,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Storage, int kLanes>
-__global__ void __launch_bounds__(kThreads)
+// Without a count of blocks the assembler spills a register for a seventh.
+__global__ void __launch_bounds__(kThreads, 4)
     look_at_keys(const __grid_constant__ BackwardParams params) {
   const AttentionParams& call = params.call;
   const std::int64_t block = params.first_block + blockIdx.x;
