@@ -52,7 +52,7 @@ function(ladon_add_cuda target)
     if(source MATCHES "/hopper/")
       # Hopper's own instructions: for no other GPU, not even newer ones.
       set(code -gencode=arch=compute_90a,code=sm_90a)
-    elseif(source MATCHES "/(forward|forward_bf16|forward_f16|kv_rows|norm|projection_decode|projection_decode_fma|rope)\\.cu$")
+    elseif(source MATCHES "/(forward|forward_bf16|forward_f16|kv_rows|norm|projection_decode|projection_decode_fma|rope|rope_append)\\.cu$")
       # Kernels of a decode step start before the one before them has ended, which takes instructions
       # that Ampere does not have (kernels/dependent_launch.cuh).
       set(code -gencode=arch=compute_80,code=[compute_80,sm_80]

@@ -27,6 +27,7 @@
 namespace ladon {
 
 class PagePool;
+struct RopeParams;
 
 /// What a cache holds for each token.
 struct KvCacheOptions {
@@ -163,6 +164,10 @@ class LADON_API KvAppend {
  public:
   KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
            const ConstTensorView& v, std::span<const std::int64_t> new_lengths = {});
+  /// For the library's own use: k is rotated first.
+  KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
+           const ConstTensorView& v, std::span<const std::int64_t> new_lengths,
+           std::span<const RopeParams> rotations);
   ~KvAppend();
   KvAppend(const KvAppend&) = delete;
   KvAppend& operator=(const KvAppend&) = delete;

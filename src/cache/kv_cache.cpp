@@ -171,8 +171,13 @@ double KvCache::reduction() const noexcept {
 
 KvAppend::KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
                    const ConstTensorView& v, std::span<const std::int64_t> new_lengths)
+    : KvAppend(context, cache, k, v, new_lengths, {}) {}
+
+KvAppend::KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
+                   const ConstTensorView& v, std::span<const std::int64_t> new_lengths,
+                   std::span<const RopeParams> rotations)
     : context_(context), impl_(cache.impl()) {
-  impl_.begin(context, "KvCache::append", k, v, new_lengths);
+  impl_.begin(context, "KvCache::append", k, v, new_lengths, rotations);
 }
 
 KvAppend::~KvAppend() {

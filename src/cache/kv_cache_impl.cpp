@@ -158,7 +158,8 @@ Operand operand_of(const ConstTensorView& rows) {
 }  // namespace
 
 void KvCache::Impl::write_tokens(const Context& context, std::string_view operation,
-                                 const ConstTensorView& k, const ConstTensorView& v) {
+                                 const ConstTensorView& k, const ConstTensorView& v,
+                                 std::span<const RopeParams> rotations) {
   for (const NamedView& rows : {NamedView{"k", k}, NamedView{"v", v}}) {
     check_apart(operation, rows, {"the cache", storage().k});
     check_apart(operation, rows, {"the cache", storage().v});
@@ -194,12 +195,13 @@ void KvCache::Impl::write_tokens(const Context& context, std::string_view operat
   params.num_runs = num_runs;
   params.k = operand_of(k);
   params.v = operand_of(v);
-  backend_of(context).write_kv(params);
+  backend_of(context).rotate_and_write_kv(rotations, params);
 }
 
 void KvCache::Impl::begin(const Context& context, std::string_view operation,
                           const ConstTensorView& k, const ConstTensorView& v,
-                          std::span<const std::int64_t> new_lengths) {
+                          std::span<const std::int64_t> new_lengths,
+                          std::span<const RopeParams> rotations) {
   check_idle(operation);
   check_context(context, operation);
   try {
@@ -212,7 +214,7 @@ void KvCache::Impl::begin(const Context& context, std::string_view operation,
   }
   busy_ = true;
   try {
-    write_tokens(context, operation, k, v);
+    write_tokens(context, operation, k, v, rotations);
   } catch (...) {
     abandon();
     throw;

@@ -33,9 +33,11 @@ class KvCache::Impl {
   virtual std::int64_t window_left() const noexcept;
   KvCacheView view() const noexcept;
 
-  /// Writes new tokens behind the last. On success commit() or abandon() must follow.
+  /// Writes new tokens behind the last, after `rotations`. On success commit() or abandon() must
+  /// follow.
   void begin(const Context& context, std::string_view operation, const ConstTensorView& k,
-             const ConstTensorView& v, std::span<const std::int64_t> new_lengths);
+             const ConstTensorView& v, std::span<const std::int64_t> new_lengths,
+             std::span<const RopeParams> rotations = {});
   void commit(const Context& context) noexcept;
   void abandon() noexcept;
 
@@ -125,7 +127,7 @@ class KvCache::Impl {
   void set_counts(const Operation& operation, const ConstTensorView& k, const ConstTensorView& v,
                   std::span<const std::int64_t> new_lengths);
   void write_tokens(const Context& context, std::string_view operation, const ConstTensorView& k,
-                    const ConstTensorView& v);
+                    const ConstTensorView& v, std::span<const RopeParams> rotations);
 
   std::vector<KvSequenceView> views_;
 };

@@ -104,6 +104,11 @@ class Backend {
   virtual void rotate_all(std::span<const RopeParams> params) {
     for (const RopeParams& one : params) rotate(one);
   }
+  /// rotate_all(), then write_kv(): the keys of new tokens, rotated on their way into a cache.
+  virtual void rotate_and_write_kv(std::span<const RopeParams> rope, const KvRowsParams& rows) {
+    rotate_all(rope);
+    write_kv(rows);
+  }
 
  protected:
   Backend() = default;

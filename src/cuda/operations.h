@@ -59,6 +59,8 @@ void fill_rope_table(Queue& queue, std::span<const double> frequencies, double m
 void sum_heads(Queue& queue, const HeadSumParams& params);
 
 void write_kv(Queue& queue, const KvRowsParams& params);
+/// rotate(), then write_kv().
+void rotate_and_write_kv(Queue& queue, std::span<const RopeParams> rope, const KvRowsParams& rows);
 void gather_kv(Queue& queue, const KvRowsParams& params);
 
 void sgd_step(Queue& queue, const SgdParams& params);

@@ -34,22 +34,25 @@ Tensor Steps::project_heads(const ConstTensorView& x, const LinearIndex& linear,
   return y;
 }
 
+void Steps::norm(const TensorView& q, const TensorView& k) const {
+  const MultiHeadAttentionOptions& options = heads_.options;
+  if (!options.qk_norm) return;
+  rms_norm(context_, q, weight(heads_.plan.query_norm), norm_constants(options), q);
+  rms_norm(context_, k, weight(heads_.plan.key_norm), norm_constants(options), k);
+}
+
 void Steps::norm_and_rope(const TensorView& q, const RopePositions& query_positions,
                           const TensorView& k, const RopePositions& key_positions) const {
-  const MultiHeadAttentionOptions& options = heads_.options;
-  const MultiHeadAttention::Plan& plan = heads_.plan;
-  if (options.qk_norm) {
-    rms_norm(context_, q, weight(plan.query_norm), norm_constants(options), q);
-    rms_norm(context_, k, weight(plan.key_norm), norm_constants(options), k);
-  }
-  if (options.rope.has_value()) {
-    rope_internal::rotate_in_place(context_, {q, query_positions}, {k, key_positions}, plan.rope);
+  norm(q, k);
+  if (heads_.options.rope.has_value()) {
+    rope_internal::rotate_in_place(context_, {q, query_positions}, {k, key_positions},
+                                   heads_.plan.rope);
   }
 }
 
-void Steps::project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& lists,
-                               const TensorView& q, const TensorView& k,
-                               const TensorView& v) const {
+NewTokenRotations Steps::project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& lists,
+                                            const TensorView& q, const TensorView& k,
+                                            const TensorView& v) const {
   const MultiHeadAttention::Plan& plan = heads_.plan;
   const auto projection = [&](const ConstTensorView& x, const LinearIndex& linear,
                               const TensorView& y) -> Projection {
@@ -58,9 +61,15 @@ void Steps::project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& 
   project_all(context_, std::array{projection(inputs.queries, plan.query, q),
                                    projection(inputs.tokens, plan.key, k),
                                    projection(inputs.tokens, plan.value, v)});
-  norm_and_rope(
-      heads_of_rows(q, heads_.options.num_heads), {.explicit_positions = lists.query_positions},
-      heads_of_rows(k, heads_.options.num_kv_heads), {.explicit_positions = lists.positions});
+  const TensorView query_heads = heads_of_rows(q, heads_.options.num_heads);
+  const TensorView key_heads = heads_of_rows(k, heads_.options.num_kv_heads);
+  norm(query_heads, key_heads);
+  if (!heads_.options.rope.has_value()) return {};
+  const RopePositions query_positions{.explicit_positions = lists.query_positions};
+  const RopePositions key_positions{.explicit_positions = lists.positions};
+  return {rope_internal::rotations_of({query_heads, query_positions}, {key_heads, key_positions},
+                                      plan.rope),
+          2};
 }
 
 AttentionOptions Steps::attention_options(std::optional<bool> causal) const {

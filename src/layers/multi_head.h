@@ -1,8 +1,11 @@
 // What forward and backward of MultiHeadAttention share.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "core/checks.h"
 #include "ladon/attention.h"
@@ -115,6 +118,14 @@ AttendedHeads attend_heads(const Context& context, const LayerHeads& heads,
 void keep_forward(const Context& context, const CheckedInputs& inputs, const LayerCall& call,
                   AttendedHeads& heads, Saved& saved);
 
+/// The rotations of a cached call's queries and keys; none without rope.
+struct NewTokenRotations {
+  std::array<RopeParams, 2> params{};
+  std::size_t count = 0;
+
+  operator std::span<const RopeParams>() const { return {params.data(), count}; }
+};
+
 /// The steps of a forward pass; backward repeats some of them.
 class Steps {
  public:
@@ -127,11 +138,14 @@ class Steps {
   Tensor project_heads(const ConstTensorView& x, const LinearIndex& linear,
                        std::int64_t heads) const;
   /// Of queries and keys, in place.
+  void norm(const TensorView& q, const TensorView& k) const;
   void norm_and_rope(const TensorView& q, const RopePositions& query_positions, const TensorView& k,
                      const RopePositions& key_positions) const;
-  /// Queries, keys and values of a cached call: rows of its inputs to rows of all heads.
-  void project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& lists,
-                          const TensorView& q, const TensorView& k, const TensorView& v) const;
+  /// Queries, keys and values of a cached call: rows of its inputs to rows of all heads. What is
+  /// returned is left for KvAppend to do, and reads the lists.
+  NewTokenRotations project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& lists,
+                                       const TensorView& q, const TensorView& k,
+                                       const TensorView& v) const;
   /// What the layer's own options say; the call's are the caller's to add.
   AttentionOptions attention_options(std::optional<bool> causal) const;
 

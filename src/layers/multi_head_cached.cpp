@@ -71,11 +71,13 @@ void MultiHeadAttention::forward(const Context& context, const ConstTensorView& 
   InWorkspace<RowLists> lists(context.impl().host_scratch(), tokens);
   lists->fill(tokens);
   const InWorkspace<Temporaries> t(backend_of(context).scratch(), tokens, *this, x, call, out);
-  steps.project_new_tokens(t->rows.inputs(context, tokens, *lists), *lists, t->q, t->k, t->v);
+  const NewTokenRotations rotations =
+      steps.project_new_tokens(t->rows.inputs(context, tokens, *lists), *lists, t->q, t->k, t->v);
   const TensorView q = heads_of_rows(t->q, num_heads());
   const TensorView k = heads_of_rows(t->k, num_kv_heads());
 
-  KvAppend appended(context, cache, k, heads_of_rows(t->v, num_kv_heads()), lists->counts);
+  KvAppend appended(context, cache, k, heads_of_rows(t->v, num_kv_heads()), lists->counts,
+                    rotations);
   AttentionOptions options = steps.attention_options(call.causal);
   options.mask = call.mask;
   options.bias = call.bias;

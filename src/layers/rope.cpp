@@ -125,8 +125,14 @@ void rope_internal::rotate_in_place(const Context& context, const TensorView& x,
 
 void rope_internal::rotate_in_place(const Context& context, const PositionedHeads& queries,
                                     const PositionedHeads& keys, const RopePlan& plan) {
-  backend_of(context).rotate_all(std::array{planned_params(queries.x, plan, queries.positions),
-                                            planned_params(keys.x, plan, keys.positions)});
+  backend_of(context).rotate_all(rotations_of(queries, keys, plan));
+}
+
+std::array<RopeParams, 2> rope_internal::rotations_of(const PositionedHeads& queries,
+                                                      const PositionedHeads& keys,
+                                                      const RopePlan& plan) {
+  return {planned_params(queries.x, plan, queries.positions),
+          planned_params(keys.x, plan, keys.positions)};
 }
 
 void rope(const Context& context, const ConstTensorView& x, const RopeOptions& options,

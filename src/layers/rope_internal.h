@@ -2,6 +2,7 @@
 // tensors that have been checked.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "core/checks.h"
+#include "core/rope_params.h"
 #include "ladon/rope.h"
 
 namespace ladon::rope_internal {
@@ -83,5 +85,8 @@ struct PositionedHeads {
 };
 void rotate_in_place(const Context& context, const PositionedHeads& queries,
                      const PositionedHeads& keys, const RopePlan& plan);
+/// The same for KvAppend to do, with lists that must stay until then.
+std::array<RopeParams, 2> rotations_of(const PositionedHeads& queries, const PositionedHeads& keys,
+                                       const RopePlan& plan);
 
 }  // namespace ladon::rope_internal

@@ -107,9 +107,10 @@ void TensorParallelAttention::forward(const Context& context, const ConstTensorV
         (*lists)->fill(tokens);
         temporaries.emplace(backend_of(context).scratch(), tokens, own_, x, call, out);
         const Temporaries& t = **temporaries;
-        steps.project_new_tokens(t.rows.inputs(context, tokens, **lists), **lists, t.q, t.k, t.v);
+        const NewTokenRotations rotations = steps.project_new_tokens(
+            t.rows.inputs(context, tokens, **lists), **lists, t.q, t.k, t.v);
         appended.emplace(context, cache, heads_of_rows(t.k, own_.num_kv_heads),
-                         heads_of_rows(t.v, own_.num_kv_heads), (*lists)->counts);
+                         heads_of_rows(t.v, own_.num_kv_heads), (*lists)->counts, rotations);
         AttentionOptions options = steps.attention_options(call.causal);
         const CachedCall own_call = of_heads(call, range_of(heads));
         options.mask = own_call.mask;

@@ -3,6 +3,7 @@
 // own, and all of them sum in one order.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -76,6 +77,40 @@ TEST_F(CudaLayerRows, P6_TokensOfManySequences) {
     for (const std::int64_t rows : kRows) {
       EXPECT_TRUE(same_bits(decode(rows), first_rows(context(), all, 0, rows)))
           << name_of(dtype) << ", " << rows << " rows";
+    }
+  }
+}
+
+// Over a cache, keys are rotated where they are written to it.
+TEST_F(CudaLayerRows, P10_RotatedIntoACache) {
+  constexpr std::int64_t kTokens = 40;
+  constexpr std::int64_t kBatch = 3;
+  RopeOptions interleaved{.layout = RopeLayout::kInterleaved};
+  RopeOptions partial{.rotary_dim = 36};
+  for (const RopeOptions& rope : {RopeOptions{}, interleaved, partial}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kF64}) {
+      MultiHeadAttention tested({.embed_dim = 64,
+                                 .num_heads = 6,
+                                 .num_kv_heads = 2,
+                                 .head_dim = 44,
+                                 .causal = true,
+                                 .rope = rope,
+                                 .dtype = dtype},
+                                13);
+      tested.to(context());
+      const Tensor x = normal(dtype, {kBatch, kTokens, tested.embed_dim()}, 1);
+      const Tensor all = tested.forward(context(), x);
+      for (const std::int64_t chunk : {1, 3, 40}) {
+        KvCache cache = KvCache::contiguous(context(), tested.cache_options(kBatch));
+        for (std::int64_t begin = 0; begin < kTokens; begin += chunk) {
+          const std::int64_t end = std::min(begin + chunk, kTokens);
+          const Tensor tokens = tested.forward(
+              context(), Tensor::copy_of(context(), x.view().slice(1, begin, end)), cache);
+          EXPECT_TRUE(
+              same_bits(tokens, Tensor::copy_of(context(), all.view().slice(1, begin, end))))
+              << name_of(dtype) << ", tokens " << begin << " to " << end;
+        }
+      }
     }
   }
 }

@@ -29,6 +29,17 @@ __device__ inline bool is_aligned(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % sizeof(uint4) == 0;
 }
 
+/// Moves up to 16 bytes of elements.
+template <class Bits>
+__device__ inline void move_elements(Bits* to, const Bits* from, int count) {
+  if (count == static_cast<int>(sizeof(uint4) / sizeof(Bits)) && is_aligned(from) &&
+      is_aligned(to)) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  } else {
+    for (int n = 0; n < count; ++n) to[n] = from[n];
+  }
+}
+
 /// A stored element as a number to compute with.
 template <class Compute, class Stored>
 __device__ inline Compute widened(Stored stored) {

@@ -107,13 +107,7 @@ __global__ void __launch_bounds__(kThreads)
   for_each_row_chunk(params, part, kWidth, [&](const KvRow& row, std::int64_t i, int count) {
     Bits* const inside = static_cast<Bits*>(part.slots.data) + row.inside + i;
     Bits* const outside = static_cast<Bits*>(part.rows.data) + row.outside + i;
-    const Bits* const from = params.writes ? outside : inside;
-    Bits* const to = params.writes ? inside : outside;
-    if (count == kWidth && is_aligned(from) && is_aligned(to)) {
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-    } else {
-      for (int n = 0; n < count; ++n) to[n] = from[n];
-    }
+    params.writes ? move_elements(inside, outside, count) : move_elements(outside, inside, count);
   });
 }
 

@@ -16,10 +16,10 @@
 #include <cstdint>
 #include <span>
 
-#include "cuda/kernels/chunk.cuh"
 #include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/grid.cuh"
 #include "cuda/kernels/kernel_list.cuh"
+#include "cuda/kernels/rope.cuh"
 #include "cuda/operations.h"
 #include "ladon/tensor_view.h"
 
@@ -28,8 +28,6 @@ namespace {
 
 // Lists up to this length need no upload: heads of up to 384 elements, 192 sequences of a token.
 constexpr int kShortList = 192;
-// Pairs whose cosines and sines are in shared memory at a time.
-constexpr int kTilePairs = 256;
 
 // Tensors of the same tokens that one launch rotates: queries and keys.
 constexpr std::size_t kMostTensors = 2;
@@ -46,22 +44,6 @@ struct RotateParams {
   KernelList<std::int64_t, kShortList> positions;
   KernelList<double, kShortList> frequencies;
 };
-
-__device__ inline float product(float a, float b) { return __fmul_rn(a, b); }
-__device__ inline double product(double a, double b) { return __dmul_rn(a, b); }
-
-/// Both at once, of any double, with full range reduction.
-struct Rotation {
-  double cos;
-  double sin;
-};
-__device__ inline Rotation rotation_by(double angle) {
-  Rotation rotation;
-  sincos(angle, &rotation.sin, &rotation.cos);
-  return rotation;
-}
-
-__device__ inline std::int64_t pairs_of(const RopeParams& rope) { return rope.rotary_dim / 2; }
 
 /// The token of a block.
 struct Token {
@@ -94,80 +76,12 @@ __device__ inline Rotation rotation_of(const RotateParams& params, const Token& 
   const RopeParams& rope = params.rope;
   Rotation rotation;
   if (params.has_frequencies) {
-    rotation = rotation_by(product(static_cast<double>(token.position), params.frequencies[pair]));
-    rotation.cos *= rope.magnitude;
-    rotation.sin *= rope.magnitude;
+    rotation = rotation_at(rope, token.position, params.frequencies[pair]);
   } else {
     rotation = {look_up(rope, rope.cos, token, pair), look_up(rope, rope.sin, token, pair)};
   }
   if (rope.backward) rotation.sin = -rotation.sin;
   return rotation;
-}
-
-/// The first and second elements of 8 pairs.
-template <class Compute>
-struct Pairs {
-  Chunk<Compute> first;
-  Chunk<Compute> second;
-};
-
-template <class Compute>
-__device__ inline void rotate_pairs(Pairs<Compute>& pairs, const Compute* cos, const Compute* sin) {
-#pragma unroll
-  for (int n = 0; n < kChunk; ++n) {
-    const Compute a = pairs.first.values[n];
-    const Compute b = pairs.second.values[n];
-    pairs.first.values[n] = product(a, cos[n]) - product(b, sin[n]);
-    pairs.second.values[n] = product(a, sin[n]) + product(b, cos[n]);
-  }
-}
-
-/// Pairs [n, n + count) of the head that starts at `start`. Interleaved ones are 16 consecutive
-/// elements, of which even and odd ones change places in registers.
-template <class Compute>
-__device__ inline Pairs<Compute> load_pairs(const RopeParams& rope, const void* x,
-                                            std::int64_t start, std::int64_t n, int count) {
-  const auto load = [&](std::int64_t i, int elements) {
-    return load_chunk<Compute>(x, rope.dtype, start + i, elements);
-  };
-  if (!rope.interleaved) return {load(n, count), load(n + pairs_of(rope), count)};
-  const int elements = 2 * count;
-  const Chunk<Compute> low = load(2 * n, min(elements, kChunk));
-  const Chunk<Compute> high = load(2 * n + kChunk, max(elements - kChunk, 0));
-  Pairs<Compute> pairs;
-#pragma unroll
-  for (int i = 0; i < kChunk / 2; ++i) {
-    pairs.first.values[i] = low.values[2 * i];
-    pairs.second.values[i] = low.values[2 * i + 1];
-    pairs.first.values[i + kChunk / 2] = high.values[2 * i];
-    pairs.second.values[i + kChunk / 2] = high.values[2 * i + 1];
-  }
-  return pairs;
-}
-
-template <class Compute>
-__device__ inline void store_pairs(const RopeParams& rope, void* out, std::int64_t start,
-                                   std::int64_t n, int count, const Pairs<Compute>& pairs) {
-  const auto store = [&](std::int64_t i, int elements, const Chunk<Compute>& chunk) {
-    store_chunk(out, rope.dtype, start + i, elements, chunk);
-  };
-  if (!rope.interleaved) {
-    store(n, count, pairs.first);
-    store(n + pairs_of(rope), count, pairs.second);
-    return;
-  }
-  Chunk<Compute> low;
-  Chunk<Compute> high;
-#pragma unroll
-  for (int i = 0; i < kChunk / 2; ++i) {
-    low.values[2 * i] = pairs.first.values[i];
-    low.values[2 * i + 1] = pairs.second.values[i];
-    high.values[2 * i] = pairs.first.values[i + kChunk / 2];
-    high.values[2 * i + 1] = pairs.second.values[i + kChunk / 2];
-  }
-  const int elements = 2 * count;
-  store(2 * n, min(elements, kChunk), low);
-  store(2 * n + kChunk, max(elements - kChunk, 0), high);
 }
 
 __device__ inline std::int64_t start_of(const RopeOperand& operand, const Token& token,
@@ -193,35 +107,20 @@ __device__ inline void pass_elements(const RopeParams& rope, const RotateParams:
 
 template <class Compute>
 __device__ inline void rotate_token(const RotateParams& params, const Token& token) {
-  __shared__ Compute cos[kTilePairs];
-  __shared__ Compute sin[kTilePairs];
   const RopeParams& rope = params.rope;
-  for (std::int64_t tile = 0; tile < pairs_of(rope); tile += kTilePairs) {
-    const int pairs = static_cast<int>(min(pairs_of(rope) - tile, std::int64_t{kTilePairs}));
-    __syncthreads();  // the previous tile is done with
-    for (int n = threadIdx.x; n < pairs; n += blockDim.x) {
-      const Rotation rotation = rotation_of(params, token, tile + n);
-      cos[n] = static_cast<Compute>(rotation.cos);
-      sin[n] = static_cast<Compute>(rotation.sin);
-    }
-    __syncthreads();
-    const int chunks = (pairs + kChunk - 1) / kChunk;
-    const std::int64_t first_heads = params.tensors[0].heads;
-    const std::int64_t heads = first_heads + params.tensors[1].heads;
-    for (std::int64_t item = blockIdx.y * blockDim.x + threadIdx.x; item < heads * chunks;
-         item += gridDim.y * blockDim.x) {
-      const bool is_first = item < first_heads * chunks;
-      const RotateParams::Tensor& tensor = params.tensors[is_first ? 0 : 1];
-      const std::int64_t head = item / chunks - (is_first ? 0 : first_heads);
-      const int n = static_cast<int>(item % chunks) * kChunk;
-      const int count = min(pairs - n, kChunk);
-      Pairs<Compute> rotated = load_pairs<Compute>(
-          rope, tensor.x.data, start_of(tensor.x, token, head), tile + n, count);
-      rotate_pairs(rotated, cos + n, sin + n);
-      store_pairs(rope, tensor.out.data, start_of(tensor.out, token, head), tile + n, count,
-                  rotated);
-    }
-  }
+  const std::int64_t first_heads = params.tensors[0].heads;
+  rotate_heads<Compute>(
+      rope, first_heads + params.tensors[1].heads,
+      [&](std::int64_t pair) { return rotation_of(params, token, pair); },
+      [&](std::int64_t head, std::int64_t pair, int count, const Compute* cos, const Compute* sin) {
+        const bool is_first = head < first_heads;
+        const RotateParams::Tensor& tensor = params.tensors[is_first ? 0 : 1];
+        const std::int64_t own = is_first ? head : head - first_heads;
+        Pairs<Compute> rotated =
+            load_pairs<Compute>(rope, tensor.x.data, start_of(tensor.x, token, own), pair, count);
+        rotate_pairs(rotated, cos, sin);
+        store_pairs(rope, tensor.out.data, start_of(tensor.out, token, own), pair, count, rotated);
+      });
 }
 
 template <class Compute>
@@ -246,33 +145,14 @@ __global__ void __launch_bounds__(kThreads, 2)  // two blocks, or pairs of doubl
   }
 }
 
-/// Enough for a token's heads or its angles, in whole warps.
-unsigned threads_for(const RopeParams& params, std::int64_t heads) {
-  const std::int64_t items = std::max(heads * ceil_div(params.pairs(), kChunk), params.pairs());
-  return static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(items, 32) * 32, 32, kThreads));
-}
-
-/// Blocks that share the heads of a token where there are few tokens: each computes its angles
-/// again.
-unsigned parts_for(const RopeParams& params, std::int64_t heads, std::int64_t tokens) {
-  constexpr std::int64_t kFewTokens = 16;
-  if (tokens > kFewTokens) return 1;
-  return static_cast<unsigned>(
-      std::clamp<std::int64_t>(heads * ceil_div(params.pairs(), kChunk) / 64, 1, 8));
-}
-
 std::span<const std::int64_t> positions_of(const RopeParams& params) {
   if (params.positions == nullptr) return {};
   const std::int64_t count = params.positions_per_sequence ? params.batch * params.seq : params.seq;
   return {params.positions, static_cast<std::size_t>(count)};
 }
 
-std::span<const double> frequencies_of(const RopeParams& params) {
-  if (params.cos.data != nullptr) return {};
-  return {params.frequencies, static_cast<std::size_t>(params.pairs())};
-}
+}  // namespace
 
-/// Whether the same positions of tokens are rotated alike.
 bool has_same_angles(const RopeParams& a, const RopeParams& b) {
   return a.cos.data == nullptr && b.cos.data == nullptr && a.batch == b.batch && a.seq == b.seq &&
          a.head_dim == b.head_dim && a.rotary_dim == b.rotary_dim &&
@@ -283,6 +163,8 @@ bool has_same_angles(const RopeParams& a, const RopeParams& b) {
          std::ranges::equal(positions_of(a), positions_of(b)) &&
          std::ranges::equal(frequencies_of(a), frequencies_of(b));
 }
+
+namespace {
 
 /// One launch for tensors of the same angles.
 void rotate_together(Queue& queue, std::span<const RopeParams> params) {
@@ -303,8 +185,8 @@ void rotate_together(Queue& queue, std::span<const RopeParams> params) {
   kernel_params.positions = positions.list();
   kernel_params.frequencies = frequencies.list();
   queue.launch(first.dtype == DType::kF64 ? rotate_tokens<double> : rotate_tokens<float>,
-               Grid{.blocks = {blocks_for(tokens, 1), parts_for(first, heads, tokens)},
-                    .threads = threads_for(first, heads),
+               Grid{.blocks = {blocks_for(tokens, 1), blocks_for_token(first, heads, tokens)},
+                    .threads = threads_for_token(first, heads, kThreads),
                     .starts_early = true},
                kernel_params);
 }

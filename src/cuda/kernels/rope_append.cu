@@ -1,0 +1,200 @@
+// The queries and keys of new tokens are rotated in place (rope.cu), and the keys go to a cache's
+// slots in the same launch, with their values (kv_rows.cu): a step of decoding.
+//
+// A block has one token, as in rope.cu; threads that are done with rotating copy values. For cached
+// floats of the keys' dtype; all else is two launches. Bits are those of the two.
+//
+// The limit is the time of a launch: at one token, what two launches took beyond one.
+
+#include <cstdint>
+#include <span>
+
+#include "cuda/kernels/dependent_launch.cuh"
+#include "cuda/kernels/grid.cuh"
+#include "cuda/kernels/kernel_list.cuh"
+#include "cuda/kernels/rope.cuh"
+#include "cuda/operations.h"
+
+namespace ladon::cuda {
+namespace {
+
+/// Of a new token.
+struct TokenPlace {
+  std::int64_t position = 0;
+  std::int64_t slot = 0;
+};
+
+// Lists up to this length need no upload: heads of up to 256 elements, 128 sequences of a token.
+constexpr int kShortList = 128;
+
+struct RotateAppendParams {
+  RopeParams rope;  // of the queries; its lists are not the device's
+  RopeOperand keys;
+  std::int64_t num_kv_heads = 0;
+  Operand values{};
+  std::int64_t value_dim = 0;
+  KvSlots k_slots{};
+  KvSlots v_slots{};
+  KernelList<TokenPlace, kShortList> places;
+  KernelList<double, kShortList> frequencies;
+};
+
+__device__ inline std::int64_t slot_start(const KvSlots& slots, std::int64_t slot,
+                                          std::int64_t head) {
+  return slot * slots.slot_stride + head * slots.head_stride;
+}
+
+/// Rotates a token's queries and keys, and stores the keys in their slot too.
+template <class Compute>
+__device__ inline void rotate_token(const RotateAppendParams& params, std::int64_t number,
+                                    const TokenPlace& place) {
+  const RopeParams& rope = params.rope;
+  const auto start_of = [&](const RopeOperand& operand, std::int64_t head) {
+    return number / rope.seq * operand.batch_stride + number % rope.seq * operand.token_stride +
+           head * operand.head_stride;
+  };
+  rotate_heads<Compute>(
+      rope, rope.heads + params.num_kv_heads,
+      [&](std::int64_t pair) {
+        return rotation_at(rope, place.position, params.frequencies[pair]);
+      },
+      [&](std::int64_t head, std::int64_t pair, int count, const Compute* cos, const Compute* sin) {
+        const bool is_query = head < rope.heads;
+        const RopeOperand& operand = is_query ? rope.x : params.keys;
+        const std::int64_t own = is_query ? head : head - rope.heads;
+        const std::int64_t start = start_of(operand, own);
+        Pairs<Compute> rotated = load_pairs<Compute>(rope, operand.data, start, pair, count);
+        rotate_pairs(rotated, cos, sin);
+        store_pairs(rope, operand.data, start, pair, count, rotated);
+        if (is_query) return;
+        store_pairs(rope, params.k_slots.data, slot_start(params.k_slots, place.slot, own), pair,
+                    count, rotated);
+      });
+}
+
+/// The keys' elements past rotary_dim, and the values.
+template <class Bits>
+__device__ inline void copy_rest(const RotateAppendParams& params, std::int64_t number,
+                                 const TokenPlace& place) {
+  constexpr int kWidth = sizeof(uint4) / sizeof(Bits);
+  const RopeParams& rope = params.rope;
+  // Calls copy(head, i) for the first elements of all chunks of rows [begin, end).
+  const auto for_each_chunk = [&](std::int64_t begin, std::int64_t end, const auto& copy) {
+    const std::int64_t chunks = (end - begin + kWidth - 1) / kWidth;
+    for (std::int64_t item = blockIdx.y * blockDim.x + threadIdx.x;
+         item < params.num_kv_heads * chunks; item += gridDim.y * blockDim.x) {
+      copy(item / chunks, begin + item % chunks * kWidth);
+    }
+  };
+  const auto count_at = [](std::int64_t end, std::int64_t i) {
+    return end - i < kWidth ? static_cast<int>(end - i) : kWidth;
+  };
+  for_each_chunk(rope.rotary_dim, rope.head_dim, [&](std::int64_t head, std::int64_t i) {
+    const std::int64_t from = number / rope.seq * params.keys.batch_stride +
+                              number % rope.seq * params.keys.token_stride +
+                              head * params.keys.head_stride + i;
+    move_elements(
+        static_cast<Bits*>(params.k_slots.data) + slot_start(params.k_slots, place.slot, head) + i,
+        static_cast<const Bits*>(params.keys.data) + from, count_at(rope.head_dim, i));
+  });
+  for_each_chunk(0, params.value_dim, [&](std::int64_t head, std::int64_t i) {
+    const std::int64_t from =
+        number * params.values.token_stride + head * params.values.head_stride + i;
+    move_elements(
+        static_cast<Bits*>(params.v_slots.data) + slot_start(params.v_slots, place.slot, head) + i,
+        static_cast<const Bits*>(params.values.data) + from, count_at(params.value_dim, i));
+  });
+}
+
+template <class Compute>
+__global__ void __launch_bounds__(kThreads, 2)  // two blocks, or pairs of doubles would be spilled
+    rotate_and_append(const __grid_constant__ RotateAppendParams params) {
+  take_over();
+  const RopeParams& rope = params.rope;
+  for (std::int64_t number = blockIdx.x; number < rope.batch * rope.seq; number += gridDim.x) {
+    const TokenPlace place = params.places[number];
+    rotate_token<Compute>(params, number, place);
+    if constexpr (sizeof(Compute) == 8) {
+      copy_rest<std::uint64_t>(params, number, place);
+    } else if (rope.dtype == DType::kF32) {
+      copy_rest<std::uint32_t>(params, number, place);
+    } else {
+      copy_rest<std::uint16_t>(params, number, place);
+    }
+  }
+}
+
+bool is_in_place(const RopeParams& params) {
+  return params.x.data == params.out.data && params.x.batch_stride == params.out.batch_stride &&
+         params.x.token_stride == params.out.token_stride &&
+         params.x.head_stride == params.out.head_stride;
+}
+
+/// Whether the runs have the tokens one after the other, as they are in the keys and values.
+bool are_all_tokens_in_order(const RopeParams& keys, const KvRowsParams& rows) {
+  std::int64_t token = 0;
+  for (std::int64_t n = 0; n < rows.num_runs; ++n) {
+    const KvRun& run = rows.runs[n];
+    for (std::int64_t i = 0; i < run.count; ++i, ++token) {
+      const std::int64_t key =
+          token / keys.seq * keys.out.batch_stride + token % keys.seq * keys.out.token_stride;
+      if (run.k + i * rows.k.token_stride != key ||
+          run.v + i * rows.v.token_stride != token * rows.v.token_stride) {
+        return false;
+      }
+    }
+  }
+  return token == keys.batch * keys.seq;
+}
+
+bool go_together(std::span<const RopeParams> rope, const KvRowsParams& rows) {
+  if (rope.size() != 2) return false;
+  const RopeParams& keys = rope[1];
+  return !keys.backward && !rows.format.scaled && rows.format.dtype == keys.dtype &&
+         rows.k.dtype == keys.dtype && rows.v.data != nullptr && rows.v.dtype == keys.dtype &&
+         rows.k.data == keys.out.data && rows.k.head_stride == keys.out.head_stride &&
+         rows.num_kv_heads == keys.heads && rows.head_dim == keys.head_dim &&
+         is_in_place(rope[0]) && is_in_place(keys) && has_same_angles(rope[0], keys) &&
+         are_all_tokens_in_order(keys, rows);
+}
+
+}  // namespace
+
+void rotate_and_write_kv(Queue& queue, std::span<const RopeParams> rope, const KvRowsParams& rows) {
+  if (!go_together(rope, rows)) {
+    rotate(queue, rope);
+    write_kv(queue, rows);
+    return;
+  }
+  const RopeParams& queries = rope[0];
+  const std::int64_t tokens = queries.batch * queries.seq;
+  if (tokens == 0) return;
+  RotateAppendParams params;
+  params.rope = queries;
+  params.keys = rope[1].out;
+  params.num_kv_heads = rows.num_kv_heads;
+  params.values = rows.v;
+  params.value_dim = rows.value_dim;
+  params.k_slots = rows.k_slots;
+  params.v_slots = rows.v_slots;
+  const ListForKernel<TokenPlace, kShortList> places(queue, tokens, [&](TokenPlace* place) {
+    std::int64_t token = 0;
+    for (std::int64_t n = 0; n < rows.num_runs; ++n) {
+      for (std::int64_t i = 0; i < rows.runs[n].count; ++i, ++token) {
+        place[token] = {queries.position_of(token / queries.seq, token % queries.seq),
+                        rows.runs[n].slot + i};
+      }
+    }
+  });
+  const ListForKernel<double, kShortList> frequencies(queue, frequencies_of(queries));
+  params.places = places.list();
+  params.frequencies = frequencies.list();
+  const std::int64_t heads = queries.heads + rows.num_kv_heads;
+  queue.launch(queries.dtype == DType::kF64 ? rotate_and_append<double> : rotate_and_append<float>,
+               Grid{.blocks = {blocks_for(tokens, 1), blocks_for_token(queries, heads, tokens)},
+                    .threads = threads_for_token(queries, heads, kThreads),
+                    .starts_early = true},
+               params);
+}
+
+}  // namespace ladon::cuda
