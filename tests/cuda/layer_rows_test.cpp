@@ -81,6 +81,32 @@ TEST_F(CudaLayerRows, P6_TokensOfManySequences) {
   }
 }
 
+// The kernel of 9 to 64 rows gives each multiprocessor 16 to 64 features, one tile or several.
+TEST_F(CudaLayerRows, P6_AsManyFeaturesAsThereAre) {
+  constexpr std::int64_t kTokens = 300;
+  constexpr std::int64_t kSome[] = {1, 5, 16, 17, 33, 64, 65, 128, 130, 256};
+  for (const std::int64_t heads : {12, 44, 60, 96, 200, 260}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      MultiHeadAttention tested({.embed_dim = 328,
+                                 .num_heads = heads,
+                                 .num_kv_heads = heads / 4,
+                                 .head_dim = 40,
+                                 .key_bias = true,
+                                 .causal = true,
+                                 .dtype = dtype},
+                                12);
+      tested.to(context());
+      const Tensor x = normal(dtype, {1, kTokens, tested.embed_dim()}, 1);
+      const Tensor all = tested.forward(context(), x);
+      for (const std::int64_t rows : kSome) {
+        const Tensor some = tested.forward(context(), first_rows(context(), x, 1, rows));
+        EXPECT_TRUE(same_bits(some, first_rows(context(), all, 1, rows)))
+            << name_of(dtype) << ", " << heads << " heads, " << rows << " rows";
+      }
+    }
+  }
+}
+
 // Over a cache, keys are rotated where they are written to it.
 TEST_F(CudaLayerRows, P10_RotatedIntoACache) {
   constexpr std::int64_t kTokens = 40;

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "cuda/hopper/multiply_rows.h"
 #include "cuda/kernels/projection_product.cuh"
 #include "cuda/operations.h"
 
@@ -148,6 +149,13 @@ bool is_decode(std::span<const Product> products) {
   return products.front().m <= kDecodeRows || tiles < kFewTiles;
 }
 
+/// By the kernel that is fastest for so many rows.
+void launch_tensor_cores(Queue& queue, std::span<const Product> products) {
+  if (hopper::multiply_rows(queue, products)) return;
+  is_decode(products) ? launch_tensor_core_decode(queue, products)
+                      : launch_tensor_core_forward(queue, products);
+}
+
 }  // namespace
 
 void project(Queue& queue, std::span<const ProjectionParams> params) {
@@ -159,11 +167,10 @@ void project(Queue& queue, std::span<const ProjectionParams> params) {
       ++count;
     }
     const std::span<const Product> together = left.first(count);
-    if (is_decode(together)) {
-      takes_tensor_cores(left[0]) ? launch_tensor_core_decode(queue, together)
-                                  : launch_fma_decode(queue, together);
-    } else if (takes_tensor_cores(left[0])) {
-      launch_tensor_core_forward(queue, together);
+    if (takes_tensor_cores(left[0])) {
+      launch_tensor_cores(queue, together);
+    } else if (is_decode(together)) {
+      launch_fma_decode(queue, together);
     } else {
       for (const Product& product : together) launch_fma(queue, product);
     }
