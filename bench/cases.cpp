@@ -52,7 +52,7 @@ class CaseList {
     Case one;
     one.isa = isa_;
     one.work = shape;
-    one.limit = shape.prefill ? Limit::kAmx : Limit::kMemory;
+    one.limit = shape.prefill ? Limit::kAmx : Limit::kRead;
     finish(one);
   }
 
@@ -323,7 +323,7 @@ Case case_of(Isa isa, const Shape& shape) {
   Case one;
   one.isa = isa;
   one.work = shape;
-  one.limit = shape.query_len == 1 ? Limit::kMemory : compute_limit(shape.dtype);
+  one.limit = shape.query_len == 1 ? Limit::kRead : compute_limit(shape.dtype);
   return one;
 }
 

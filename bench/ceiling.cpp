@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "ceilings/ceilings.h"
+#include "ceilings/device_read.h"
 #include "core/context_impl.h"
 #include "core/parallel.h"
 #include "device_work.h"
@@ -114,12 +115,14 @@ const char* name_of(Limit limit) {
     case Limit::kAmx: return "AMX";
     case Limit::kProduct: return "product";
     case Limit::kMemory: return "memory";
+    case Limit::kRead: return "read";
   }
   return "";
 }
 
 Limit limit_here(const Context& context, Limit wanted) {
-  if (!context.device().is_cpu() && wanted != Limit::kMemory) return Limit::kProduct;
+  if (!context.device().is_cpu()) return counts_bytes(wanted) ? wanted : Limit::kProduct;
+  if (wanted == Limit::kRead) return Limit::kMemory;
   if (wanted != Limit::kAmx || context.isa() == Isa::kAmx) return wanted;
   return context.isa() == Isa::kAvx512Bf16 ? Limit::kBf16 : Limit::kFma;
 }
@@ -136,7 +139,8 @@ Work compute_ceiling(const Context& context, Limit limit, DType dtype) {
       return work;
     }
     case Limit::kProduct: return product_ceiling(context, dtype);
-    case Limit::kMemory: break;
+    case Limit::kMemory:
+    case Limit::kRead: break;
   }
   throw std::logic_error("memory is not a limit of arithmetic");
 }
@@ -155,13 +159,23 @@ ReadBuffer::ReadBuffer(const Context& context) {
   }
 }
 
+Work ReadBuffer::memory_ceiling(const Context& context) const {
+  if (context.device().is_cpu()) return read_ceiling(context);
+  const auto copy_all = [this, &context] {
+    backend_of(context).memory()->copy(copy_.data(), memory_.data(), kCopyBytes);
+  };
+  return work_on(context, copy_all, 2.0 * static_cast<double>(kCopyBytes));
+}
+
 Work ReadBuffer::read_ceiling(const Context& context) const {
+#ifdef LADON_WITH_CUDA
   if (!context.device().is_cpu()) {
-    const auto copy_all = [this, &context] {
-      backend_of(context).memory()->copy(copy_.data(), memory_.data(), kCopyBytes);
+    const auto read_all = [this, &context] {
+      read_device_memory(context, memory_.data(), kCopyBytes);
     };
-    return work_on(context, copy_all, 2.0 * static_cast<double>(kCopyBytes));
+    return work_on(context, read_all, static_cast<double>(kCopyBytes));
   }
+#endif
   const std::uint64_t* words = static_cast<const std::uint64_t*>(memory_.data());
   Work work;
   work.amount = static_cast<double>(kReadBytes);

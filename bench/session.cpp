@@ -23,15 +23,15 @@ std::unique_ptr<Context> Session::make_context(Isa isa, int threads) const {
 }
 
 Work Session::ceiling(const Context& context, Limit limit, DType dtype) {
-  if (limit != Limit::kMemory) return compute_ceiling(context, limit, dtype);
+  if (!counts_bytes(limit)) return compute_ceiling(context, limit, dtype);
   if (!buffer_) buffer_ = std::make_unique<ReadBuffer>(context);
-  return buffer_->read_ceiling(context);
+  return limit == Limit::kRead ? buffer_->read_ceiling(context) : buffer_->memory_ceiling(context);
 }
 
 Work Session::work_of(const Case& one, Workload& workload, const Context& context) {
   return work_on(
       context, [&workload, &context] { workload.run(context); },
-      one.limit == Limit::kMemory ? workload.bytes() : workload.flops());
+      counts_bytes(one.limit) ? workload.bytes() : workload.flops());
 }
 
 void Session::start_peers() {

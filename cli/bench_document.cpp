@@ -41,7 +41,7 @@ void add_peers(Json& json, const Row& row) {
 }
 
 Json row_json(const Row& row) {
-  const bool compute = row.limit != Limit::kMemory;
+  const bool compute = !counts_bytes(row.limit);
   Json json;
   json["name"] = row.name;
   json["isa"] = row.isa;

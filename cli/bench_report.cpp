@@ -29,7 +29,7 @@ using bench::Scaling;
 // Narrower terminals get the case, its time and its share alone.
 constexpr int kWideTable = 130;
 
-const char* unit_of(Limit limit) { return limit == Limit::kMemory ? "GB/s" : "GFLOP/s"; }
+const char* unit_of(Limit limit) { return counts_bytes(limit) ? "GB/s" : "GFLOP/s"; }
 
 /// Where others had the CPUs, numbers say nothing about a target.
 const char* verdict(bool met, bool disturbed) {

@@ -45,6 +45,7 @@ Color color_of(Limit limit) {
     case Limit::kAmx: return {0x5b, 0x2a, 0x86};
     case Limit::kProduct: return {0xc9, 0x7a, 0x3d};
     case Limit::kMemory: return {0x3f, 0xa7, 0x96};
+    case Limit::kRead: return {0x2b, 0x7f, 0x72};
   }
   return kGrey;
 }
@@ -160,7 +161,8 @@ class BenchChart {
   void draw_legend() {
     const double y = bottom_ + 30;
     double x = kMargin;
-    for (const Limit limit : {Limit::kFma, Limit::kBf16, Limit::kAmx, Limit::kMemory}) {
+    for (const Limit limit :
+         {Limit::kFma, Limit::kBf16, Limit::kAmx, Limit::kProduct, Limit::kMemory, Limit::kRead}) {
       const bool any = std::any_of(rows_.begin(), rows_.end(),
                                    [&](const Row& row) { return row.limit == limit; });
       if (!any) continue;
