@@ -44,6 +44,12 @@ double sent_by_sequence(const RankSizes& s, double width) {
   return (s.ranks - 1) * rows * (width * 4 + 8 + width * s.element);
 }
 
+double sent_by_latents(const RankSizes& s, double kv_rank, double rope_dim, double embed_dim) {
+  const double rows = s.batch * s.heads / s.ranks;
+  return (s.ranks - 1) * rows * ((kv_rank + rope_dim) * s.element + kv_rank * 4 + 8) +
+         sent_by_heads(s, s.batch, embed_dim);
+}
+
 RingMerges ring_merges(int ranks) {
   RingMerges most;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -41,6 +41,9 @@ double sent_by_gather(const RankSizes& sizes);
 double sent_by_exchange(const RankSizes& sizes);
 /// Partial results in f32 with an f64 lse, then what was merged. `width` is that of a head's sum.
 double sent_by_sequence(const RankSizes& sizes, double width);
+/// A tensor-parallel layer over spread latents: absorbed queries, partial sums, and what
+/// sent_by_heads() counts.
+double sent_by_latents(const RankSizes& sizes, double kv_rank, double rope_dim, double embed_dim);
 
 /// Rounds of messages by which ranks agree on a call and on its end.
 inline constexpr double kAgreementRounds = 2;

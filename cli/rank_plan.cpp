@@ -73,12 +73,12 @@ std::vector<RankScheme> rank_schemes(const ModelShape& model, const CacheRequest
   const bool latent = model.kv_rank != 0;
   const CacheVariant variant = own_variant(model);
   const std::int64_t whole_cache = cache_bytes(model, variant, request);
-  // Of a latent model attention runs over expanded keys in prefill.
+  // Of a latent model ranks that share tokens gather latents, whatever its heads.
   const auto as_double = [](std::int64_t value) { return static_cast<double>(value); };
   const bench::RankSizes s{
       .heads = as_double(model.num_heads),
       .kv_heads = as_double(latent ? model.num_heads : model.num_kv_heads),
-      .head_dim = as_double(model.head_dim + (latent ? model.rope_dim : 0)),
+      .head_dim = as_double(model.head_dim),
       .value_dim = as_double(model.value_dim),
       .tokens = as_double(request.context) * as_double(request.batch),
       .batch = as_double(request.batch),
@@ -112,16 +112,29 @@ std::vector<RankScheme> rank_schemes(const ModelShape& model, const CacheRequest
 
   add({.phase = "decode", .name = "heads", .refused = refused},
       bench::sent_by_heads(s, s.batch, embed_dim), 2, by_heads);
-  add({.phase = "decode", .name = "sequence"},
-      bench::sent_by_sequence(s, as_double(latent ? model.kv_rank : model.value_dim)), 2,
-      by_sequence);
+  if (latent) {
+    add({.phase = "decode", .name = "sequence", .refused = refused},
+        bench::sent_by_latents(s, as_double(model.kv_rank), as_double(model.rope_dim), embed_dim),
+        4, by_sequence);
+  } else {
+    add({.phase = "decode", .name = "sequence"},
+        bench::sent_by_sequence(s, as_double(model.value_dim)), 2, by_sequence);
+  }
   add({.phase = "prefill", .name = "heads", .refused = refused},
       bench::sent_by_heads(s, s.tokens, embed_dim), 2, by_heads);
   const auto tokens_of = whole_cache / ranks;
-  add({.phase = "prefill", .name = "all-gather"}, bench::sent_by_gather(s), 1, tokens_of);
-  add({.phase = "prefill", .name = "ring"}, bench::sent_by_gather(s), 1, tokens_of);
-  add({.phase = "prefill", .name = "ulysses", .refused = refused}, bench::sent_by_exchange(s), 2,
+  bench::RankSizes gathered = s;
+  if (latent) {
+    gathered.kv_heads = 1;
+    gathered.head_dim = as_double(model.kv_rank + model.rope_dim);
+    gathered.value_dim = 0;
+  }
+  const std::string latents_alone = latent ? "latents are gathered" : "";
+  add({.phase = "prefill", .name = "all-gather"}, bench::sent_by_gather(gathered), 1, tokens_of);
+  add({.phase = "prefill", .name = "ring", .refused = latents_alone}, bench::sent_by_gather(s), 1,
       tokens_of);
+  add({.phase = "prefill", .name = "ulysses", .refused = latent ? latents_alone : refused},
+      bench::sent_by_exchange(s), 2, tokens_of);
   for (const std::string_view phase : {"decode", "prefill"}) {
     RankScheme* best = nullptr;
     for (RankScheme& scheme : schemes) {

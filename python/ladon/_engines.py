@@ -91,17 +91,22 @@ class MpiEngine(Engine):
         self._receives = len(self._requests)
         self._post(self._comm.Isend, sends)
 
-    def poll(self) -> bool:
+    def _check_failures(self) -> None:
         mpi = self._mpi
         status = mpi.Status()
         if self._comm.Iprobe(mpi.ANY_SOURCE, _FAILURE_TAG, status):
             reason = bytearray(status.Get_count(mpi.BYTE))
             self._comm.Recv([reason, mpi.BYTE], status.Get_source(), _FAILURE_TAG)
             raise CommunicationError(f"rank {status.Get_source()} failed: {reason.decode(errors='replace')}")
+
+    def poll(self) -> bool:
+        mpi = self._mpi
+        self._check_failures()
         statuses = [mpi.Status() for _ in self._requests]
         if not mpi.Request.Testall(self._requests, statuses):
             return False
         self._requests = []
+        self._check_failures()  # again, now that MPI has made progress: behind what came there may be one
         for (peer, expected), state in list(zip(self._pieces, statuses))[:self._receives]:
             if state.Get_count(mpi.BYTE) != expected:
                 raise CommunicationError(f"got {state.Get_count(mpi.BYTE)} bytes from rank {peer}, expected {expected}")

@@ -1,6 +1,6 @@
 // Attention over a SpreadKvCache. Every rank attends with all queries over each of its own splits;
-// of each head one rank receives the partial results and merges them, and then ranks exchange what
-// they have merged.
+// of each head one rank receives the partial results and merges them (spread_exchange.cpp), and
+// then ranks exchange what they have merged.
 
 #include <algorithm>
 #include <utility>
@@ -9,8 +9,6 @@
 #include "core/compute_dtype.h"
 #include "core/fail.h"
 #include "ladon/attention.h"
-#include "parallel/host_messages.h"
-#include "parallel/message_layout.h"
 #include "parallel/spread_call.h"
 #include "parallel/whole_attention.h"
 
@@ -19,17 +17,6 @@ namespace {
 
 constexpr std::int64_t kSplit = SpreadKvCache::kSplitKeys;
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;
-
-/// Merges parts in their order.
-void merge_parts(const Context& context, std::span<const SpreadPart> parts, const TensorView& out,
-                 const TensorView& lse, const ConstTensorView& sinks = {}) {
-  std::vector<ConstTensorView> outs, lses;
-  for (const SpreadPart& part : parts) {
-    outs.emplace_back(part.out);
-    lses.emplace_back(part.lse);
-  }
-  merge_attention(context, outs, lses, out, lse, sinks);
-}
 
 }  // namespace
 
@@ -91,13 +78,30 @@ std::int64_t SpreadCall::query_len_of(std::int64_t sequence) const {
   return query_offsets_[b + 1] - query_offsets_[b];
 }
 
-template <class View>
-View SpreadCall::rows_of(const View& all, int query_dim, const Piece& piece) const {
-  const bool packed = !query_offsets_.empty();
-  const std::int64_t batch = packed ? 0 : piece.sequence;
-  const std::int64_t first =
-      piece.first + (packed ? query_offsets_[static_cast<std::size_t>(piece.sequence)] : 0);
-  return all.slice(0, batch, batch + 1).slice(query_dim, first, first + piece.length);
+/// Of a sequence's first query, among its keys.
+std::int64_t SpreadCall::position_of(std::int64_t sequence, const AttentionOptions& options) const {
+  const std::int64_t length = lengths_[static_cast<std::size_t>(sequence)];
+  return options.position_offset.value_or(length - query_len_of(sequence));
+}
+
+/// Attention over a KvCache has no parts to merge then, and a sink joins in the only one: its bits
+/// need the same here.
+std::optional<std::int64_t> SpreadCall::only_split(std::int64_t sequence,
+                                                   const AttentionOptions& options) const {
+  const std::int64_t position = position_of(sequence, options);
+  const std::int64_t last = position + query_len_of(sequence) - 1;
+  std::int64_t begin = 0;
+  std::int64_t end = lengths_[static_cast<std::size_t>(sequence)];
+  if (options.window_left.has_value() && *options.window_left < position) {
+    begin = position - *options.window_left;
+  }
+  if (options.causal) {
+    end = std::min(end, last + 1);
+  } else if (options.window_right.has_value() && *options.window_right < kNoWindow) {
+    end = std::min(end, last + *options.window_right + 1);
+  }
+  if (begin >= end || begin / kSplit != (end - 1) / kSplit) return {};
+  return begin / kSplit;
 }
 
 /// Queries that are computed together, so that the partial results of all their splits fit
@@ -139,12 +143,11 @@ SpreadCall::Part SpreadCall::attend_split(const ConstTensorView& q, const Attent
   view.sequences = std::span(&keys, 1);
 
   const std::int64_t query_len = query_len_of(piece.sequence);
-  const std::int64_t position =
-      options.position_offset.value_or(lengths_[b] - query_len) + piece.first;
   AttentionOptions own = options;
-  own.position_offset = position - split * kSplit;
+  own.position_offset = position_of(piece.sequence, options) + piece.first - split * kSplit;
   own.query_offsets = {};
-  own.sinks = {};  // they join when parts are merged
+  // They join when parts are merged.
+  if (only_split(piece.sequence, options) != split) own.sinks = {};
   for (ConstTensorView* const operand : {&own.mask, &own.bias}) {
     *operand = slice_unless_one(*operand, 0, {piece.sequence, piece.sequence + 1});
     *operand = slice_unless_one(*operand, 2, {piece.first, piece.first + piece.length});
@@ -196,7 +199,7 @@ void SpreadCall::attend_pieces(CollectiveCall& call, const ConstTensorView& q,
       parts.push_back(std::move(own));
     }
     context_.synchronize();
-    take(pieces, exchange(call, pieces, parts, reproducible, options.sinks));
+    take(pieces, exchange(call, pieces, parts, reproducible, options));
   }
 }
 
@@ -225,127 +228,6 @@ Tensor SpreadCall::attend_own_heads(CollectiveCall& call, const ConstTensorView&
                   context_.synchronize();  // before what was merged is freed
                 });
   return own;
-}
-
-/// Sends the partial results of all heads to the ranks that merge them; returns what this rank has
-/// merged, the rows of all pieces. Parts of a piece are merged in the order of their splits, or of
-/// the ranks.
-SpreadCall::Part SpreadCall::exchange(CollectiveCall& call, const std::vector<Piece>& pieces,
-                                      const std::vector<std::vector<Part>>& parts,
-                                      bool reproducible, const ConstTensorView& sinks) {
-  const int ranks = call.size();
-  const auto count_of = [&](const Piece& piece, int rank) {
-    const std::int64_t own = (num_splits(piece) + ranks - 1 - rank) / ranks;
-    return reproducible ? own : std::min<std::int64_t>(own, 1);
-  };
-  const auto heads_of = [&](int rank) { return share_of(sizes_.num_heads, rank, ranks); };
-  // Out and lse of each part, one after the other.
-  const auto layout_of = [&](int from, int to) {
-    std::vector<MessageLayout::Array> arrays;
-    const std::int64_t heads = heads_of(to).length();
-    for (const Piece& piece : pieces) {
-      for (std::int64_t i = 0; i < count_of(piece, from); ++i) {
-        arrays.push_back({compute_dtype(dtype_), {1, piece.length, heads, sizes_.value_dim}});
-        arrays.push_back({DType::kF64, {1, heads, piece.length}});
-      }
-    }
-    return MessageLayout(std::move(arrays));
-  };
-  std::vector<Tensor> outgoing, incoming;
-  std::vector<MessageLayout> layouts;  // of incoming: long sequences have many parts
-  for (int other = 0; other < ranks; ++other) {
-    const MessageLayout layout = layout_of(call.rank(), other);
-    Tensor& message = outgoing.emplace_back(layout.allocate());
-    const Range heads = heads_of(other);
-    std::size_t array = 0;
-    for (const std::vector<Part>& of_piece : parts) {
-      for (const Part& part : of_piece) {
-        copy(context_, part.out.view().slice(2, heads.begin, heads.end),
-             layout.array(message, array++));
-        copy(context_, part.lse.view().slice(1, heads.begin, heads.end),
-             layout.array(message, array++));
-      }
-    }
-    layouts.push_back(layout_of(other, call.rank()));
-    incoming.push_back(layouts.back().allocate());
-  }
-  begin_exchange(call, outgoing, incoming);
-  call.wait();
-
-  const Range own = heads_of(call.rank());
-  std::int64_t rows = 0;
-  for (const Piece& piece : pieces) rows += piece.length;
-  Part merged{Tensor::uninitialized(context_, dtype_, {1, rows, own.length(), sizes_.value_dim}),
-              {}};
-  if (lse_.rank() != 0) {
-    merged.lse = Tensor::uninitialized(context_, lse_.dtype(), {1, own.length(), rows});
-  }
-  std::vector<std::size_t> next(static_cast<std::size_t>(ranks));
-  std::int64_t row = 0;
-  for (const Piece& piece : pieces) {
-    if (own.length() == 0) break;
-    // Split s is the (s / ranks)-th of rank s % ranks.
-    const std::int64_t most = reproducible ? num_splits(piece) : ranks;
-    std::vector<Part> arrived;
-    for (std::int64_t i = 0; i < most; ++i) {
-      const int rank = static_cast<int>(i % ranks);
-      if (i / ranks >= count_of(piece, rank)) continue;
-      const auto index = static_cast<std::size_t>(rank);
-      const auto next_array = [&] { return layouts[index].array(incoming[index], next[index]++); };
-      Part& part = arrived.emplace_back();
-      part.out = on_device(context_, next_array());
-      part.lse = on_device(context_, next_array());
-    }
-    const std::int64_t end = row + piece.length;
-    merge_parts(context_, arrived, merged.out.view().slice(1, row, end),
-                lse_.rank() == 0 ? TensorView() : merged.lse.view().slice(2, row, end),
-                sinks.absent() ? sinks : sinks.slice(0, own.begin, own.end));
-    context_.synchronize();  // before the parts are freed
-    row = end;
-  }
-  return merged;
-}
-
-/// Copies the rows of some pieces, one after the other, to their places among all.
-void SpreadCall::put_rows(const std::vector<Piece>& pieces, int query_dim,
-                          const ConstTensorView& rows, const TensorView& all) const {
-  std::int64_t row = 0;
-  for (const Piece& piece : pieces) {
-    copy(context_, rows.slice(query_dim, row, row + piece.length), rows_of(all, query_dim, piece));
-    row += piece.length;
-  }
-}
-
-/// The merged heads of all ranks, into the results.
-void SpreadCall::gather_heads(CollectiveCall& call, const std::vector<Piece>& pieces,
-                              const Part& merged) {
-  const std::int64_t rows = merged.out.size(1);
-  const auto layout_of = [&](int rank) {
-    const std::int64_t heads = share_of(sizes_.num_heads, rank, call.size()).length();
-    std::vector<MessageLayout::Array> arrays{{dtype_, {1, rows, heads, sizes_.value_dim}}};
-    if (lse_.rank() != 0) arrays.push_back({lse_.dtype(), {1, heads, rows}});
-    return MessageLayout(std::move(arrays));
-  };
-  const MessageLayout sent = layout_of(call.rank());
-  Tensor message = sent.allocate();
-  copy(context_, merged.out, sent.array(message, 0));
-  if (lse_.rank() != 0) copy(context_, merged.lse, sent.array(message, 1));
-  std::vector<Tensor> incoming;
-  for (int other = 0; other < call.size(); ++other) {
-    incoming.push_back(layout_of(other).allocate());
-  }
-  gather_bytes(call, host_bytes(std::as_const(message)), [&](int other) {
-    return host_bytes(incoming[static_cast<std::size_t>(other)].view());
-  });
-  for (int other = 0; other < call.size(); ++other) {
-    const Range heads = share_of(sizes_.num_heads, other, call.size());
-    const MessageLayout layout = layout_of(other);
-    Tensor& arrived = incoming[static_cast<std::size_t>(other)];
-    put_rows(pieces, 1, layout.array(arrived, 0), out_.view().slice(2, heads.begin, heads.end));
-    if (lse_.rank() == 0) continue;
-    put_rows(pieces, 2, layout.array(arrived, 1), lse_.view().slice(1, heads.begin, heads.end));
-  }
-  context_.synchronize();
 }
 
 void SpreadCall::publish(const TensorView& out, const TensorView& lse) const {

@@ -20,6 +20,10 @@ struct SpreadPart {
   Tensor lse;
 };
 
+/// Merges parts in their order.
+void merge_parts(const Context& context, std::span<const SpreadPart> parts, const TensorView& out,
+                 const TensorView& lse, const ConstTensorView& sinks = {});
+
 class SpreadCall {
  public:
   SpreadCall(const Context& context, SpreadKvCache& cache)
@@ -69,11 +73,21 @@ class SpreadCall {
     return appended_.has_value() ? appended_->view() : cache_.local_.view();
   }
   std::int64_t num_splits(const Piece& piece) const;
+  /// The split that has all keys which the queries of a sequence may see, if it is one.
+  std::optional<std::int64_t> only_split(std::int64_t sequence,
+                                         const AttentionOptions& options) const;
+  std::int64_t position_of(std::int64_t sequence, const AttentionOptions& options) const;
   /// Queries of a sequence: of q without offsets, and where they begin in a packed q.
   std::int64_t query_len_of(std::int64_t sequence) const;
   /// A piece's part of q, out or lse.
   template <class View>
-  View rows_of(const View& all, int query_dim, const Piece& piece) const;
+  View rows_of(const View& all, int query_dim, const Piece& piece) const {
+    const bool packed = !query_offsets_.empty();
+    const std::int64_t batch = packed ? 0 : piece.sequence;
+    const std::int64_t first =
+        piece.first + (packed ? query_offsets_[static_cast<std::size_t>(piece.sequence)] : 0);
+    return all.slice(0, batch, batch + 1).slice(query_dim, first, first + piece.length);
+  }
   void write(const ConstTensorView& k, const ConstTensorView& v,
              std::span<const std::int64_t> counts);
   std::vector<std::vector<Piece>> batches(std::int64_t bytes_of_query) const;
@@ -87,7 +101,7 @@ class SpreadCall {
                     std::int64_t split) const;
   Part exchange(CollectiveCall& call, const std::vector<Piece>& pieces,
                 const std::vector<std::vector<Part>>& parts, bool reproducible,
-                const ConstTensorView& sinks);
+                const AttentionOptions& options);
   void gather_heads(CollectiveCall& call, const std::vector<Piece>& pieces, const Part& merged);
   void put_rows(const std::vector<Piece>& pieces, int query_dim, const ConstTensorView& rows,
                 const TensorView& all) const;

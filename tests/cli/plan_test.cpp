@@ -54,8 +54,9 @@ TEST(CliPlan, DeepSeekV3) {
 }
 
 /// The schemes of --ranks by "phase name".
-std::map<std::string, Json> schemes_of(const std::vector<std::string>& arguments) {
-  std::vector<std::string> all{"plan", "--model", "llama-3-8b", "--context", "8k"};
+std::map<std::string, Json> schemes_of(const std::vector<std::string>& arguments,
+                                       const std::string& model = "llama-3-8b") {
+  std::vector<std::string> all{"plan", "--model", model, "--context", "8k"};
   all.insert(all.end(), arguments.begin(), arguments.end());
   std::map<std::string, Json> schemes;
   const Json document = document_of(all);
@@ -108,6 +109,16 @@ TEST(CliPlan, Ranks) {
   const Outcome text =
       run_ladon({"plan", "--model", "deepseek-v3", "--ranks", "8", "--link", "infiniband"});
   EXPECT_EQ(text.status, 0) << text.err;
+  // 61 layers; 128 heads; latents of 512 + 64; width 7168; 8192 tokens.
+  //   decode   heads       7 * (128 * 128 + 7168) / 8 * 2                        = 41,216 a layer
+  //            sequence    7 * 16 * (576 * 2 + 512 * 4 + 8) and those of heads   = 400,512
+  //   prefill  all-gather  7 / 8 * 8192 * 576 * 2                                = 8,257,536
+  auto latent = schemes_of({"--ranks", "8", "--link", "infiniband"}, "deepseek-v3");
+  EXPECT_EQ(latent["decode heads"]["sent_bytes"], 61 * 41216);
+  EXPECT_EQ(latent["decode sequence"]["sent_bytes"], 61 * 400512);
+  EXPECT_EQ(latent["prefill all-gather"]["sent_bytes"], 61 * 8257536);
+  EXPECT_TRUE(latent["prefill all-gather"]["least"].get<bool>());
+  EXPECT_EQ(latent["prefill ring"]["refused"], "latents are gathered");
   EXPECT_NE(text.out.find("8 ranks over infiniband"), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("<- least"), std::string::npos) << text.out;
 }

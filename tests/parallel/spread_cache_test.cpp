@@ -54,6 +54,11 @@ class SpreadCache : public testing::TestWithParam<Isa> {
     masked.bias = bias_;
     masked.mask = mask_;
     cases_.push_back({"masked", masked, DType::kF32, DType::kI8});
+    AttentionOptions with_sinks = causal;  // of sequence 1 too, which has one split
+    with_sinks.sinks = sinks_;
+    cases_.push_back({"sinks", with_sinks});
+    with_sinks.window_left = 100;  // within one split of sequence 0
+    cases_.push_back({"window with sinks", with_sinks});
     cases_.push_back({"fp8", causal, DType::kBF16, DType::kF8E4M3});
     cases_.push_back({"latent", causal, DType::kF32, DType::kBF16, true, true});
     for (std::int64_t i = 0; i < mask_.num_elements(); ++i) {
