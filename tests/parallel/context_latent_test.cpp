@@ -31,11 +31,12 @@ Tensor part(const ConstTensorView& whole, std::span<const TokenRange> ranges) {
   return tokens;
 }
 
-/// Keys of one rank that some query of another may see; causal, as many keys as queries.
-std::int64_t seen(const ContextPlan& plan, int owner, int reader) {
+/// Keys of one rank that some query of another may see; causal, the last query at the last key,
+/// which is `offset` tokens further.
+std::int64_t seen(const ContextPlan& plan, std::int64_t offset, int owner, int reader) {
   std::int64_t last = 0;
   for (const TokenRange& range : plan.queries[static_cast<std::size_t>(reader)]) {
-    last = std::max(last, range.end);
+    if (range.length() > 0) last = std::max(last, range.end + offset);
   }
   std::int64_t count = 0;
   for (const TokenRange& range : plan.keys[static_cast<std::size_t>(owner)]) {
@@ -91,77 +92,73 @@ TEST_P(ContextParallelLatent, ForwardHasTheBitsOfOneProcess) {
   });
 }
 
+/// Training over ranks against one process: outputs, bytes and all gradients.
+void check_training(const LatentAttention& layer, const Context& one, const Context& mine,
+                    const LayerInputs& inputs, int ranks, const std::string& what) {
+  const bool self = inputs.key.absent();
+  const ConstTensorView& key = self ? inputs.query : inputs.key;
+  const std::int64_t batch = inputs.query.size(0);
+  const std::int64_t offset = key.size(1) - inputs.query.size(1);
+  LatentAttention whole = layer;
+  const Tensor dout = normal(whole.dtype(), inputs.query.shape(), 3);
+  const TrainingForward forward = whole.forward_training(one, inputs);
+  const InputGradients expected = whole.backward(one, dout, forward.saved);
+  ContextPlan plan = plan_context(ranks, inputs.query.size(1), key.size(1), {.causal = true});
+  plan.kv_heads_at_once = 3;
+  const double tolerance = whole.dtype() == DType::kBF16 ? 0.03 : 2e-5;
+  expect_all_return(run_ranks(ranks, [&](Communicator& communicator) {
+    const int rank = communicator.rank();
+    const auto queries = own(plan.queries, communicator);
+    const auto keys = own(plan.keys, communicator);
+    const Tensor own_query = part(inputs.query, queries);
+    const Tensor own_key = part(key, keys);
+    LayerInputs own_inputs{.query = own_query};
+    if (!self) own_inputs.key = own_key;
+    LatentAttention replica = layer;
+    const TrainingForward got =
+        context_parallel_forward_training(mine, communicator, replica, own_inputs, plan);
+    EXPECT_TRUE(same_bits(got.out, part(forward.out, queries))) << what;
+    std::int64_t sent = 0;
+    std::int64_t returned = 0;
+    for (int other = 0; other < ranks; ++other) {
+      if (other == rank) continue;
+      sent += batch * seen(plan, offset, rank, other) * whole.latent_dim() *
+              static_cast<std::int64_t>(size_of(whole.dtype()));
+      returned += batch * seen(plan, offset, other, rank) * whole.latent_dim() * 4;
+    }
+    EXPECT_EQ(communicator.statistics().bytes_sent, sent) << what;
+    communicator.reset_statistics();
+    const InputGradients gradients =
+        context_parallel_backward(mine, communicator, replica, part(dout, queries), got.saved);
+    std::int64_t of_parameters = 0;
+    for (const Parameter& parameter : replica.named_parameters()) {
+      of_parameters += all_reduce_bytes(parameter.value.num_elements(), rank, ranks);
+    }
+    EXPECT_EQ(communicator.statistics().bytes_sent, sent + returned + of_parameters) << what;
+    expect_near(gradients.query, part(expected.query, queries), tolerance, "query, " + what);
+    if (!self) expect_near(gradients.key, part(expected.key, keys), tolerance, "key, " + what);
+    for (const Parameter& parameter : replica.named_parameters()) {
+      expect_near(parameter.gradient, whole.parameter(parameter.name).gradient, tolerance,
+                  parameter.name + ", " + what);
+      expect_same_on_all(communicator, parameter.gradient, parameter.name + ", " + what);
+    }
+  }));
+}
+
 TEST_P(ContextParallelLatent, GradientsAreThoseOfOneProcess) {
   for_each_layer([&](const LatentAttention& layer, int ranks, const std::string& what) {
-    LatentAttention whole = layer;
-    const Context one = context(2);
-    const Tensor x = normal(whole.dtype(), {2, 29, kEmbed}, 1);
-    const Tensor dout = normal(whole.dtype(), x.shape(), 3);
-    const TrainingForward forward = whole.forward_training(one, {.query = x});
-    const InputGradients expected = whole.backward(one, dout, forward.saved);
-    ContextPlan plan = plan_context(ranks, 29, 29, {.causal = true});
-    plan.kv_heads_at_once = 3;
-    const double tolerance = whole.dtype() == DType::kBF16 ? 0.03 : 2e-5;
-    expect_all_return(run_ranks(ranks, [&](Communicator& communicator) {
-      const Context mine = context(1);
-      const int rank = communicator.rank();
-      const auto tokens = own(plan.queries, communicator);
-      LatentAttention replica = layer;
-      const TrainingForward got = context_parallel_forward_training(
-          mine, communicator, replica, {.query = part(x, tokens)}, plan);
-      EXPECT_TRUE(same_bits(got.out, part(forward.out, tokens))) << what;
-      std::int64_t sent = 0;
-      std::int64_t returned = 0;
-      for (int other = 0; other < ranks; ++other) {
-        if (other == rank) continue;
-        sent += 2 * seen(plan, rank, other) * whole.latent_dim() *
-                static_cast<std::int64_t>(size_of(whole.dtype()));
-        returned += 2 * seen(plan, other, rank) * whole.latent_dim() * 4;
-      }
-      EXPECT_EQ(communicator.statistics().bytes_sent, sent) << what;
-      communicator.reset_statistics();
-      const InputGradients gradients =
-          context_parallel_backward(mine, communicator, replica, part(dout, tokens), got.saved);
-      std::int64_t of_parameters = 0;
-      for (const Parameter& parameter : replica.named_parameters()) {
-        of_parameters += all_reduce_bytes(parameter.value.num_elements(), rank, ranks);
-      }
-      EXPECT_EQ(communicator.statistics().bytes_sent, sent + returned + of_parameters) << what;
-      expect_near(gradients.query, part(expected.query, tokens), tolerance, "query, " + what);
-      for (const Parameter& parameter : replica.named_parameters()) {
-        expect_near(parameter.gradient, whole.parameter(parameter.name).gradient, tolerance,
-                    parameter.name + ", " + what);
-        expect_same_on_all(communicator, parameter.gradient, parameter.name + ", " + what);
-      }
-    }));
+    const Tensor x = normal(layer.dtype(), {2, 29, kEmbed}, 1);
+    check_training(layer, context(2), context(1), {.query = x}, ranks, what);
   });
 }
 
 TEST_P(ContextParallelLatent, KeysOfTheirOwn) {
-  const LatentAttentionOptions options = layer_options(2).front();
-  LatentAttention whole = whole_layer(options);
-  const Context one = context(2);
-  const Tensor query = normal(options.dtype, {1, 12, kEmbed}, 1);
-  const Tensor key = normal(options.dtype, {1, 31, kEmbed}, 2);
-  const Tensor dout = normal(options.dtype, query.shape(), 3);
-  const TrainingForward forward = whole.forward_training(one, {.query = query, .key = key});
-  const InputGradients expected = whole.backward(one, dout, forward.saved);
+  const LatentAttention layer = whole_layer(layer_options(2).front());
+  const Tensor query = normal(layer.dtype(), {1, 12, kEmbed}, 1);
+  const Tensor key = normal(layer.dtype(), {1, 31, kEmbed}, 2);
   for (const int ranks : rank_counts()) {
-    const ContextPlan plan = plan_context(ranks, 12, 31, {.causal = true});
-    expect_all_return(run_ranks(ranks, [&](Communicator& communicator) {
-      LatentAttention replica = whole_layer(options);
-      const auto queries = own(plan.queries, communicator);
-      const auto keys = own(plan.keys, communicator);
-      const Tensor own_query = part(query, queries);
-      const Tensor own_key = part(key, keys);
-      const TrainingForward got = context_parallel_forward_training(
-          context(1), communicator, replica, {.query = own_query, .key = own_key}, plan);
-      EXPECT_TRUE(same_bits(got.out, part(forward.out, queries))) << ranks;
-      const InputGradients gradients = context_parallel_backward(context(1), communicator, replica,
-                                                                 part(dout, queries), got.saved);
-      expect_near(gradients.query, part(expected.query, queries), 2e-5, "query");
-      expect_near(gradients.key, part(expected.key, keys), 2e-5, "key");
-    }));
+    check_training(layer, context(2), context(1), {.query = query, .key = key}, ranks,
+                   std::to_string(ranks) + " ranks, keys of their own");
   }
 }
 
