@@ -89,19 +89,10 @@ std::int64_t SpreadCall::position_of(std::int64_t sequence, const AttentionOptio
 std::optional<std::int64_t> SpreadCall::only_split(std::int64_t sequence,
                                                    const AttentionOptions& options) const {
   const std::int64_t position = position_of(sequence, options);
-  const std::int64_t last = position + query_len_of(sequence) - 1;
-  std::int64_t begin = 0;
-  std::int64_t end = lengths_[static_cast<std::size_t>(sequence)];
-  if (options.window_left.has_value() && *options.window_left < position) {
-    begin = position - *options.window_left;
-  }
-  if (options.causal) {
-    end = std::min(end, last + 1);
-  } else if (options.window_right.has_value() && *options.window_right < kNoWindow) {
-    end = std::min(end, last + *options.window_right + 1);
-  }
-  if (begin >= end || begin / kSplit != (end - 1) / kSplit) return {};
-  return begin / kSplit;
+  const TokenRange seen = keys_seen(options, position, position + query_len_of(sequence) - 1,
+                                    lengths_[static_cast<std::size_t>(sequence)]);
+  if (seen.begin >= seen.end || seen.begin / kSplit != (seen.end - 1) / kSplit) return {};
+  return seen.begin / kSplit;
 }
 
 /// Queries that are computed together, so that the partial results of all their splits fit

@@ -107,6 +107,20 @@ void describe_attention(const AttentionOptions& options, CallSignature& signatur
   signature.add("dropout.first_key", options.dropout.first_key);
 }
 
+TokenRange keys_seen(const AttentionOptions& options, std::int64_t first, std::int64_t last,
+                     std::int64_t length) {
+  TokenRange keys{0, length};
+  if (options.window_left.has_value() && *options.window_left < first) {
+    keys.begin = first - *options.window_left;
+  }
+  if (options.causal) {
+    keys.end = std::min(keys.end, last + 1);
+  } else if (options.window_right.has_value() && *options.window_right < kNoWindow) {
+    keys.end = std::min(keys.end, last + *options.window_right + 1);
+  }
+  return keys;
+}
+
 WholeAttention::WholeAttention(const Operation& operation, const Communicator& communicator,
                                const ConstTensorView& q, const ConstTensorView& k,
                                const ConstTensorView& v, const AttentionOptions& options,
@@ -235,17 +249,8 @@ std::vector<TokenRange> WholeAttention::keys_read_by(std::span<const TokenRange>
     const TokenRange keys = keys_of_sequence(piece.sequence);
     const std::int64_t first = position_of(piece);
     const std::int64_t last = first + piece.length - 1;
-    std::int64_t begin = 0;
-    std::int64_t end = keys.length();
-    if (options_.window_left.has_value() && *options_.window_left < first) {
-      begin = first - *options_.window_left;
-    }
-    if (options_.causal) {
-      end = std::min(end, last + 1);
-    } else if (options_.window_right.has_value() && *options_.window_right < kNoWindow) {
-      end = std::min(end, last + *options_.window_right + 1);
-    }
-    if (begin < end) ranges.push_back({keys.begin + begin, keys.begin + end});
+    const TokenRange seen = keys_seen(options_, first, last, keys.length());
+    if (seen.begin < seen.end) ranges.push_back({keys.begin + seen.begin, keys.begin + seen.end});
   }
   std::sort(ranges.begin(), ranges.end(),
             [](const TokenRange& a, const TokenRange& b) { return a.begin < b.begin; });

@@ -26,6 +26,11 @@ struct QueryPiece {
 /// The options of attention, in a signature.
 void describe_attention(const AttentionOptions& options, CallSignature& signature);
 
+/// The keys of a sequence of `length` that queries at positions [first, last] may see by causal and
+/// window; empty ranges may have any begin.
+TokenRange keys_seen(const AttentionOptions& options, std::int64_t first, std::int64_t last,
+                     std::int64_t length);
+
 class WholeAttention {
  public:
   /// Checks a rank's inputs against the options and the plan, as attention() does.
