@@ -26,7 +26,7 @@ Case random_plain_case(Random& random) {
     return low + random.below(high - low + 1);
   };
   constexpr std::int64_t kGroups[] = {1, 2, 3, 4, 8};
-  constexpr std::int64_t kDims[] = {64, 128, 8, 40, 120, 96, 72, 33, 192, 136, 160, 256};
+  constexpr std::int64_t kDims[] = {64, 128, 8, 40, 120, 96, 72, 33, 192, 136, 160, 200, 256};
   constexpr std::int64_t kLastDim = std::size(kDims) - 1;
   Case c;
   c.batch = pick(1, 3);
@@ -35,8 +35,8 @@ Case random_plain_case(Random& random) {
   c.num_kv_heads = pick(1, 2);
   c.num_heads = c.num_kv_heads * kGroups[pick(0, 4)];
   c.head_dim = kDims[pick(0, kLastDim)];
-  c.value_dim =
-      pick(1, 4) == 1 ? kDims[pick(0, kLastDim)] : std::min<std::int64_t>(c.head_dim, 128);
+  c.value_dim = pick(1, 4) == 1 ? kDims[pick(0, kLastDim)] : c.head_dim;
+  if (pick(1, 4) == 1) c.value_dim = std::min<std::int64_t>(c.value_dim, 128);
   c.dtype = c.kv_dtype = pick(0, 1) == 0 ? DType::kBF16 : DType::kF16;
   c.causal = pick(0, 1) == 0;
   c.alignment = pick(0, 1) == 0 ? Alignment::kBottomRight : Alignment::kTopLeft;
@@ -97,7 +97,7 @@ TEST_F(CudaHopper, LongSequencesHaveTheSameBits) {
     std::int64_t head;
     std::int64_t value;
   };
-  for (const auto [dim, value_dim] : {Dim{64, 64}, Dim{128, 128}, Dim{192, 128}}) {
+  for (const auto [dim, value_dim] : {Dim{64, 64}, Dim{128, 128}, Dim{192, 128}, Dim{256, 256}}) {
     const Tensor q = normal(DType::kBF16, {2, kLength, 8, dim}, 1, 3);
     const Tensor k = normal(DType::kBF16, {2, kLength, 2, dim}, 2, 3);
     const Tensor v = normal(DType::kBF16, {2, kLength, 2, value_dim}, 3);
@@ -123,15 +123,16 @@ TEST_F(CudaHopper, OutputsOfEveryWidthAndNothingBesideThem) {
   constexpr std::int64_t kBeside = 8;
   const AttentionOptions options{.causal = true};
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    const Tensor q = normal(dtype, {1, kLength, kHeads, 192}, 1);
-    const Tensor k = normal(dtype, {1, kLength, kHeads, 192}, 2);
-    const Tensor v = normal(dtype, {1, kLength, kHeads, 128}, 3);
+    const Tensor q = normal(dtype, {1, kLength, kHeads, 256}, 1);
+    const Tensor k = normal(dtype, {1, kLength, kHeads, 256}, 2);
+    const Tensor v = normal(dtype, {1, kLength, kHeads, 256}, 3);
     context().synchronize();
-    for (const std::int64_t dim : {1,  2,  7,  8,  9,  16, 17, 24,  31,  32,  33,  40,  56, 63,
-                                   64, 65, 72, 80, 88, 96, 97, 104, 112, 120, 121, 127, 128}) {
+    for (const std::int64_t dim :
+         {1,  2,  7,  8,  9,   16,  17,  24,  31,  32,  33,  40,  56,  63,  64,  65, 72,
+          80, 88, 96, 97, 104, 112, 120, 121, 127, 128, 129, 136, 192, 199, 255, 256}) {
       for (const std::int64_t first : {std::int64_t{8}, std::int64_t{3}}) {
         for (const std::int64_t head_dim :
-             {std::int64_t{24}, std::int64_t{128}, std::int64_t{160}}) {
+             {std::int64_t{24}, std::int64_t{128}, std::int64_t{160}, std::int64_t{200}}) {
           const auto run_on = [&](const Context& where) {
             Tensor wide = normal(dtype, {1, kLength, kHeads, dim + 2 * kBeside}, 4);
             context().synchronize();
@@ -223,34 +224,61 @@ TEST_F(CudaHopper, InfinityAndNanReachTheRowsThatSeeThem) {
 /// Their tiles are computed again by another kernel than those of short heads.
 TEST_F(CudaHopper, InfinityAndNanInLongHeads) {
   constexpr std::int64_t kLength = 300;
-  const Tensor q = normal(DType::kBF16, {1, kLength, 4, 192}, 1);
-  const Tensor k = normal(DType::kBF16, {1, kLength, 2, 192}, 2);
-  const Tensor v = normal(DType::kBF16, {1, kLength, 2, 128}, 3);
-  const Tensor dout = normal(DType::kBF16, {1, kLength, 4, 128}, 4);
-  for (const float value :
-       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    for (const std::int64_t token : {std::int64_t{0}, std::int64_t{130}, kLength - 1}) {
-      const auto expect_same_gradients = [&](const Tensor& queries, const Tensor& keys,
-                                             const Tensor& values, const Tensor& gradient) {
-        const AttentionOptions options{.causal = true};
-        EXPECT_TRUE(
-            all_same_bits(gradients_of(*hopper_, queries, keys, values, gradient, options),
-                          gradients_of(*generic_, queries, keys, values, gradient, options)))
-            << "token " << token << " of " << value;
-      };
-      expect_same_gradients(with_token(context(), q, token, value), k, v, dout);
-      expect_same_gradients(q, with_token(context(), k, token, value), v, dout);
-      expect_same_gradients(q, k, with_token(context(), v, token, value), dout);
-      expect_same_gradients(q, k, v, with_token(context(), dout, token, value));
-      const Tensor keys = with_token(context(), k, token, value);
-      const Tensor values = with_token(context(), v, token, value);
-      EXPECT_TRUE(same_bits(attention(*hopper_, q, keys, values, {.causal = true}),
-                            attention(*generic_, q, keys, values, {.causal = true})))
-          << "token " << token << " of " << value;
-      EXPECT_TRUE(same_bits(attention(*hopper_, q, k, values, {.causal = true}),
-                            attention(*generic_, q, k, values, {.causal = true})))
-          << "value " << token << " of " << value;
+  for (const std::int64_t dim : {192, 256}) {
+    const std::int64_t value_dim = dim == 192 ? 128 : dim;
+    const Tensor q = normal(DType::kBF16, {1, kLength, 4, dim}, 1);
+    const Tensor k = normal(DType::kBF16, {1, kLength, 2, dim}, 2);
+    const Tensor v = normal(DType::kBF16, {1, kLength, 2, value_dim}, 3);
+    const Tensor dout = normal(DType::kBF16, {1, kLength, 4, value_dim}, 4);
+    for (const float value :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      for (const std::int64_t token : {std::int64_t{0}, std::int64_t{130}, kLength - 1}) {
+        const auto expect_same_gradients = [&](const Tensor& queries, const Tensor& keys,
+                                               const Tensor& values, const Tensor& gradient) {
+          const AttentionOptions options{.causal = true};
+          EXPECT_TRUE(
+              all_same_bits(gradients_of(*hopper_, queries, keys, values, gradient, options),
+                            gradients_of(*generic_, queries, keys, values, gradient, options)))
+              << "token " << token << " of " << value << ", heads of " << dim;
+        };
+        expect_same_gradients(with_token(context(), q, token, value), k, v, dout);
+        expect_same_gradients(q, with_token(context(), k, token, value), v, dout);
+        expect_same_gradients(q, k, with_token(context(), v, token, value), dout);
+        expect_same_gradients(q, k, v, with_token(context(), dout, token, value));
+        const Tensor keys = with_token(context(), k, token, value);
+        const Tensor values = with_token(context(), v, token, value);
+        EXPECT_TRUE(same_bits(attention(*hopper_, q, keys, values, {.causal = true}),
+                              attention(*generic_, q, keys, values, {.causal = true})))
+            << "token " << token << " of " << value << ", heads of " << dim;
+        EXPECT_TRUE(same_bits(attention(*hopper_, q, k, values, {.causal = true}),
+                              attention(*generic_, q, k, values, {.causal = true})))
+            << "value " << token << " of " << value << ", heads of " << dim;
+      }
     }
+  }
+}
+
+/// Scores that grow from key to key raise the rows' maxima again and again: in the first block of
+/// keys that products take together, in the second, and where a segment starts.
+TEST_F(CudaHopper, GrowingScoresHaveTheSameBits) {
+  constexpr std::int64_t kLength = 4400;
+  const Context host;
+  for (const std::int64_t dim : {64, 128, 192, 256}) {
+    const Tensor q = normal(DType::kBF16, {1, 300, 2, dim}, 1, 3);
+    Tensor k(DType::kF32, {1, kLength, 1, dim});
+    const Tensor random = normal(DType::kF32, {1, kLength, 1, dim}, 2).to_host();
+    for (std::int64_t i = 0; i < k.num_elements(); ++i) {
+      const auto key = static_cast<float>(i / dim);
+      k.data_as<float>()[i] = random.data_as<float>()[i] * (0.1F + key / 500);
+    }
+    Tensor rounded(DType::kBF16, k.shape());
+    copy(host, k, rounded);
+    const Tensor keys = rounded.to(context());
+    const Tensor v = normal(DType::kBF16, {1, kLength, 1, dim == 192 ? 128 : dim}, 3);
+    context().synchronize();
+    EXPECT_TRUE(
+        same_bits(attention(*hopper_, q, keys, v, {}), attention(*generic_, q, keys, v, {})))
+        << dim;
   }
 }
 

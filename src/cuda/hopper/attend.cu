@@ -6,6 +6,7 @@
 
 #include "cuda/hopper/forward_launch.h"
 #include "cuda/hopper/forward_params.h"
+#include "cuda/hopper/forward_shape.h"
 #include "cuda/hopper/tensor_map.h"
 #include "cuda/hopper/token_rows.h"
 #include "cuda/kernels/forward_launch.h"
@@ -13,8 +14,7 @@
 namespace ladon::cuda::hopper {
 namespace {
 
-constexpr std::int64_t kLongestHead = 192;
-constexpr std::int64_t kLongestValue = 128;
+constexpr std::int64_t kLongestHead = 256;
 // Keys and values that stay in the L2 cache (50 MiB on an H200) while other tiles stream through
 // it.
 constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
@@ -22,13 +22,13 @@ constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
 // among more blocks of threads.
 constexpr std::int64_t kFewestRows = 64;
 
-std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_heads) {
+std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_heads, int tile_rows) {
   const std::int64_t rows = count_rows(call, call.q, &Sequence::q, &Sequence::query_len);
   return make_tensor_map({call.q.data,
                           call.q.dtype,
                           {call.head_dim, call.num_heads, rows},
                           {call.q.head_stride, call.q.token_stride},
-                          {64, packed_heads, kTileRows / packed_heads}});
+                          {64, packed_heads, tile_rows / packed_heads}});
 }
 
 std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& operand,
@@ -43,9 +43,9 @@ std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& o
 }
 
 /// Heads that share a KV head are rows of one tile where a tile has room for them.
-int packed_heads(const AttentionParams& call) {
+int packed_heads(const AttentionParams& call, int tile_rows) {
   const bool packs =
-      call.group <= kTileRows && kTileRows % call.group == 0 && call.max_query_len < kTileRows;
+      call.group <= tile_rows && tile_rows % call.group == 0 && call.max_query_len < tile_rows;
   return packs ? static_cast<int>(call.group) : 1;
 }
 
@@ -55,20 +55,16 @@ ForwardColumns columns_for(const AttentionParams& call) {
   };
   if (fits(64, 64)) return ForwardColumns::k64;
   if (fits(128, 128)) return ForwardColumns::k128;
-  return ForwardColumns::k192And128;
+  if (fits(192, 128)) return ForwardColumns::k192And128;
+  return ForwardColumns::k256;
 }
 
-/// Keys of a copy, as in ForwardMemory.
-int key_rows(ForwardColumns columns) {
-  return columns == ForwardColumns::k192And128 ? kBlockKeys : 2 * kBlockKeys;
-}
-
-ForwardSchedule make_schedule(const AttentionParams& call) {
+ForwardSchedule make_schedule(const AttentionParams& call, int tile_rows) {
   ForwardSchedule schedule;
   schedule.num_heads = static_cast<int>(call.num_heads);
-  schedule.packed_heads = packed_heads(call);
+  schedule.packed_heads = packed_heads(call, tile_rows);
   const std::int64_t packs = call.num_heads / schedule.packed_heads;
-  const std::int64_t tokens = kTileRows / schedule.packed_heads;
+  const std::int64_t tokens = tile_rows / schedule.packed_heads;
   schedule.columns = static_cast<int>(call.num_sequences * packs);
   schedule.row_tiles = static_cast<int>((call.max_query_len + tokens - 1) / tokens);
   const std::int64_t bytes = std::max<std::int64_t>(
@@ -79,13 +75,22 @@ ForwardSchedule make_schedule(const AttentionParams& call) {
   return schedule;
 }
 
+/// Whether the keys of a sequence are in more than one segment.
+bool has_segments(const AttentionParams& call) {
+  return std::any_of(call.sequences, call.sequences + call.num_sequences, [](const Sequence& s) {
+    const std::int64_t last = s.key_origin + std::max<std::int64_t>(s.kv_len, 1) - 1;
+    return s.key_origin / kSegmentKeys != last / kSegmentKeys;
+  });
+}
+
 bool is_suited(const AttentionParams& call, const ForwardParams<float>& params) {
+  if (call.head_dim > kLongestHead || call.value_dim > kLongestHead) return false;
+  const int tile_rows = forward_sizes(columns_for(call)).tile_rows;
   return params.partials.maximum == nullptr && call.kv_layout.plain() &&
          call.k.dtype == call.q.dtype && call.v.dtype == call.q.dtype &&
-         call.out.dtype == call.q.dtype && call.head_dim <= kLongestHead &&
-         call.value_dim <= kLongestValue && call.max_kv_len > 0 &&
-         call.max_query_len * packed_heads(call) >= kFewestRows &&
-         call.num_sequences * call.num_heads * (call.max_query_len / kTileRows + 1) < (1 << 30);
+         call.out.dtype == call.q.dtype && call.max_kv_len > 0 &&
+         call.max_query_len * packed_heads(call, tile_rows) >= kFewestRows &&
+         call.num_sequences * call.num_heads * (call.max_query_len / tile_rows + 1) < (1 << 30);
 }
 
 }  // namespace
@@ -93,11 +98,13 @@ bool is_suited(const AttentionParams& call, const ForwardParams<float>& params) 
 bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params) {
   if (!is_suited(call, params)) return false;
   const ForwardColumns columns = columns_for(call);
+  const ForwardSizes sizes = forward_sizes(columns);
   HopperForwardParams ready;
-  ready.schedule = make_schedule(call);
-  const std::optional<CUtensorMap> q = query_map(call, ready.schedule.packed_heads);
+  ready.schedule = make_schedule(call, sizes.tile_rows);
+  const std::optional<CUtensorMap> q =
+      query_map(call, ready.schedule.packed_heads, sizes.tile_rows);
   const std::optional<CUtensorMap> k =
-      key_map(call, call.k, &Sequence::k, call.head_dim, key_rows(columns));
+      key_map(call, call.k, &Sequence::k, call.head_dim, sizes.buffer_keys);
   const std::optional<CUtensorMap> v =
       key_map(call, call.v, &Sequence::v, call.value_dim, kBlockKeys);
   if (!q || !k || !v) return false;
@@ -118,6 +125,11 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
 
   const int tickets = ready.schedule.columns * ready.schedule.row_tiles;
   const int blocks = std::min(queue.num_multiprocessors(), tickets);
+  std::optional<Workspace> earlier;
+  if (sizes.earlier_bytes != 0 && has_segments(call)) {
+    earlier.emplace(queue.scratch(), static_cast<std::size_t>(blocks * sizes.earlier_bytes));
+    ready.earlier = reinterpret_cast<float4*>(earlier->data());
+  }
   const bool is_bf16 = call.q.dtype == DType::kBF16;
   (is_bf16 ? launch_forward_bf16 : launch_forward_f16)(queue, blocks, columns, ready);
   (is_bf16 ? finish_forward_bf16 : finish_forward_f16)(queue, params);

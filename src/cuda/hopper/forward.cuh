@@ -1,16 +1,21 @@
-// Attention forward on Hopper's tensor cores, for q, k and v of one 16-bit dtype, heads up to 128
-// or keys up to 192 with values up to 128, with a scale and a window as the only rules (sinks and
-// lse included).
+// Attention forward on Hopper's tensor cores, for q, k and v of one 16-bit dtype, heads up to 256,
+// with a scale and a window as the only rules (sinks and lse included).
 //
-// A block of threads owns tiles of 128 query rows: tokens of one query head, or of several that
-// share a KV head. One thread copies (Q once, then K and V in blocks of 64 keys, through rings of
-// buffers); two warpgroups of 64 rows compute, block by block:
-//   S = Q K^T, 64 x 64 in 32 registers a thread, twice
-//   P = exp(S - maximum), 16 registers, twice; O += P V, 64 x 128 in 64 registers
-// While the softmax of a block runs, the scores of the next one and the weighted sums of the one
-// before are under way; a tile's first scores are computed while the results of the tile before are
-// stored. Most blocks raise no row's maximum, so weights are computed before it is known whether
-// one does (weigh_below()): no maxima, no exchange between lanes.
+// A block of threads owns tiles of 128 query rows, 192 where heads are up to 64: tokens of one
+// query head, or of several that share a KV head. One thread copies (Q once, then K and V in blocks
+// of 64 keys, through rings of buffers); two or three warpgroups of 64 rows compute, block by
+// block:
+//   S = Q K^T, 64 x 64 in 32 registers a thread
+//   P = exp(S - maximum), 16 registers; O += P V, 64 x 128 in 64 registers
+// A tile's first scores are computed while the results of the tile before are stored. Most blocks
+// raise no row's maximum, so weights are computed before it is known whether one does
+// (weigh_below()): no maxima, no exchange between lanes.
+//
+// There are two schedules because registers decide. With heads of 128 a warpgroup holds the scores
+// of two blocks (forward_pairs.cuh): the next scores and the last weighted sums are under way
+// behind each softmax. O of 256 columns, or three warpgroups of 160 registers, leave space for one
+// (forward_blocks.cuh): the weighted sums alone are under way, and the others' products. For heads
+// of 128 that is 2 to 5 % less; for heads of 64 three warpgroups are 18 % more than two.
 //
 // Every step is the arithmetic of forward_mma.cuh, in the same order: the same blocks of keys,
 // segments of 512, sums and folds (mostly by the same code; forward_weights.cuh has the rest), so a
@@ -19,22 +24,29 @@
 //
 // At head_dim 128 a block is 1024 cycles of tensor cores, 768 + 256 of the shared memory's port
 // (products and copies), 512 of exponentials; a fold, every eighth block, is 1024 more of the port.
+// Heads above 192 have the sums of earlier segments in global memory.
 //
-// H200, bf16, TFLOP/s of 15 launches (1.78 GHz) and of 0.25 s (1.55 GHz: the power limit), cuDNN's
-// in the same run: B16 H16 S1024 D128 causal 369, 351 (399, 357); B4 H16 S4096 causal 554, 503
-// (560, 514) and full 596, 543 (663, 606); B1 H16 S16384 causal 634, 566 (628, 570); B2 H32/8 S8192
-// causal 617, 550 (627, 559); D64 B1 H32 S16384 causal 381, 382 (469, 443); 192/128 B1 H128 S4096
-// causal 584, 526 (593, 538). By the first and the third, a tile takes about 9000 clocks beside its
-// blocks, which is why short sequences are slow.
+// @MEASURED@
 //
-// Lost: scores of two blocks by one product, with nothing under way behind the second's softmax
-// (D128 2 to 4 % less, D64 4 % more); buffers of one block of keys where there is room for two
-// (D128 3 % less); weighted sums before the next scores (15 % less); the next scores beside a fold
-// (only with 240 registers, and 24 for the thread that copies, which spills: 25 % less); weights by
-// weigh_any() alone in a tile's first and last block (4 % less); queries prefetched to L2
-// (nothing); warpgroups in turns (named barriers; 10 % less); sums of earlier segments in registers
-// (they spill). Without folds 8 % more, without copies 10 % more when the power is at its limit.
-// 256 columns, with those sums in global memory, spilled and gave unstable results at 425.
+// Segments of 1024 keys would give 379, 591, 677, 637 and 655 (the D128 cases in this order), of
+// 2048 keys 376, 603, 694, 652 and 670, and D256 630 and 702, but decoding one sequence has too few
+// splits then. Segments that are longer where there are many KV heads would serve both.
+//
+// At B16 H16 S1024 a tile takes about 9000 cycles beside its blocks (clocks of one warpgroup): 2300
+// store the tile before, 2000 finish the rows, 1700 are the first softmax, 1200 wait for queries
+// (2900 before the next tile was worked out ahead), 900 set up the rules. In one loop over the
+// blocks of all tiles, with a tile's first scores beside the last weighted sums of the one before,
+// ptxas 13.0 serialises the products (C7511), though no register is spilled.
+//
+// Lost: scores of two blocks by one product (m64n128k16), with the weighted sums of two blocks
+// behind their softmax and warpgroups in turns (named barriers): D128 2 to 5 % less with segments
+// of 512, the same with 1024; without turns less. Turns with heads of 64: 3 % less. Queries in two
+// buffers (2 % more at S1024, if there were space beside the earlier sums); buffers of one block of
+// keys where there is room for two (D128 3 % less); weighted sums before the next scores (15 %
+// less); folds beside the next scores (spills); weights by weigh_any() alone in a tile's first and
+// last block (4 % less); queries prefetched to L2 (nothing); sums of earlier segments in registers
+// (they spill), and of heads of 128 in global memory (12 % less). Without folds 8 % more, without
+// copies 10 % more when the power is at its limit.
 #pragma once
 
 #include "cuda/hopper/forward_consumer.cuh"
@@ -43,28 +55,29 @@
 namespace ladon::cuda::hopper {
 
 template <class Half, int kHead, int kValue>
-__global__ void __launch_bounds__(kForwardThreads, 1)
+__global__ void __launch_bounds__(ForwardShape<kHead, kValue>::kThreads, 1)
     forward_wgmma(const __grid_constant__ HopperForwardParams params) {
   using Memory = ForwardMemory<kHead, kValue>;
+  using Shape = ForwardShape<kHead, kValue>;
   extern __shared__ unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(aligned_memory(shared));
   if (threadIdx.x == 0) {
-    constexpr int kWarps = kConsumers * kGroupThreads / 32;
+    constexpr int kWarps = Shape::kConsumers * kGroupThreads / 32;
     const auto init = [](BufferBarriers& barriers) {
       barriers.full.init(1);
       barriers.empty.init(kWarps);
     };
-    init(memory.query_barriers);
+    for (BufferBarriers& barriers : memory.query_barriers) init(barriers);
     for (BufferBarriers& barriers : memory.key_barriers) init(barriers);
     for (BufferBarriers& barriers : memory.value_barriers) init(barriers);
     publish_barriers();
   }
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
-    give_registers<40>();
+    give_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 0) ForwardProducer<kHead, kValue>(params, memory).run();
   } else {
-    take_registers<232>();
+    take_registers<Shape::kConsumerRegisters>();
     ForwardConsumer<Half, kHead, kValue>(params, memory).run();
   }
 }

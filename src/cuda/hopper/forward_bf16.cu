@@ -10,6 +10,8 @@ void launch_forward_bf16(Queue& queue, int blocks, ForwardColumns columns,
       return launch_forward<__nv_bfloat16, 128, 128>(queue, blocks, params);
     case ForwardColumns::k192And128:
       return launch_forward<__nv_bfloat16, 192, 128>(queue, blocks, params);
+    case ForwardColumns::k256:
+      return launch_forward<__nv_bfloat16, 256, 256>(queue, blocks, params);
   }
 }
 

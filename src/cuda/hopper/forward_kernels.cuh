@@ -10,7 +10,7 @@ template <class Half, int kHead, int kValue>
 void launch_forward(Queue& queue, int blocks, const HopperForwardParams& params) {
   constexpr std::size_t kAlignment = 1024;
   queue.launch(forward_wgmma<Half, kHead, kValue>,
-               {dim3(static_cast<unsigned>(blocks)), dim3(kForwardThreads),
+               {dim3(static_cast<unsigned>(blocks)), dim3(ForwardShape<kHead, kValue>::kThreads),
                 sizeof(ForwardMemory<kHead, kValue>) + kAlignment},
                params);
 }

@@ -10,7 +10,7 @@ namespace ladon::cuda::hopper {
 struct HopperForwardParams;
 
 /// Columns of K and of V that a kernel computes with; heads that have fewer are padded.
-enum class ForwardColumns : std::uint8_t { k64, k128, k192And128 };
+enum class ForwardColumns : std::uint8_t { k64, k128, k192And128, k256 };
 
 void launch_forward_bf16(Queue& queue, int blocks, ForwardColumns columns,
                          const HopperForwardParams& params);

@@ -7,12 +7,10 @@
 
 namespace ladon::cuda::hopper {
 
-inline constexpr int kTileRows = 128;  // query rows of a tile
-
 /// How tiles are numbered: columns are pairs of a sequence and some neighbouring query heads.
 struct ForwardSchedule {
   int num_heads = 0;
-  int packed_heads = 1;  // query heads of a column, which share a KV head; divides kTileRows
+  int packed_heads = 1;  // query heads of a column, which share a KV head; divides a tile's rows
   int columns = 0;
   int section_columns = 1;  // whose keys and values fit in the L2 cache
   int row_tiles = 0;        // of the longest sequence
@@ -25,6 +23,9 @@ struct HopperForwardParams {
   ForwardParams<float> forward;
   ForwardSchedule schedule;
   int* next_ticket = nullptr;  // 0 before the launch
+  // Sums of earlier segments, where shared memory has no space for them: those of each block of
+  // threads, by warp, group of 8 columns and lane.
+  float4* earlier = nullptr;
 };
 
 }  // namespace ladon::cuda::hopper

@@ -5,11 +5,12 @@
 
 namespace ladon::cuda::hopper {
 
-/// The thread that copies.
+/// The thread that copies. It has few registers: what it knows of a tile is in shared memory.
 template <int kHead, int kValue>
 class ForwardProducer {
  public:
   using Memory = ForwardMemory<kHead, kValue>;
+  using Shape = ForwardShape<kHead, kValue>;
 
   __device__ __forceinline__ ForwardProducer(const HopperForwardParams& params, Memory& memory)
       : params_(params), call_(params.forward.call), memory_(memory) {}
@@ -18,126 +19,159 @@ class ForwardProducer {
     prefetch_map(params_.q);
     prefetch_map(params_.k);
     prefetch_map(params_.v);
-    const int tickets = params_.schedule.columns * params_.schedule.row_tiles;
-    int ticket = static_cast<int>(blockIdx.x);
-    while (ticket < tickets) {
-      const ForwardTile tile = tile_of(params_.schedule, ticket);
-      const Sequence& sequence = call_.sequences[tile.sequence];
-      ticket = tile.first_token < sequence.query_len ? copy_tile(tile, sequence) : next_ticket();
+    bool has_tile = note_tile(static_cast<int>(blockIdx.x));
+    while (has_tile) {
+      start_tile();
+      // It takes a while, and the queries of the next tile are to be there when this one is done.
+      has_tile = note_tile(next_ticket());
+      forget_registers();
+      finish_tile();
     }
-    announce({}, 0);
+    announce(0);
   }
 
  private:
-  /// Gives the tile to the warpgroups, with so many bytes of queries to come.
-  __device__ __forceinline__ const AnnouncedTile& announce(const ForwardTile& tile, int bytes) {
-    AnnouncedTile& announced = next_tile();
-    announced.tile = tile;
-    // One buffer: its phases alternate.
-    memory_.query_barriers.empty.wait((announced_ & 1U) ^ 1U);
-    memory_.query_barriers.full.arrive_expecting(bytes);
-    ++announced_;
-    return announced;
+  /// What is in memory is not kept in registers from here on.
+  __device__ __forceinline__ static void forget_registers() { asm volatile("" ::: "memory"); }
+
+  /// Gives the next tile to the warpgroups, with so many bytes of queries to come.
+  __device__ __forceinline__ void announce(int bytes) {
+    BufferBarriers& barriers = memory_.query_barriers[query_stage()];
+    barriers.empty.wait((announced_ / Shape::kQueryStages & 1U) ^ 1U);
+    barriers.full.arrive_expecting(bytes);
   }
+  /// The last tile that used this place was stored before the one in work was begun.
   __device__ __forceinline__ AnnouncedTile& next_tile() {
     return memory_.tiles[announced_ % Memory::kTiles];
+  }
+  __device__ __forceinline__ unsigned query_stage() const {
+    return announced_ % Shape::kQueryStages;
   }
 
   __device__ __forceinline__ int next_ticket() const {
     return static_cast<int>(gridDim.x) + atomicAdd(params_.next_ticket, 1);
   }
 
-  /// Returns the next ticket, which is drawn ahead of the last copies.
-  __device__ __forceinline__ int copy_tile(const ForwardTile& tile, const Sequence& sequence) {
-    const BlockRange blocks = some_blocks(
-        blocks_of(call_, sequence, tokens_of_rows(sequence, tile, 0, kTileRows - 1)), {});
-    // The first keys come before the queries, whose buffer is in use until the last tile's last
-    // scores.
-    int key_row = row_of(sequence, sequence.k, call_.k) + first_pair(blocks) * kBlockKeys;
-    copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row,
-              tile.heads.first / static_cast<int>(call_.group));
-    note_blocks(tile, sequence, blocks);
-    // Registers are few: what is in memory is not kept in them, and the rest is computed only now.
-    const AnnouncedTile& announced = announce(tile, sizeof memory_.queries);
-    const int first_head = announced.tile.heads.first;
-    const int query_row =
-        static_cast<int>(sequence.q / call_.q.token_stride) + announced.tile.first_token;
-#pragma unroll 1
-    for (int box = 0; box < Memory::kHeadBoxes; ++box) {
-      copy_box(shared_address(memory_.queries[box]), params_.q, box * kBoxColumns, first_head,
-               query_row, memory_.query_barriers.full);
+  /// Notes what is to be known of the next tile, that of `ticket` or of a later one, if there is
+  /// one.
+  __device__ __forceinline__ bool note_tile(int ticket) {
+    AnnouncedTile& noted = next_tile();
+    for (; ticket < params_.schedule.columns * params_.schedule.row_tiles; ticket = next_ticket()) {
+      noted.tile = tile_of<Shape::kTileRows>(params_.schedule, ticket);
+      forget_registers();
+      if (noted.tile.first_token >= call_.sequences[noted.tile.sequence].query_len) continue;
+      note_blocks(noted);
+      forget_registers();
+      note_rows(noted);
+      return true;
     }
-    const int kv_head = first_head / static_cast<int>(call_.group);
-    const BlockRange copied = announced.blocks.copied;
-    const int next = next_ticket();
-    int value_row = row_of(sequence, sequence.v, call_.v) + first_pair(copied) * kBlockKeys;
-    // Keys are needed a block ahead of values.
-    constexpr int kKeys = Memory::kKeyBlocks * kBlockKeys;  // of a buffer
-    const int pairs = (copied.end - first_pair(copied) + 1) / 2;
-    for (int left = pairs * 2 / Memory::kKeyBlocks; left > 0; --left) {
-      if (left > 1) {
-        key_row += kKeys;
-        copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k, key_row, kv_head);
-      }
-      for (int block = 0; block < Memory::kKeyBlocks; ++block) {
-        copy_rows(memory_.values, memory_.value_barriers, values_, params_.v, value_row, kv_head);
-        value_row += kBlockKeys;
-      }
-    }
-    return next;
+    noted.tile = {};
+    return false;
   }
 
-  /// Where the sequence would have its token 0, as a row of the tensor map.
-  __device__ __forceinline__ static int row_of(const Sequence& sequence, std::int64_t start,
-                                               const Operand& operand) {
-    return static_cast<int>(start / operand.token_stride + sequence.first_slot -
-                            sequence.key_origin);
-  }
-
-  /// For the warpgroups, so that they need not compute it before their first product. The last tile
-  /// that used this place was stored before the one in work was begun.
-  __device__ __forceinline__ void note_blocks(const ForwardTile& tile, const Sequence& sequence,
-                                              const BlockRange& copied) {
-    // What they look at. A copy of it all would take too many registers.
-    Sequence& copy = next_tile().sequence;
+  /// For the warpgroups, so that they need not compute it before their first product.
+  __device__ __forceinline__ void note_blocks(AnnouncedTile& noted) const {
+    const Sequence& sequence = call_.sequences[noted.tile.sequence];
+    // What they look at.
+    Sequence& copy = noted.sequence;
     copy.query_len = sequence.query_len;
     copy.kv_len = sequence.kv_len;
     copy.position_offset = sequence.position_offset;
     copy.key_origin = sequence.key_origin;
     copy.out = sequence.out;
     copy.lse = sequence.lse;
-    TileBlocks& blocks = next_tile().blocks;
-    blocks.copied = copied;
+    forget_registers();
+    TileBlocks& blocks = noted.blocks;
+    blocks.copied = some_blocks(
+        blocks_of(call_, copy, tokens_of_rows(copy, noted.tile, 0, Shape::kTileRows - 1)), {});
 #pragma unroll 1
-    for (int group = 0; group < kConsumers; ++group) {
+    for (int group = 0; group < Shape::kConsumers; ++group) {
+      forget_registers();
       const TokenRange tokens =
-          tokens_of_rows(sequence, tile, group * kGroupRows, (group + 1) * kGroupRows - 1);
-      blocks.seen[group] = some_blocks(blocks_of(call_, sequence, tokens), copied);
+          tokens_of_rows(copy, noted.tile, group * kGroupRows, (group + 1) * kGroupRows - 1);
+      blocks.seen[group] = some_blocks(blocks_of(call_, copy, tokens), blocks.copied);
+      blocks.whole[group] = whole_blocks(call_.rules, copy, tokens.first, tokens.last);
     }
   }
 
-  /// Fills the ring's next buffer.
-  template <int kStages, int kBoxes, int kBytes>
-  __device__ __forceinline__ void copy_rows(unsigned char (&buffers)[kStages][kBoxes][kBytes],
-                                            BufferBarriers (&barriers)[kStages],
-                                            RingPosition<kStages>& ring, const CUtensorMap& map,
-                                            int row, int head) {
-    BufferBarriers& barrier = barriers[ring.stage()];
-    barrier.empty.wait(ring.emptied());
-    barrier.full.arrive_expecting(sizeof buffers[0]);
-    for (int box = 0; box < kBoxes; ++box) {
-      copy_box(shared_address(buffers[ring.stage()][box]), map, box * kBoxColumns, row, head,
-               barrier.full);
+  /// Where the tile begins in the tensor maps.
+  __device__ __forceinline__ void note_rows(AnnouncedTile& noted) const {
+    const Sequence& sequence = call_.sequences[noted.tile.sequence];
+    noted.kv_head = noted.tile.heads.first / static_cast<int>(call_.group);
+    noted.query_row = static_cast<int>(sequence.q / call_.q.token_stride) + noted.tile.first_token;
+    // Where the sequence would have its token 0.
+    const int origin = static_cast<int>(sequence.first_slot - sequence.key_origin);
+    const int first_key = first_round<Shape::kRoundBlocks>(noted.blocks.copied) * kBlockKeys;
+    noted.key_row = static_cast<int>(sequence.k / call_.k.token_stride) + origin + first_key;
+    noted.value_row = static_cast<int>(sequence.v / call_.v.token_stride) + origin + first_key;
+  }
+
+  /// Copies the queries, and the first keys and values.
+  __device__ __forceinline__ void start_tile() {
+    const AnnouncedTile& noted = next_tile();
+    // Where queries have one buffer, which is in use until the last tile's last scores, the first
+    // keys come before them.
+    if constexpr (Shape::kQueryStages == 1) copy_keys(noted, 0);
+    announce(sizeof memory_.queries[0]);
+#pragma unroll 1
+    for (int box = 0; box < Memory::kHeadBoxes; ++box) {
+      copy_box(shared_address(memory_.queries[query_stage()][box]), params_.q, box * kBoxColumns,
+               noted.tile.heads.first, noted.query_row, memory_.query_barriers[query_stage()].full);
     }
-    ring.advance();
+    if constexpr (Shape::kQueryStages > 1) copy_keys(noted, 0);
+    ++announced_;
+    copy_part(noted, 0);
+  }
+  /// Copies the rest of the keys and values.
+  __device__ __forceinline__ void finish_tile() {
+    const AnnouncedTile& noted = memory_.tiles[(announced_ - 1) % Memory::kTiles];
+    const int parts = parts_of(noted);
+    for (int part = 1; part < parts; ++part) copy_part(noted, part);
+  }
+
+  /// What goes into a buffer of keys is a part of a tile's.
+  __device__ __forceinline__ static int parts_of(const AnnouncedTile& noted) {
+    const BlockRange& copied = noted.blocks.copied;
+    const int blocks = copied.end - first_round<Shape::kRoundBlocks>(copied);
+    const int rounds = (blocks + Shape::kRoundBlocks - 1) / Shape::kRoundBlocks;
+    return rounds * Shape::kRoundBlocks / Shape::kKeyBlocks;
+  }
+  /// A part's values, and the keys of the next one, which are needed before them.
+  __device__ __forceinline__ void copy_part(const AnnouncedTile& noted, int part) {
+    if (part + 1 < parts_of(noted)) copy_keys(noted, part + 1);
+    for (int i = 0; i < Shape::kKeyBlocks; ++i) {
+      copy_rows(memory_.values, memory_.value_barriers, values_, params_.v,
+                noted.value_row + (part * Shape::kKeyBlocks + i) * kBlockKeys, noted.kv_head);
+      ++values_;
+    }
+  }
+  __device__ __forceinline__ void copy_keys(const AnnouncedTile& noted, int part) {
+    copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k,
+              noted.key_row + part * Shape::kKeyBlocks * kBlockKeys, noted.kv_head);
+    ++keys_;
+  }
+
+  /// Fills the ring's buffer number `count`.
+  template <int kStages, int kBoxes, int kBytes>
+  __device__ __forceinline__ static void copy_rows(
+      unsigned char (&buffers)[kStages][kBoxes][kBytes], BufferBarriers (&barriers)[kStages],
+      unsigned count, const CUtensorMap& map, int row, int head) {
+    const unsigned stage = count % kStages;
+    barriers[stage].empty.wait((count / kStages & 1U) ^ 1U);
+    barriers[stage].full.arrive_expecting(sizeof buffers[0]);
+#pragma unroll 1
+    for (int box = 0; box < kBoxes; ++box) {
+      copy_box(shared_address(buffers[stage][box]), map, box * kBoxColumns, row, head,
+               barriers[stage].full);
+    }
   }
 
   const HopperForwardParams& params_;
   const AttentionParams& call_;
   Memory& memory_;
   unsigned announced_ = 0;  // tiles
-  RingPosition<Memory::kKeyStages> keys_;
-  RingPosition<Memory::kValueStages> values_;
+  unsigned keys_ = 0;       // buffers
+  unsigned values_ = 0;
 };
 
 }  // namespace ladon::cuda::hopper

@@ -5,7 +5,9 @@
 #include <cfloat>
 #include <cstdint>
 
+#include "cuda/hopper/forward_tile.cuh"
 #include "cuda/kernels/forward.cuh"
+#include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/forward_scores.cuh"
 #include "cuda/kernels/tensor_core.cuh"
 
@@ -98,5 +100,52 @@ struct FinishedRow {
     }
   }
 };
+
+/// Mostly without a division.
+__device__ __forceinline__ QueryRow query_of(const RowHeads& heads, int row) {
+  if (heads.heads == 1) return {row, heads.first};
+  return heads.query_of(row);
+}
+
+/// Marks the tile of the careful kernel that holds the row: 64 rows of a KV head.
+__device__ __forceinline__ void mark_unfinished(const ForwardParams<float>& params, int sequence,
+                                                const QueryRow& row) {
+  const AttentionParams& call = params.call;
+  const std::int64_t kv_head = row.head / call.group;
+  const std::int64_t careful_row = row.token * call.group + row.head % call.group;
+  const std::int64_t careful_tile =
+      (sequence * call.num_kv_heads + kv_head) * params.row_tiles + careful_row / kMmaRows;
+  params.unfinished[0] = 1;
+  params.unfinished[1 + careful_tile] = 1;
+}
+
+/// Writes a thread's two rows of a tile, `row_of_thread` and the one 8 below, and their lse. All
+/// lanes call it.
+template <class Half, int kGroups>
+__device__ __forceinline__ void store_rows(const ForwardParams<float>& params,
+                                           const AnnouncedTile& announced, int row_of_thread,
+                                           FinishedRow<Half, kGroups> (&results)[2]) {
+  const AttentionParams& call = params.call;
+  const ForwardTile& tile = announced.tile;
+  const Sequence& sequence = announced.sequence;
+  const int first_row = tile.first_token * tile.heads.heads + row_of_thread;
+  const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = first_row + i * 8;
+    const QueryRow query = query_of(tile.heads, row);
+    const bool exists = row < rows;
+    if (exists && call.lse.data != nullptr && fresh(threadIdx.x) % 4 == 0) {
+      store_lse(
+          call.lse,
+          sequence.lse + query.token * call.lse.token_stride + query.head * call.lse.head_stride,
+          results[i].lse);
+    }
+    results[i].store(static_cast<Half*>(call.out.data) + sequence.out +
+                         query.token * call.out.token_stride + query.head * call.out.head_stride,
+                     static_cast<int>(call.value_dim), exists, params.aligned_out);
+    if (exists && !results[i].is_finite) mark_unfinished(params, tile.sequence, query);
+  }
+}
 
 }  // namespace ladon::cuda::hopper

@@ -7,12 +7,10 @@
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/hopper/forward_params.h"
+#include "cuda/hopper/forward_shape.h"
 #include "cuda/hopper/wgmma.cuh"
 
 namespace ladon::cuda::hopper {
-
-inline constexpr int kConsumers = kTileRows / kGroupRows;
-inline constexpr int kForwardThreads = (1 + kConsumers) * kGroupThreads;
 
 struct ForwardTile {
   int sequence = -1;  // negative: there is no more work
@@ -22,46 +20,52 @@ struct ForwardTile {
 
 /// Blocks of keys of a tile.
 struct TileBlocks {
-  BlockRange copied;            // those that any row sees
-  BlockRange seen[kConsumers];  // by rows of each warpgroup
+  BlockRange copied;  // those that any row sees
+  // Of rows of each warpgroup:
+  BlockRange seen[kMostConsumers];
+  BlockRange whole[kMostConsumers];  // those that need no mask
 };
 
-/// What the warpgroups that compute a tile know of it.
+/// What is known of a tile that is copied and computed.
 struct AnnouncedTile {
   ForwardTile tile;
   TileBlocks blocks;
   Sequence sequence;
+  // Its first rows in the tensor maps.
+  int kv_head;
+  int query_row;
+  int key_row;
+  int value_row;
 };
 
-/// kHead and kValue: columns of K and of V, which may be more than the heads have.
 template <int kHead, int kValue>
 struct ForwardMemory {
+  using Shape = ForwardShape<kHead, kValue>;
   static constexpr int kHeadBoxes = kHead / kBoxColumns;
   static constexpr int kValueBoxes = kValue / kBoxColumns;
-  // Blocks of keys in a buffer: large copies are faster, but long heads leave room for two.
-  static constexpr int kKeyBlocks = kHead > 128 ? 1 : 2;
-  static constexpr int kKeyStages = kHead == 64 ? 4 : 2;
-  static constexpr int kValueStages = kHead == 64 ? 8 : 4;
   // Of one box.
-  static constexpr int kQueryBytes = kTileRows * kBoxRowBytes;
-  static constexpr int kKeyBytes = kKeyBlocks * kBlockKeys * kBoxRowBytes;
-  static constexpr int kValueBytes = kBlockKeys * kBoxRowBytes;
+  static constexpr int kQueryBytes = Shape::kTileRows * kBoxRowBytes;
+  static constexpr int kBlockBytes = kBlockKeys * kBoxRowBytes;
+  static constexpr int kKeyBytes = Shape::kKeyBlocks * kBlockBytes;
 
-  alignas(1024) unsigned char queries[kHeadBoxes][kQueryBytes];
-  alignas(1024) unsigned char keys[kKeyStages][kHeadBoxes][kKeyBytes];
-  alignas(1024) unsigned char values[kValueStages][kValueBoxes][kValueBytes];
-  float4 earlier[kConsumers * 4][kValue / 8][32];  // sums of earlier segments, by warp
-  BufferBarriers query_barriers;
-  BufferBarriers key_barriers[kKeyStages];
-  BufferBarriers value_barriers[kValueStages];
-  // In turns: one is stored and one computed while the next is prepared.
-  static constexpr int kTiles = 3;
+  alignas(1024) unsigned char queries[Shape::kQueryStages][kHeadBoxes][kQueryBytes];
+  alignas(1024) unsigned char keys[Shape::kKeyStages][kHeadBoxes][kKeyBytes];
+  alignas(1024) unsigned char values[Shape::kValueStages][kValueBoxes][kBlockBytes];
+  // Sums of earlier segments, by warp.
+  float4 earlier[Shape::kSumsInShared ? Shape::kConsumers * 4 * kValue / 8 : 1][32];
+  BufferBarriers query_barriers[Shape::kQueryStages];
+  BufferBarriers key_barriers[Shape::kKeyStages];
+  BufferBarriers value_barriers[Shape::kValueStages];
+  // In turns: one is stored, up to two have queries here, the next is prepared.
+  static constexpr int kTiles = 4;
+  static_assert(kTiles >= Shape::kQueryStages + 2);
   AnnouncedTile tiles[kTiles];
 };
 
 /// Tile number `ticket`: within a section of columns (sequences and heads) whose keys and values
 /// fit in the L2 cache, all columns' last tiles come first. Those are the longest of causal calls,
 /// and the short ones fill the gaps at the end.
+template <int kTileRows>
 __device__ __forceinline__ ForwardTile tile_of(const ForwardSchedule& schedule, int ticket) {
   const int per_section = schedule.section_columns * schedule.row_tiles;
   const int section = ticket / per_section;
@@ -106,7 +110,11 @@ __device__ __forceinline__ BlockRange some_blocks(const BlockRange& blocks,
   return {others.begin, others.begin + 1};
 }
 
-/// Keys come in pairs of blocks: the first pair that holds some of them.
-__device__ __forceinline__ int first_pair(const BlockRange& blocks) { return blocks.begin / 2 * 2; }
+/// Keys come in rounds of kBlocks blocks: the first block of the first round that holds some of
+/// them.
+template <int kBlocks>
+__device__ __forceinline__ int first_round(const BlockRange& blocks) {
+  return blocks.begin / kBlocks * kBlocks;
+}
 
 }  // namespace ladon::cuda::hopper

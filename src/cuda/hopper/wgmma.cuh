@@ -69,6 +69,50 @@ __device__ __forceinline__ void hold_in_place(Sums (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) hold_in_place(sums[i]);
 }
 
+/// The assembler would move a wait for products up to before the softmax that is to run beside
+/// them. It does not move it past a store, and this one, which never happens, needs the softmax's
+/// sums, which are not negative. `anywhere` is in shared memory.
+__device__ __forceinline__ void finish_before_wait(float first_sum, float second_sum,
+                                                   const void* anywhere) {
+  asm volatile(
+      "{\n"
+      ".reg .pred never;\n"
+      "setp.lt.f32 never, %0, 0f00000000;\n"
+      "@never st.shared.f32 [%2], %0;\n"
+      "setp.lt.f32 never, %1, 0f00000000;\n"
+      "@never st.shared.f32 [%2], %1;\n"
+      "}" ::"f"(first_sum),
+      "f"(second_sum), "r"(shared_address(anywhere))
+      : "memory");
+}
+
+/// Keeps operands A of products in their registers up to here, behind the wait. Products read them
+/// until they are done, but the assembler (ptxas 13.0) takes their registers for free as soon as
+/// the products have been started, if another group is waited for first. The same store.
+__device__ __forceinline__ void keep_operands(const std::uint32_t (&a)[4], float sum,
+                                              const void* anywhere) {
+  asm volatile(
+      "{\n"
+      ".reg .pred never;\n"
+      "setp.lt.f32 never, %4, 0f00000000;\n"
+      "@never st.shared.v4.b32 [%5], {%0, %1, %2, %3};\n"
+      "}" ::"r"(a[0]),
+      "r"(a[1]), "r"(a[2]), "r"(a[3]), "f"(sum), "r"(shared_address(anywhere))
+      : "memory");
+}
+template <int kSteps>
+__device__ __forceinline__ void keep_operands(const std::uint32_t (&a)[kSteps][4], float sum,
+                                              const void* anywhere) {
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) keep_operands(a[i], sum, anywhere);
+}
+template <int kBlocks, int kSteps>
+__device__ __forceinline__ void keep_operands(const std::uint32_t (&a)[kBlocks][kSteps][4],
+                                              float sum, const void* anywhere) {
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) keep_operands(a[i], sum, anywhere);
+}
+
 #define LADON_SUMS_4(s, n) "+f"((s)[n][0]), "+f"((s)[n][1]), "+f"((s)[n][2]), "+f"((s)[n][3])
 #define LADON_SUMS_16(s, n) \
   LADON_SUMS_4(s, n), LADON_SUMS_4(s, (n) + 1), LADON_SUMS_4(s, (n) + 2), LADON_SUMS_4(s, (n) + 3)
@@ -91,13 +135,20 @@ __device__ __forceinline__ void hold_in_place(Sums (&sums)[kCount]) {
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, " \
   "%79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 
+#define LADON_SUMS_128(s, n) LADON_SUMS_64(s, n), LADON_SUMS_64(s, (n) + 16)
+#define LADON_NAMES_128                                                                  \
+  LADON_NAMES_96                                                                         \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "   \
+  "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
+  "%124, %125, %126, %127"
+
 /// Starts sums += a b with A in registers. kTransposed: rows of B in memory are steps of k, else
 /// columns of the product. Without kAdds the sums that were there do not count.
 template <class Half, bool kTransposed, bool kAdds = true, int kGroups>
 __device__ __forceinline__ void start_product(float (&sums)[kGroups][4],
                                               const std::uint32_t (&a)[4], std::uint64_t b) {
   constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
-  static_assert(kGroups == 8 || kGroups == 16 || kGroups == 24);
+  static_assert(kGroups == 8 || kGroups == 16 || kGroups == 24 || kGroups == 32);
   if constexpr (kGroups == 8 && kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LADON_NAMES_32
                  "}, {%32, %33, %34, %35}, %36, %37, 1, 1, %38;"
@@ -108,6 +159,18 @@ __device__ __forceinline__ void start_product(float (&sums)[kGroups][4],
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" LADON_NAMES_32
                  "}, {%32, %33, %34, %35}, %36, %37, 1, 1, %38;"
                  : LADON_SUMS_32(sums, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0));
+  } else if constexpr (kGroups == 32 && kBf16) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" LADON_NAMES_128
+                 "}, {%128, %129, %130, %131}, %132, %133, 1, 1, %134;"
+                 : LADON_SUMS_128(sums, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0));
+  } else if constexpr (kGroups == 32) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" LADON_NAMES_128
+                 "}, {%128, %129, %130, %131}, %132, %133, 1, 1, %134;"
+                 : LADON_SUMS_128(sums, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0),
                    "n"(kTransposed ? 1 : 0));
   } else if constexpr (kGroups == 16 && kBf16) {
@@ -189,6 +252,8 @@ __device__ __forceinline__ void start_product(float (&sums)[kGroups][4], std::ui
   }
 }
 
+#undef LADON_NAMES_128
+#undef LADON_SUMS_128
 #undef LADON_NAMES_96
 #undef LADON_SUMS_96
 #undef LADON_NAMES_64

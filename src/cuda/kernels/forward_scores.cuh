@@ -232,18 +232,19 @@ class ForwardScores {
   __device__ __forceinline__ int first_key(int block) const {
     return static_cast<int>(static_cast<std::int64_t>(block) * kBlockKeys - sequence_.key_origin);
   }
-  __device__ __forceinline__ int key_of(int first, int n, int e) const {
-    return first + n * 8 + lane_ % 4 * 2 + e % 2;
+  __device__ __forceinline__ static int key_of(int first, int n, int e, int lane) {
+    return first + n * 8 + lane % 4 * 2 + e % 2;
   }
 
   __device__ __forceinline__ void apply_window(Scores& scores, int first) const {
     const int last = first + kBlockKeys - 1;
     if (first >= begin_[0] && first >= begin_[1] && last < end_[0] && last < end_[1]) return;
+    const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;  // seldom needed, so not kept
 #pragma unroll
     for (int n = 0; n < kKeyGroups; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = key_of(first, n, e);
+        const int key = key_of(first, n, e, lane);
         if (key < begin_[e / 2] || key >= end_[e / 2]) scores[n][e] = -INFINITY;
       }
     }
@@ -290,7 +291,8 @@ class ForwardScores {
 #pragma unroll 1
     for (int i = 0; i < kScoresPerThread; ++i) {
       const bool lower = i % 4 >= 2;
-      staged[i][lane_] = change(staged[i][lane_], key_of(first, i / 4, i % 4), lower ? 1 : 0);
+      staged[i][lane_] =
+          change(staged[i][lane_], key_of(first, i / 4, i % 4, lane_), lower ? 1 : 0);
     }
 #pragma unroll
     for (int i = 0; i < kScoresPerThread; ++i) scores[i / 4][i % 4] = staged[i][lane_];

@@ -91,30 +91,35 @@ class ForwardSums {
 
   /// Folds in the thread's sums of earlier segments, which nobody else reads. After the last
   /// segment the sums stay in registers. Kept is float4, or float2 where the second of the thread's
-  /// rows does not exist.
-  template <class Kept>
+  /// rows does not exist. kAtOnce groups are read at a time: registers are needed for them.
+  template <int kAtOnce = kGroups, class Kept>
   __device__ __forceinline__ void fold(const Fold<float> (&folds)[2], Kept* earlier, int stride,
                                        bool has_earlier, bool is_last) {
-    if (has_earlier) {
-      // Most rows see keys of both.
-      constexpr bool kOneRow = sizeof(Kept) != sizeof(float4);
-      if (__all_sync(0xffffffffU, folds[0].takes_both() && (kOneRow || folds[1].takes_both()))) {
-        add_earlier(earlier, stride,
-                    [&](float before, float sum, int row) { return folds[row].both(before, sum); });
-      } else {
-        add_earlier(earlier, stride,
-                    [&](float before, float sum, int row) { return folds[row](before, sum); });
-      }
-    }
-    if (is_last) return;
+    // Most rows see keys of both.
+    constexpr bool kOneRow = sizeof(Kept) != sizeof(float4);
+    const bool takes_both =
+        __all_sync(0xffffffffU, folds[0].takes_both() && (kOneRow || folds[1].takes_both()));
 #pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-      Kept& kept = earlier[n * stride];
-      kept.x = sums_[n][0];
-      kept.y = sums_[n][1];
-      if constexpr (sizeof(Kept) == sizeof(float4)) {
-        kept.z = sums_[n][2];
-        kept.w = sums_[n][3];
+    for (int first = 0; first < kGroups; first += kAtOnce) {
+      if (has_earlier && takes_both) {
+        add_earlier<kAtOnce>(earlier, stride, first, [&](float before, float sum, int row) {
+          return folds[row].both(before, sum);
+        });
+      } else if (has_earlier) {
+        add_earlier<kAtOnce>(earlier, stride, first, [&](float before, float sum, int row) {
+          return folds[row](before, sum);
+        });
+      }
+      if (is_last) continue;
+#pragma unroll
+      for (int n = first; n < first + kAtOnce; ++n) {
+        Kept& kept = earlier[n * stride];
+        kept.x = sums_[n][0];
+        kept.y = sums_[n][1];
+        if constexpr (sizeof(Kept) == sizeof(float4)) {
+          kept.z = sums_[n][2];
+          kept.w = sums_[n][3];
+        }
       }
     }
   }
@@ -173,10 +178,13 @@ class ForwardSums {
     (is_upper ? low : high) = other;
   }
 
-  template <class Kept, class Add>
-  __device__ __forceinline__ void add_earlier(const Kept* earlier, int stride, const Add& add) {
+  template <int kCount, class Kept, class Add>
+  __device__ __forceinline__ void add_earlier(const Kept* earlier, int stride, int first,
+                                              const Add& add) {
+    // What is read later is not read ahead.
+    if constexpr (kCount < kGroups) asm volatile("" ::: "memory");
 #pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
+    for (int n = first; n < first + kCount; ++n) {
       const Kept before = earlier[n * stride];
       sums_[n][0] = add(before.x, sums_[n][0], 0);
       sums_[n][1] = add(before.y, sums_[n][1], 0);

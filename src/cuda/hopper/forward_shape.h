@@ -1,0 +1,59 @@
+// Tiles of Hopper's forward kernel by the columns of K and V that it computes with.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/hopper/forward_launch.h"
+#include "cuda/kernels/softmax_state.cuh"
+
+namespace ladon::cuda::hopper {
+
+inline constexpr int kMostConsumers = 3;
+
+/// kHead and kValue: columns of K and of V, which may be more than the heads have.
+template <int kHead, int kValue>
+struct ForwardShape {
+  // Warpgroups that compute, of 64 query rows each.
+  static constexpr int kConsumers = kHead > 64 ? 2 : 3;
+  static constexpr int kTileRows = kConsumers * 64;
+  // Which schedule: forward_pairs.cuh or forward_blocks.cuh. It takes so many blocks of keys a
+  // round.
+  static constexpr bool kPairs = kHead > 64 && kHead <= 192;
+  static constexpr int kRoundBlocks = kPairs ? 2 : 1;
+  // Blocks in a buffer of keys: large copies are faster, but longer heads leave no space. Buffers
+  // of values hold one.
+  static constexpr int kKeyBlocks = kHead == 128 ? 2 : 1;
+  static constexpr int kQueryStages = kHead > 64 ? 1 : 2;
+  static constexpr int kKeyStages = kHead > 64 ? 2 : 4;
+  static constexpr int kValueStages = kHead > 192 ? 2 : 4;
+  // Sums of earlier segments are in shared memory, or where it is too small, in global memory.
+  static constexpr bool kSumsInShared = kHead <= 192;
+
+  static constexpr int kThreads = (1 + kConsumers) * 128;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+};
+
+/// The sizes of a shape that the host needs.
+struct ForwardSizes {
+  int tile_rows;
+  int buffer_keys;             // keys of a copy
+  std::int64_t earlier_bytes;  // of global memory, for each block of threads
+};
+template <int kHead, int kValue>
+constexpr ForwardSizes forward_sizes() {
+  using Shape = ForwardShape<kHead, kValue>;
+  return {Shape::kTileRows, Shape::kKeyBlocks * kBlockKeys,
+          Shape::kSumsInShared ? 0 : std::int64_t{Shape::kTileRows} * kValue * 4};
+}
+constexpr ForwardSizes forward_sizes(ForwardColumns columns) {
+  switch (columns) {
+    case ForwardColumns::k64: return forward_sizes<64, 64>();
+    case ForwardColumns::k128: return forward_sizes<128, 128>();
+    case ForwardColumns::k192And128: return forward_sizes<192, 128>();
+    case ForwardColumns::k256: break;
+  }
+  return forward_sizes<256, 256>();
+}
+
+}  // namespace ladon::cuda::hopper
