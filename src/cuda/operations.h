@@ -17,14 +17,13 @@
 #include "core/rope_params.h"
 #include "core/sum_params.h"
 #include "cuda/queue.h"
-#include "ladon/export.h"
 
 namespace ladon {
 
 // Of ladon/tensor_view.h and ladon/attention.h: few units of kernels need more.
 namespace detail {
 template <class Element>
-class LADON_API BasicView;
+class BasicView;
 }  // namespace detail
 using TensorView = detail::BasicView<void>;
 using ConstTensorView = detail::BasicView<const void>;
