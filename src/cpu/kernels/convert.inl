@@ -237,6 +237,16 @@ inline std::int64_t kv_slot(const KvLayout& layout, const Sequence& sequence, st
   return sequence.first_slot + key;
 }
 
+/// How many keys from `key` on are in consecutive slots, existing or not.
+inline std::int64_t consecutive_slots(const KvLayout& layout, const Sequence& sequence,
+                                      std::int64_t key) {
+  if (layout.page_size != 0) return layout.page_size - key % layout.page_size;
+  if (layout.ring_slots != 0) {
+    return layout.ring_slots - (sequence.ring_start + key) % layout.ring_slots;
+  }
+  return kNoWindow;
+}
+
 /// Whether keys [begin, end) are in consecutive slots.
 inline bool slots_contiguous(const KvLayout& layout, const Sequence& sequence, std::int64_t begin,
                              std::int64_t end) {

@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/block_scales.inl"
 #include "cpu/kernels/dot.inl"
 #include "cpu/kernels/gemm.inl"
 #include "cpu/kernels/key_rows.inl"
@@ -54,6 +55,7 @@ struct ForwardDecodeScratch {
   Scalar* extra;           // [kDecodeRows][kKeyBlock]
   Scalar* keep;            // [kDecodeRows][kKeyBlock]
   Scalar* staging;         // a block of K or V
+  Scalar* scales;          // of BlockScales
   std::size_t bytes;
 
   ForwardDecodeScratch(const AttentionParams& params, void* base) {
@@ -67,6 +69,8 @@ struct ForwardDecodeScratch {
     extra = arena.take<Scalar>(kDecodeRows * kKeyBlock);
     keep = arena.take<Scalar>(kDecodeRows * kKeyBlock);
     staging = arena.take<Scalar>(kKeyBlock * larger(head_dim, value_dim));
+    scales = arena.take<Scalar>(
+        BlockScales<V>::size(params, smaller(kDecodeStates, params.num_kv_heads)));
     bytes = arena.used();
   }
 };
@@ -88,11 +92,35 @@ struct WeightedBlock {
   RowBlock<Scalar> out;            // [row][value_dim], padded
 };
 
+/// q.k as dot products with sums of this type.
+template <class Sums>
+struct DotScores {
+  static constexpr std::int64_t kKeysAtOnce = kDotKeys;
+
+  /// Scores of size.rows rows and size.width keys, at most kKeysAtOnce; size.depth is the length of
+  /// a query in factors.
+  template <DType kStored, class Scalar>
+  static void score(ProductSize size, RowBlock<Scalar> q, StoredRows keys, Scalar* scores) {
+    dot_products<Sums, kStored>(
+        size, {reinterpret_cast<const typename Sums::Factor*>(q.data), q.stride}, keys,
+        {reinterpret_cast<typename Sums::Scalar*>(scores), kKeyBlock});
+  }
+};
+
+/// What a kind of products wants to know of a row's weights before it multiplies them: nothing.
+struct NoWeightScale {
+  template <class V>
+  struct Watch {
+    void add(V) {}
+    NoWeightScale result() const { return {}; }
+  };
+};
+
 /// Products of single elements in the compute type. Queries are multiplied by the scale.
 template <class V>
-struct ElementDecode {
+struct ElementDecode : DotScores<V> {
   using Scalar = typename V::Scalar;
-  using Sums = V;
+  using WeightScale = NoWeightScale;
   static constexpr bool kScaled = true;  // load_query() multiplies by the scale
 
   /// Calls function(StoredAs) with the type as which dot products read keys.
@@ -115,7 +143,7 @@ struct ElementDecode {
   static V load_scores(const Scalar* scores) { return load<V>(scores); }
 
   /// Masked values add nothing, even if they are NaN.
-  static void add_values(const WeightedBlock<V>& block) {
+  static void add_values(const WeightedBlock<V>& block, const WeightScale*) {
     const std::int64_t dim = block.params.value_dim;
     const std::int64_t count = block.keys.count;
     const BlockOperand<V, KvPart::kValues> values(block.params, block.sequence, block.keys,
@@ -161,7 +189,8 @@ class DecodeRows {
       : params_(params),
         task_(task),
         sequence_(params.sequences[task.sequence]),
-        scratch_(params, memory) {
+        scratch_(params, memory),
+        scales_(params, task.kv_head, task.kv_head_count, scratch_.scales) {
     for (Scalar& value : maximum_) value = MathConstants<Scalar>::kLowest;
     for (std::int64_t head = 0; head < task.kv_head_count; ++head) load_queries(head);
   }
@@ -176,7 +205,9 @@ class DecodeRows {
       const KeyRows& block = blocks[i];
       KeyRows& next = blocks[1 - i];
       find_rows(next, params_, sequence_, task_.kv_head, block.begin + kKeyBlock, end);
+      scales_.prefetch(next);
       score(block);
+      scales_.load(block);
       for (std::int64_t head = 0; head < task_.kv_head_count; ++head) weigh(block, next, head);
     }
   }
@@ -238,61 +269,43 @@ class DecodeRows {
     }
   }
 
-  /// q.k of all heads: kDotKeys keys at a time, head by head, in the order in which they are
-  /// stored. Never inlined: GCC 12 allocates registers worse inside a larger function (4 % of f32
-  /// decoding on AVX-512).
+  /// q.k of all heads: a few keys at a time, head by head, in the order in which they are stored.
+  /// Never inlined: GCC 12 allocates registers worse inside a larger function (4 % of f32 decoding
+  /// on AVX-512).
   [[gnu::noinline]] void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
                                               scratch_.staging);
-    using Sums = typename Products::Sums;
-    const auto* q = reinterpret_cast<const typename Sums::Factor*>(scratch_.q);
     Products::with_keys(keys.dtype(), [&](auto stored) {
-      for (std::int64_t key = 0; key < block.count; key += kDotKeys) {
-        const std::int64_t count = smaller(kDotKeys, block.count - key);
+      for (std::int64_t key = 0; key < block.count; key += Products::kKeysAtOnce) {
+        const std::int64_t count = smaller(Products::kKeysAtOnce, block.count - key);
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
           prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
-          dot_products<Sums, decltype(stored)::kDType>(
+          Products::template score<decltype(stored)::kDType>(
               {.rows = task_.row_count,
                .width = count,
                .depth = Products::length(params_.head_dim)},
-              {q + state_of(head, 0) * scratch_.head_dim, scratch_.head_dim},
-              keys.rows(head).from(key),
-              {reinterpret_cast<typename Sums::Scalar*>(scores_of(head)) + key, kKeyBlock});
+              RowBlock<Scalar>{scratch_.q + state_of(head, 0) * scratch_.head_dim,
+                               scratch_.head_dim},
+              keys.rows(head).from(key), scores_of(head) + key);
         }
       }
     });
   }
 
-  /// Copies the scales of one head's keys or values, with zeros up to a whole vector. Null where
-  /// there are none, or where staged elements are dequantised already.
-  const Scalar* load_scales(const float* scales, DType dtype, const KeyRows& block,
-                            std::int64_t head, Scalar* to) const {
-    if (scales == nullptr || !loads_stored<V>(dtype)) return nullptr;
-    const float* first = scales + (task_.kv_head + head) * params_.kv_layout.scale_head_stride;
-    const std::int64_t stride = params_.kv_layout.scale_slot_stride;
-    for (std::int64_t i = 0; i < block.count; ++i) {
-      to[i] = static_cast<Scalar>(first[block.slots[i] * stride]);
-    }
-    for (std::int64_t i = block.count; i < round_up(block.count, V::kLanes); ++i) to[i] = 0;
-    return to;
-  }
-
   /// Converts one head's scores to weights and adds the weighted values to its sums.
   void weigh(const KeyRows& block, const KeyRows& next, std::int64_t head) {
     choose(head);
-    alignas(64) Scalar scales[2][kKeyBlock];
-    const KvLayout& layout = params_.kv_layout;
-    const Scalar* const k_scales =
-        load_scales(layout.k_scales, params_.k.dtype, block, head, scales[0]);
-    const Scalar* const v_scales =
-        load_scales(layout.v_scales, params_.v.dtype, block, head, scales[1]);
+    const Scalar* const k_scales = scales_.keys(head);
+    const Scalar* const v_scales = scales_.values(head);
     set_block(
         rules_, params_, sequence_, rows_, {block.begin, block.begin + block.count},
         RuleScratch<Scalar>{scratch_.extra, scratch_.keep, {.row_step = kKeyBlock, .key_step = 1}});
     const V scale = broadcast<V>(narrow<Scalar>(params_.rules.scale));
+    typename Products::WeightScale weight_scales[kDecodeRows];
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       const std::int64_t state = state_of(head, r);
       Scalar* const scores = scores_of(head) + r * kKeyBlock;
+      typename Products::WeightScale::template Watch<V> watch;
       const SoftmaxState<Scalar> softmax{maximum_ + state, denominator_ + state};
       Scalar factor;
       if (k_scales != nullptr) {
@@ -302,44 +315,49 @@ class DecodeRows {
             [&](std::int64_t i) {
               return Products::load_scores(scores + i) * (load<V>(k_scales + i) * row_factor);
             },
-            v_scales, scores, softmax);
+            v_scales, scores, softmax, watch);
       } else {
         factor = softmax_row<V, Products::kScaled>(
             rules_, r, block.count,
             [&](std::int64_t i) {
               return Products::kScaled ? load<V>(scores + i) : load<V>(scores + i) * scale;
             },
-            v_scales, scores, softmax);
+            v_scales, scores, softmax, watch);
       }
+      weight_scales[r] = watch.result();
       if (factor == 1) continue;
       Scalar* out = scratch_.out + state * scratch_.value_dim;
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
     }
-    add_values(block, next, head);
+    add_values(block, next, head, weight_scales);
   }
 
-  void add_values(const KeyRows& block, const KeyRows& next, std::int64_t head) {
+  void add_values(const KeyRows& block, const KeyRows& next, std::int64_t head,
+                  const typename Products::WeightScale* weight_scales) {
     const std::int64_t size = static_cast<std::int64_t>(size_of(params_.k.dtype));
     const RowsAhead ahead{
         {next.k, head * params_.k.head_stride * size}, next.count, params_.head_dim * size};
-    Products::add_values(WeightedBlock<V>{
-        .params = params_,
-        .sequence = sequence_,
-        .first_kv_head = task_.kv_head,
-        .head = head,
-        .keys = block,
-        .rows = rows_.count,
-        .weights = {scores_of(head), kKeyBlock},
-        .masks = rules_.masks(),
-        .ahead = ahead,
-        .staging = scratch_.staging,
-        .out = {scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim}});
+    Products::add_values(
+        WeightedBlock<V>{
+            .params = params_,
+            .sequence = sequence_,
+            .first_kv_head = task_.kv_head,
+            .head = head,
+            .keys = block,
+            .rows = rows_.count,
+            .weights = {scores_of(head), kKeyBlock},
+            .masks = rules_.masks(),
+            .ahead = ahead,
+            .staging = scratch_.staging,
+            .out = {scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim}},
+        weight_scales);
   }
 
   const AttentionParams& params_;
   const ForwardTask& task_;
   const Sequence& sequence_;
   const ForwardDecodeScratch<V> scratch_;
+  const BlockScales<V> scales_;
   QueryRows rows_;
   std::int64_t chosen_head_ = -1;
   BlockRules<Scalar> rules_;

@@ -23,13 +23,24 @@ inline void find_rows(KeyRows& block, const AttentionParams& params, const Seque
                       std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
   block.begin = begin;
   block.count = begin < end ? smaller(kKeyBlock, end - begin) : 0;
-  for (std::int64_t i = 0; i < block.count; ++i) {
+  const std::int64_t k_size = static_cast<std::int64_t>(size_of(params.k.dtype));
+  const std::int64_t v_size = static_cast<std::int64_t>(size_of(params.v.dtype));
+  for (std::int64_t i = 0; i < block.count;) {
+    // Slots are looked up once for a run of consecutive ones.
     const std::int64_t slot = kv_slot(params.kv_layout, sequence, begin + i);
-    block.slots[i] = slot;
-    block.k[i] = static_cast<const char*>(
+    const std::int64_t end_of_run =
+        smaller(block.count, i + consecutive_slots(params.kv_layout, sequence, begin + i));
+    const auto* k = static_cast<const char*>(
         at(params.k.data, params.k.dtype, kv_row<KvPart::kKeys>(params, sequence, kv_head, slot)));
-    block.v[i] = static_cast<const char*>(at(
+    const auto* v = static_cast<const char*>(at(
         params.v.data, params.v.dtype, kv_row<KvPart::kValues>(params, sequence, kv_head, slot)));
+    const std::int64_t k_step = params.k.token_stride * k_size;
+    const std::int64_t v_step = params.v.token_stride * v_size;
+    for (std::int64_t first = i; i < end_of_run; ++i) {
+      block.slots[i] = slot + (i - first);
+      block.k[i] = k + (i - first) * k_step;
+      block.v[i] = v + (i - first) * v_step;
+    }
   }
 }
 

@@ -61,8 +61,8 @@ struct PairValues {
 };
 
 template <class V, class Pairs>
-struct PairDecode {
-  using Sums = Pairs;
+struct PairDecode : DotScores<Pairs> {
+  using WeightScale = NoWeightScale;
   static constexpr bool kScaled = false;  // scale * q would be rounded
 
   template <class Function>
@@ -80,7 +80,7 @@ struct PairDecode {
   }
   static V load_scores(const float* scores) { return load<V>(scores); }
 
-  static void add_values(const WeightedBlock<V>& block) {
+  static void add_values(const WeightedBlock<V>& block, const WeightScale*) {
     const std::int64_t dim = block.params.value_dim;
     const std::int64_t count = block.keys.count;
     constexpr std::int64_t kPairs = kKeyBlock / 2;

@@ -91,14 +91,14 @@ inline bool softmax_block(const BlockRules<typename V::Scalar>& block, typename 
 /// Converts one row's scores of a block to weights. load_score(i) gives the scores from key i on,
 /// scaled; they are in `scores` already if kInPlace. Weights are multiplied by `value_factors`,
 /// where there are any, after they were summed. Lanes past the block's keys are selected to be
-/// masked weights, so that stale data in scores, extra or keep has no effect. Returns the factor
-/// for the earlier sums.
-template <class V, bool kInPlace, class LoadScore>
+/// masked weights, so that stale data in scores, extra or keep has no effect. `watch` is shown the
+/// weights. Returns the factor for the earlier sums.
+template <class V, bool kInPlace, class LoadScore, class Watch>
 inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
                                       std::int64_t key_count, const LoadScore& load_score,
                                       const typename V::Scalar* value_factors,
                                       typename V::Scalar* scores,
-                                      SoftmaxState<typename V::Scalar> state) {
+                                      SoftmaxState<typename V::Scalar> state, Watch& watch) {
   using Scalar = typename V::Scalar;
   using C = MathConstants<Scalar>;
   alignas(64) static constexpr auto kIota = [] {
@@ -149,7 +149,9 @@ inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& bloc
     total = total + weight;
     if (keep != nullptr) weight = weight * load<V>(keep + row * kKeyBlock + i);
     if (value_factors != nullptr) weight = weight * load<V>(value_factors + i);
-    store(scores + i, select(identical(score, nothing), masked, weight));
+    weight = select(identical(score, nothing), masked, weight);
+    watch.add(weight);
+    store(scores + i, weight);
   }
   *state.denominator = *state.denominator * factor + sum(total);
   return factor;

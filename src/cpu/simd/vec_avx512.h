@@ -24,6 +24,7 @@ struct I32OfWords {
   using Factors = WordPairs;
   using Lanes [[gnu::vector_size(64)]] = std::int32_t;
   static constexpr int kLanes = 16;
+  static constexpr bool kFoldsKeys = false;
   // As for F32.
   static constexpr int kGemmRows = 6;
   static constexpr int kGemmVectors = 4;

@@ -35,6 +35,7 @@ struct I32OfWords {
   using Factors = WordPairs;
   using Lanes [[gnu::vector_size(16)]] = std::int32_t;
   static constexpr int kLanes = 4;
+  static constexpr bool kFoldsKeys = false;
   // As for F32.
   static constexpr int kGemmRows = 3;
   static constexpr int kGemmVectors = 4;
