@@ -1,6 +1,6 @@
 // The scales of a block of int8 or fp8 keys and values, for decoding: those of all KV heads of a
-// task are copied together, because a slot has the scales of its heads side by side. Head by head,
-// a fifth of the time between the products went into it, and the lines were not prefetched.
+// task are copied together, because a slot has the scales of its heads side by side. Head by head
+// it took a quarter of the time outside the products, and the lines were not prefetched.
 #pragma once
 
 #include <cstdint>
