@@ -90,8 +90,8 @@ class MpiCommunicator final : public Communicator {
         "MPI_Testall");
     if (done == 0) return false;
     requests_.clear();
-    // Again, now that MPI has made progress: a rank that was stopped past the others' deadline finds
-    // their messages here, and behind them that they have given up.
+    // Again, now that MPI has made progress: a rank that was stopped past the others' deadline
+    // finds their messages here, and behind them that they have given up.
     check_failures();
     check_sizes();
     for (std::size_t i = 0; i < receives_.size(); ++i) {
