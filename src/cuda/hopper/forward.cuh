@@ -26,11 +26,17 @@
 // (products and copies), 512 of exponentials; a fold, every eighth block, is 1024 more of the port.
 // Heads above 192 have the sums of earlier segments in global memory.
 //
-// @MEASURED@
+// H200, bf16, TFLOP/s of 15 launches: B16 H16 S1024 D128 causal 367; B4 H16 S4096 causal 549 and
+// full 590; B1 H16 S16384 causal 626; B2 H32/8 S8192 causal 607; D64 B1 H32 S16384 causal 446;
+// 192/128 B1 H128 S4096 causal 585; D256 B1 H8 S16384 causal 533. That was with the blocks that
+// need no mask read from shared memory in each block; the form before, which had them in registers
+// as forward_pairs.cuh has again, gave 375, 566, 603, 647, 625 (D64 382 and 192/128 594) in that
+// run. In another run that form gave 374, 563, 600, 642, 619, 381 and 591, and cuDNN 441, 587, 674,
+// 640, 642, 472 and 606; D256 528 and cuDNN 660.
 //
-// Segments of 1024 keys would give 379, 591, 677, 637 and 655 (the D128 cases in this order), of
-// 2048 keys 376, 603, 694, 652 and 670, and D256 630 and 702, but decoding one sequence has too few
-// splits then. Segments that are longer where there are many KV heads would serve both.
+// Segments of 1024 keys would give 379, 591, 637, 677 and 655 (the D128 cases in this order) and
+// D256 619, of 2048 keys 376, 603, 652, 694 and 670, but decoding one sequence has too few splits
+// then. Segments that are longer where there are many KV heads would serve both.
 //
 // At B16 H16 S1024 a tile takes about 9000 cycles beside its blocks (clocks of one warpgroup): 2300
 // store the tile before, 2000 finish the rows, 1700 are the first softmax, 1200 wait for queries

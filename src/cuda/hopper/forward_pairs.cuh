@@ -28,10 +28,11 @@ class ForwardPairs : public ForwardWarpgroup<Half, kHead, kValue> {
 
   __device__ __forceinline__ void run_blocks(Scores& rules, TileScores& scores, Sums& sums,
                                              const BlockRange& blocks,
-                                             const volatile BlockRange& whole,
+                                             const BlockRange& noted_whole,
                                              RowState<float> (&total)[2]) {
     constexpr bool kReleasesEach = Base::Shape::kKeyBlocks == 1;
     constexpr int kSecond = kReleasesEach ? 0 : 1;  // the second block's place in its buffer
+    const BlockRange whole = uniform(noted_whole);  // read in each block: in registers
     Weights weights[2];  // products may read one while the other is computed
     Steps steps;
     steps.first = first_round<2>(blocks);

@@ -106,6 +106,10 @@ class ForwardProducer {
     noted.value_row = static_cast<int>(sequence.v / call_.v.token_stride) + origin + first_key;
   }
 
+  // Parts of a tile's keys that are copied before the next tile is worked out: enough to compute
+  // with meanwhile.
+  static constexpr int kFirstParts = 2;
+
   /// Copies the queries, and the first keys and values.
   __device__ __forceinline__ void start_tile() {
     const AnnouncedTile& noted = next_tile();
@@ -120,13 +124,13 @@ class ForwardProducer {
     }
     if constexpr (Shape::kQueryStages > 1) copy_keys(noted, 0);
     ++announced_;
-    copy_part(noted, 0);
+    for (int part = 0; part < min(kFirstParts, parts_of(noted)); ++part) copy_part(noted, part);
   }
   /// Copies the rest of the keys and values.
   __device__ __forceinline__ void finish_tile() {
     const AnnouncedTile& noted = memory_.tiles[(announced_ - 1) % Memory::kTiles];
     const int parts = parts_of(noted);
-    for (int part = 1; part < parts; ++part) copy_part(noted, part);
+    for (int part = kFirstParts; part < parts; ++part) copy_part(noted, part);
   }
 
   /// What goes into a buffer of keys is a part of a tile's.

@@ -126,12 +126,11 @@ class ForwardWarpgroup {
     commit_products();
   }
 
-  /// Scores of a block become weights. `whole`, the blocks that need no mask, is in shared memory.
-  /// Without kMayStart the block is not the first of a segment.
-  template <bool kMayStart>
+  /// Scores of a block become weights. `whole`: the blocks that need no mask, in registers or, as
+  /// volatile, in shared memory. Without kMayStart the block is not the first of a segment.
+  template <bool kMayStart, class Whole>
   __device__ __forceinline__ void weigh(Scores& rules, BlockScores& scores, int block,
-                                        const volatile BlockRange& whole, Steps& steps,
-                                        Weights& weights) {
+                                        const Whole& whole, Steps& steps, Weights& weights) {
     if (block < whole.begin || block >= whole.end) rules.apply_rules(scores, block, nullptr);
     steps.starts_segment = kMayStart && block % kSegmentBlocks == 0;
     if (steps.starts_segment) {
