@@ -15,7 +15,7 @@
 // of two blocks (forward_pairs.cuh): the next scores and the last weighted sums are under way
 // behind each softmax. O of 256 columns, or three warpgroups of 160 registers, leave space for one
 // (forward_blocks.cuh): the weighted sums alone are under way, and the others' products. For heads
-// of 128 that is 2 to 5 % less; for heads of 64 three warpgroups are 18 % more than two.
+// of 64 three warpgroups so are 18 % more than two with pairs.
 //
 // Every step is the arithmetic of forward_mma.cuh, in the same order: the same blocks of keys,
 // segments of 512, sums and folds (mostly by the same code; forward_weights.cuh has the rest), so a
