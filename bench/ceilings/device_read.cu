@@ -2,16 +2,15 @@
 // multiprocessor, three times what an H200 needs (4.8 TB/s at a latency of 1 us). Bulk copies to
 // shared memory read 1 % faster there (4630 and 4578 GB/s), but older GPUs have none.
 
-#include <stdexcept>
-#include <string>
-
 #include "ceilings/device_read.h"
 #include "core/context_impl.h"
+#include "cuda/error.h"
 #include "cuda/memory.h"
 
 namespace ladon::bench {
 namespace {
 
+constexpr const char* kOperation = "read_device_memory";
 constexpr int kThreads = 512;
 constexpr int kBlocksOfProcessor = 4;
 constexpr int kLoads = 4;
@@ -38,26 +37,20 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor) read_words(ReadP
   if (bits != 0) params.words[0] = {};
 }
 
-void check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  throw std::runtime_error(std::string("reading device memory: ") + cudaGetErrorString(status));
-}
-
 }  // namespace
 
 void read_device_memory(const Context& context, void* data, std::int64_t bytes) {
   // What is not the CPU is a GPU.
   const auto& memory = static_cast<const cuda::CudaMemory&>(*backend_of(context).memory());
+  const cuda::DeviceScope scope(memory.device().index);
+  cuda::check(scope.status(), kOperation);
   int processors = 0;
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, memory.device().index));
-  int before = 0;
-  check(cudaGetDevice(&before));
-  check(cudaSetDevice(memory.device().index));
+  cuda::check(
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, memory.device().index),
+      kOperation);
   read_words<<<static_cast<unsigned>(processors * kBlocksOfProcessor), kThreads, 0,
                memory.stream()>>>({static_cast<uint4*>(data), bytes / 16});
-  const cudaError_t status = cudaGetLastError();
-  check(cudaSetDevice(before));
-  check(status);
+  cuda::check(cudaGetLastError(), kOperation);
 }
 
 }  // namespace ladon::bench
