@@ -4,36 +4,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/kernels/tensor_core.cuh"
 
 namespace ladon::cuda::hopper {
-
-/// Lets products and bulk copies of other threads, after a barrier, see what this one has stored.
-__device__ __forceinline__ void publish_writes() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/// Waits for all of the `threads` threads that use the barrier; 0 is __syncthreads().
-__device__ __forceinline__ void sync_threads(int barrier, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-/// The same; whether any of them says so.
-__device__ __forceinline__ bool sync_threads_or(int barrier, int threads, bool says_so) {
-  unsigned any;
-  asm volatile(
-      "{\n"
-      ".reg .pred mine, any;\n"
-      "setp.ne.u32 mine, %3, 0;\n"
-      "barrier.cta.red.or.pred any, %1, %2, mine;\n"
-      "selp.u32 %0, 1, 0, any;\n"
-      "}"
-      : "=r"(any)
-      : "r"(barrier), "r"(threads), "r"(says_so ? 1 : 0)
-      : "memory");
-  return any != 0;
-}
 
 /// Whether one of `threads` threads finds NaN or infinity in its part of the rows.
 template <class Half, class Pair>

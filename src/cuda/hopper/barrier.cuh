@@ -1,5 +1,5 @@
 // Barriers of Hopper kernels: mbarriers in shared memory, which count arrivals and the bytes of
-// bulk copies, and a ring of them.
+// bulk copies, a ring of them, and named barriers of a block's threads.
 //
 // A barrier's phase ends when all expected arrivals have come and all expected bytes have landed.
 // Waiting for parity p returns when the phase with that parity has ended; a new barrier answers for
@@ -96,6 +96,36 @@ class RingPosition {
   int stage_ = 0;
   unsigned parity_ = 0;
 };
+
+/// Lets products and bulk copies of other threads, after a barrier, see what this one has stored.
+__device__ __forceinline__ void publish_writes() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// The named barrier that __syncthreads() uses too.
+inline constexpr int kBlockBarrier = 0;
+
+/// Waits for all of the `threads` threads that use the named barrier. They may be in different
+/// branches, and the threads of a warp may come apart.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/// The same; whether any of them says so.
+__device__ __forceinline__ bool sync_threads_or(int barrier, int threads, bool says_so) {
+  unsigned any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, any;\n"
+      "setp.ne.u32 mine, %3, 0;\n"
+      "barrier.cta.red.or.pred any, %1, %2, mine;\n"
+      "selp.u32 %0, 1, 0, any;\n"
+      "}"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(says_so ? 1 : 0)
+      : "memory");
+  return any != 0;
+}
 
 /// Hands registers of a warpgroup to the block's other warpgroups, or takes them.
 template <int kRegisters>

@@ -104,7 +104,7 @@ class LatentScores {
     for (int box = kRegisterBoxes; box <= kValueBoxes; ++box) {
       store(memory_.queries[box - kRegisterBoxes], box);
     }
-    publish_to_products();
+    publish_writes();
     sync();
   }
   __device__ __forceinline__ const Half* query_row(int row) const {
@@ -227,7 +227,7 @@ class LatentScores {
       store_16((box == kValueBoxes ? rope : latents + box * kBoxBytes) + chunk % kChunks * 16, 0, 0,
                0, 0);
     }
-    publish_to_products();
+    publish_writes();
     sync();
   }
 
@@ -304,7 +304,7 @@ class LatentScores {
   }
 
   __device__ __forceinline__ void publish_weights() {
-    publish_to_products();
+    publish_writes();
     __syncwarp();
     ++blocks_;
   }

@@ -17,16 +17,6 @@ inline constexpr int kValueBoxes = kLatentColumns / kBoxColumns;
 inline constexpr int kHalfBoxes = kValueBoxes / 2;  // of one warpgroup of sums
 inline constexpr int kRegisterBoxes = 7;  // of the queries: the others are in shared memory
 
-/// Waits for all of the `threads` threads that use the barrier; 0 is __syncthreads().
-__device__ __forceinline__ void sync_threads(int barrier, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-/// Lets products see what this thread has written to shared memory, once they are started by
-/// threads that have met it at a barrier.
-__device__ __forceinline__ void publish_to_products() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 /// What the warps must know of a task. In shared memory: registers are full while products run.
 struct LatentWork {
   int index = 0;  // of the task
@@ -126,15 +116,16 @@ struct LatentMemory {
   BufferBarriers weights_barriers;
 };
 
-/// The next task for all; the last must be done with by all.
+/// The next task for all; the last must be done with by all. The roles come here by branches of
+/// their own, each with its copy of the barriers, which __syncthreads() does not allow.
 __device__ __forceinline__ void take_work(const LatentParams& params, LatentMemory& memory,
                                           int number, bool writes) {
-  __syncthreads();
+  sync_threads(kBlockBarrier, kLatentThreads);
   if (writes) {
     memory.work = LatentWork(params, number);
     params.unfinished[number] = 0;
   }
-  __syncthreads();
+  sync_threads(kBlockBarrier, kLatentThreads);
 }
 
 }  // namespace ladon::cuda::hopper
