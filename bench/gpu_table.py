@@ -2,7 +2,7 @@
 """Ladon's Python package beside PyTorch on one GPU, in turns, on the same data: attention forward and
 backward, neighbours of round shapes, windows, packed batches, growth, and whole layers.
 
-    python3 bench/gpu_table.py [--filter TEXT] [--rounds N]
+    python3 bench/gpu_table.py [--filter TEXT] [--rounds N] [--no-compile]
 
 Needs PyTorch and the ladon package, both with CUDA. A round is a burst of calls of each contender in
 turn; the table has the medians over all rounds. Rates count what is visible alone, so that a window or a
@@ -145,12 +145,15 @@ class TorchLayer(torch.nn.Module):
 class Layer:
     """Llama-3-8B's attention layer over whole sequences."""
 
-    def __init__(self, batch, length, embed_dim=4096, heads=32, kv_heads=8, dim=128):
+    def __init__(self, batch, length, with_compiled, embed_dim=4096, heads=32, kv_heads=8, dim=128):
         self.x, self.dout = random(batch, length, embed_dim), random(batch, length, embed_dim)
         self.ours = ladon.MultiHeadAttention(
             embed_dim=embed_dim, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, causal=True,
             rope={"base": 500000.0}, dtype="bf16", device="cuda")  # fmt: skip
         self.theirs = TorchLayer(embed_dim, heads, kv_heads, dim, length)
+        self.peers = {"eager": self.theirs}
+        if with_compiled:
+            self.peers["compiled"] = torch.compile(self.theirs)
         weights = embed_dim * dim * (2 * heads + 2 * kv_heads)
         products = 2 * batch * length * weights
         pairs = batch * heads * visible_pairs(length, True, length)
@@ -158,8 +161,6 @@ class Layer:
         self.step_flop = 3 * products + 14 * pairs * dim
 
     def prefill(self):
-        compiled = torch.compile(self.theirs)
-
         def plain(layer):
             def call():
                 with torch.no_grad(), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -167,7 +168,9 @@ class Layer:
 
             return call
 
-        return self.flop, {"ladon": lambda: self.ours(self.x), "eager": plain(self.theirs), "compiled": plain(compiled)}
+        contenders = {"ladon": lambda: self.ours(self.x)}
+        contenders.update((name, plain(layer)) for name, layer in self.peers.items())
+        return self.flop, contenders
 
     def training(self):
         optimiser = ladon.AdamW(self.ours, learning_rate=1e-5)
@@ -191,11 +194,12 @@ class Layer:
 
             return call
 
-        contenders = {"ladon": ours, "eager": theirs(self.theirs), "compiled": theirs(torch.compile(self.theirs))}
+        contenders = {"ladon": ours}
+        contenders.update((name, theirs(layer)) for name, layer in self.peers.items())
         return self.step_flop, contenders
 
 
-def rows():
+def rows(with_compiled):
     """(name, what makes its contenders), in the table's order."""
     heads_16 = {"heads": 16, "kv_heads": 16, "dim": 128}
     shapes = {
@@ -227,17 +231,18 @@ def rows():
     for length in (2048, 4096, 8192, 16384, 32768):
         yield f"growth S{length}", lambda length=length: Attention(1, length, 16, 16, 128).forward()
     for batch, length in ((4, 4096), (1, 16384), (16, 512)):
-        yield f"layer prefill B{batch} S{length}", lambda b=batch, n=length: Layer(b, n).prefill()
-        yield f"layer training step B{batch} S{length}", lambda b=batch, n=length: Layer(b, n).training()
+        yield f"layer prefill B{batch} S{length}", lambda b=batch, n=length: Layer(b, n, with_compiled).prefill()
+        yield f"layer training step B{batch} S{length}", lambda b=batch, n=length: Layer(b, n, with_compiled).training()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--filter", default="", metavar="TEXT", help="only rows whose name has TEXT in it")
     parser.add_argument("--rounds", type=int, default=7, metavar="N")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out, which takes minutes")
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Ladon {ladon.__version__}, bf16")
-    for name, make in rows():
+    for name, make in rows(not arguments.no_compile):
         if arguments.filter not in name:
             continue
         flop, contenders = make()
