@@ -46,8 +46,8 @@ class ForwardPairs : public ForwardWarpgroup<Half, kHead, kValue> {
     hold_in_place(scores[1]);
     this->release_keys();
     for (; pair + 2 < blocks.end; pair += 2) {
-      this->settle(sums, steps, pair);
       this->template start_scores<0>(scores[0]);
+      this->settle(sums, steps, pair);
       this->start_sums(sums, weights[0]);
       this->template weigh<false>(rules, scores[1], pair + 1, whole, steps, weights[1]);
       finish_products<0>();

@@ -205,7 +205,8 @@ class ForwardWarpgroup {
     const Fold<float> folds[2] = {{total[0], first, exp_of}, {total[1], second, exp_of}};
     total[0] = folds[0].state;
     total[1] = folds[1].state;
-    constexpr int kAtOnce = kValue > 128 ? 4 : kValue / 8;
+    // Registers hold so many: products are under way (forward_pairs.cuh), or the sums take more.
+    constexpr int kAtOnce = kValue > 128 ? 4 : 8;
     sums.template fold<kAtOnce>(folds, earlier(), 32, has_earlier, kIsLast);
   }
 };
