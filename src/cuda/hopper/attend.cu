@@ -76,10 +76,10 @@ ForwardSchedule make_schedule(const AttentionParams& call, int tile_rows) {
 }
 
 /// Whether the keys of a sequence are in more than one segment.
-bool has_segments(const AttentionParams& call) {
-  return std::any_of(call.sequences, call.sequences + call.num_sequences, [](const Sequence& s) {
+bool has_segments(const AttentionParams& call, SegmentSize size) {
+  return std::any_of(call.sequences, call.sequences + call.num_sequences, [=](const Sequence& s) {
     const std::int64_t last = s.key_origin + std::max<std::int64_t>(s.kv_len, 1) - 1;
-    return s.key_origin / kSegmentKeys != last / kSegmentKeys;
+    return size.of_key(s.key_origin) != size.of_key(last);
   });
 }
 
@@ -126,7 +126,7 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
   const int tickets = ready.schedule.columns * ready.schedule.row_tiles;
   const int blocks = std::min(queue.num_multiprocessors(), tickets);
   std::optional<Workspace> earlier;
-  if (sizes.earlier_bytes != 0 && has_segments(call)) {
+  if (sizes.earlier_bytes != 0 && has_segments(call, params.segment_size)) {
     earlier.emplace(queue.scratch(), static_cast<std::size_t>(blocks * sizes.earlier_bytes));
     ready.earlier = reinterpret_cast<float4*>(earlier->data());
   }

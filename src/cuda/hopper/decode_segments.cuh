@@ -27,7 +27,7 @@
 
 namespace ladon::cuda::hopper {
 
-inline constexpr int kSegmentWarps = kSegmentBlocks;
+inline constexpr int kSegmentWarps = short_segments().blocks();
 inline constexpr int kBlockSteps = kBlockKeys / 16;  // products with a block's values
 
 template <class Half>
@@ -74,9 +74,9 @@ class DecodeSegment {
   __device__ __forceinline__ void run() {
     if (rows_ == 0) return;
     BlockRange blocks = visible_blocks(call_.rules, sequence_, 0, (rows_ - 1) / call_.group);
-    blocks = blocks_in_segment(sequence_, blocks, task_.segment);
+    blocks = blocks_in_segment(short_segments(), sequence_, blocks, task_.segment);
     if (blocks.begin == blocks.end) return;
-    const int first = blocks.begin / kSegmentBlocks * kSegmentBlocks;
+    const int first = blocks.begin / kSegmentWarps * kSegmentWarps;
     begin_ = blocks.begin - first;
     end_ = blocks.end - first;
     block_ = first + warp_;
@@ -219,7 +219,7 @@ class DecodeSegment {
     float base[2] = {0, 0};
     float rescale[2] = {1, 1};
 #pragma unroll
-    for (int b = 0; b < kSegmentBlocks; ++b) {
+    for (int b = 0; b < kSegmentWarps; ++b) {
       rescales_[b] = make_float2(1, 1);
       if (b < begin_ || b >= end_) continue;
 #pragma unroll
@@ -288,7 +288,7 @@ class DecodeSegment {
     add_blocks<0, Memory::kSpareTiles>();
     wait_for_copies<0>();
     __syncthreads();
-    add_blocks<Memory::kSpareTiles, kSegmentBlocks>();
+    add_blocks<Memory::kSpareTiles, kSegmentWarps>();
   }
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void add_blocks() {
@@ -348,7 +348,7 @@ class DecodeSegment {
   bool is_active_ = false;
   std::int64_t slots_[2];
   float maximum_[2] = {-INFINITY, -INFINITY};
-  float2 rescales_[kSegmentBlocks];
+  float2 rescales_[kSegmentWarps];
 };
 
 template <class Half>

@@ -18,25 +18,26 @@
 // of 64 three warpgroups so are 18 % more than two with pairs.
 //
 // Every step is the arithmetic of forward_mma.cuh, in the same order: the same blocks of keys,
-// segments of 512, sums and folds (mostly by the same code; forward_weights.cuh has the rest), so a
-// row has the same bits from both kernels. Tiles whose sums come out infinite or NaN are marked,
-// and computed again by the careful kernel there.
+// segments, sums and folds (mostly by the same code; forward_weights.cuh has the rest), so a row
+// has the same bits from both kernels. Tiles whose sums come out infinite or NaN are marked, and
+// computed again by the careful kernel there.
 //
 // At head_dim 128 a block is 1024 cycles of tensor cores, 768 + 256 of the shared memory's port
 // (products and copies), 512 of exponentials; a fold, every eighth block, is 1024 more of the port.
-// Heads above 192 have the sums of earlier segments in global memory.
+// With pairs the next scores are under way behind it. Heads above 192 have the sums of earlier
+// segments in global memory.
 //
-// H200, bf16, TFLOP/s of 15 launches: B16 H16 S1024 D128 causal 367; B4 H16 S4096 causal 549 and
-// full 590; B1 H16 S16384 causal 626; B2 H32/8 S8192 causal 607; D64 B1 H32 S16384 causal 446;
-// 192/128 B1 H128 S4096 causal 585; D256 B1 H8 S16384 causal 533. That was with the blocks that
-// need no mask read from shared memory in each block; the form before, which had them in registers
-// as forward_pairs.cuh has again, gave 375, 566, 603, 647, 625 (D64 382 and 192/128 594) in that
-// run. In another run that form gave 374, 563, 600, 642, 619, 381 and 591, and cuDNN 441, 587, 674,
-// 640, 642, 472 and 606; D256 528 and cuDNN 660.
+// H200, bf16, TFLOP/s of bursts, cuDNN in brackets: B16 H16 S1024 D128 causal 340 (438); B4 H16
+// S4096 causal 547 (590) and full 601 (686); B1 H16 S16384 causal 646 (647); B2 H32/8 S8192 causal
+// 618 (648); D64 B1 H32 S16384 causal 452 (472); D256 B1 H8 S16384 causal 518 (666). 192/128 B1
+// H128 S4096 causal 612 (611), with folds that read four groups of columns at a time, not eight.
+// With folds before the next scores are started: 341, 536, 588, 631 and 608 in the first five, and
+// 569 for 192/128 with segments of 512 keys. Two earlier runs of that form had more (S1024 375,
+// S4096 566 and 603, S16384 647, 192/128 594) beside the same figures of cuDNN.
 //
-// Segments of 1024 keys would give 379, 591, 637, 677 and 655 (the D128 cases in this order) and
-// D256 619, of 2048 keys 376, 603, 652, 694 and 670, but decoding one sequence has too few splits
-// then. Segments that are longer where there are many KV heads would serve both.
+// Segments of 1024 keys give 340, 574, 635, 684 and 654 (the D128 cases in this order), D64 471 and
+// D256 617; of 2048 keys 343, 591, 656, 707, 674, 485 and 687. But then decoding one sequence takes
+// up to four times as long (docs/gpu_results.md).
 //
 // At B16 H16 S1024 a tile takes about 9000 cycles beside its blocks (clocks of one warpgroup): 2300
 // store the tile before, 2000 finish the rows, 1700 are the first softmax, 1200 wait for queries
@@ -49,10 +50,12 @@
 // of 512, the same with 1024; without turns less. Turns with heads of 64: 3 % less. Queries in two
 // buffers (2 % more at S1024, if there were space beside the earlier sums); buffers of one block of
 // keys where there is room for two (D128 3 % less); weighted sums before the next scores (15 %
-// less); folds beside the next scores (spills); weights by weigh_any() alone in a tile's first and
-// last block (4 % less); queries prefetched to L2 (nothing); sums of earlier segments in registers
-// (they spill), and of heads of 128 in global memory (12 % less). Without folds 8 % more, without
-// copies 10 % more when the power is at its limit.
+// less); folds that read all groups at once beside the next scores (spills), or four instead of
+// eight (1 % less, S1024 3 %); results stored through shared memory (1 % less); weights by
+// weigh_any() alone in a tile's first and last block (4 % less); queries prefetched to L2
+// (nothing); sums of earlier segments in registers (they spill), and of heads of 128 in global
+// memory (12 % less). Without folds 8 % more (when no scores were behind them), without copies 10 %
+// more when the power is at its limit.
 #pragma once
 
 #include "cuda/hopper/forward_consumer.cuh"

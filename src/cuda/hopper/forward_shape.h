@@ -23,6 +23,7 @@ struct ForwardShape {
   // Blocks in a buffer of keys: large copies are faster, but longer heads leave no space. Buffers
   // of values hold one.
   static constexpr int kKeyBlocks = kHead == 128 ? 2 : 1;
+  static constexpr int kSegmentBlocks = segment_size_of(kHead, kValue).blocks();
   static constexpr int kQueryStages = kHead > 64 ? 1 : 2;
   static constexpr int kKeyStages = kHead > 64 ? 2 : 4;
   static constexpr int kValueStages = kHead > 192 ? 2 : 4;

@@ -132,7 +132,7 @@ class ForwardWarpgroup {
   __device__ __forceinline__ void weigh(Scores& rules, BlockScores& scores, int block,
                                         const Whole& whole, Steps& steps, Weights& weights) {
     if (block < whole.begin || block >= whole.end) rules.apply_rules(scores, block, nullptr);
-    steps.starts_segment = kMayStart && block % kSegmentBlocks == 0;
+    steps.starts_segment = kMayStart && block % Shape::kSegmentBlocks == 0;
     if (steps.starts_segment) {
       steps.finished.set(row_sum(steps.segment[0]), row_sum(steps.segment[1]));
       steps.segment[0] = {};
@@ -196,7 +196,7 @@ class ForwardWarpgroup {
   __device__ __forceinline__ void fold(Sums& sums, const Steps& steps, const RowState<float>& first,
                                        const RowState<float>& second, int block,
                                        RowState<float> (&total)[2]) {
-    const bool has_earlier = block / kSegmentBlocks != steps.first / kSegmentBlocks;
+    const bool has_earlier = block / Shape::kSegmentBlocks != steps.first / Shape::kSegmentBlocks;
     if (has_earlier) {
       total[0] = steps.total.state(0);
       total[1] = steps.total.state(1);

@@ -12,6 +12,9 @@ inline constexpr int kLatentColumns = 512;     // of the latents that are values
 inline constexpr int kLatentKeyColumns = 576;  // of the latents with their rope keys
 inline constexpr int kSumColumns = 256;        // of the values, by one warpgroup
 
+inline constexpr int kSegmentBlocks = segment_size_of(kLatentKeyColumns, kLatentColumns).blocks();
+inline constexpr int kSegmentKeys = kBlockKeys * kSegmentBlocks;
+
 /// A task is one tile of rows over one part of the keys: so many segments.
 struct LatentSchedule {
   int row_tiles = 0;  // of the longest sequence, of one KV head

@@ -89,7 +89,7 @@ class DecodeScaled {
     BlockRange blocks =
         visible_blocks(call_.rules, decode.sequence, 0, (decode.rows - 1) / call_.group);
     if (is_partial()) {
-      blocks = blocks_in_segment(decode.sequence, blocks, decode.task.segment);
+      blocks = blocks_in_segment(short_segments(), decode.sequence, blocks, decode.task.segment);
       if (blocks.begin == blocks.end) return;
     }
     load_queries(decode);

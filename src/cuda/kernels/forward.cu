@@ -79,12 +79,12 @@ struct SegmentCounts {
   std::int64_t most = 0;  // of one
   std::int64_t all = 0;
 
-  explicit SegmentCounts(const AttentionParams& call) {
+  SegmentCounts(const AttentionParams& call, SegmentSize size) {
     for (std::int64_t s = 0; s < call.num_sequences; ++s) {
       const Sequence& sequence = call.sequences[s];
       if (sequence.kv_len == 0) continue;
-      const std::int64_t last = (sequence.key_origin + sequence.kv_len - 1) / kSegmentKeys;
-      const std::int64_t count = last - sequence.key_origin / kSegmentKeys + 1;
+      const std::int64_t last = size.of_key(sequence.key_origin + sequence.kv_len - 1);
+      const std::int64_t count = last - size.of_key(sequence.key_origin) + 1;
       most = std::max(most, count);
       all += count;
     }
@@ -189,7 +189,8 @@ void fold_partials(Queue& queue, const ForwardParams<float>& params, std::int64_
 void attend(Queue& queue, const AttentionParams& call) {
   if (call.num_sequences == 0 || call.max_query_len == 0 || call.num_heads == 0) return;
   const std::int64_t rows = call.max_query_len * call.group;
-  const SegmentCounts segments(call);
+  const SegmentSize segment_size = segment_size_of(call.head_dim, call.value_dim);
+  const SegmentCounts segments(call, segment_size);
   if (uses_tensor_cores(call)) {
     const bool is_bf16 = call.q.dtype == DType::kBF16;
     const bool is_scaled = call.kv_layout.k_scales != nullptr;
@@ -210,6 +211,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     } else {
       params.call = sequences->params();
     }
+    params.segment_size = segment_size;
     const double log2e = std::numbers::log2e;
     params.only_scales = is_scaled && is_plain(call);
     params.aligned_q = is_aligned(call, call.q, &Sequence::q, call.head_dim, 16);
@@ -256,6 +258,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     const PartialMemory<Compute> memory(queue, call, segments.most);
     ForwardParams<Compute> params;
     params.call = sequences.params();
+    params.segment_size = segment_size;
     params.partials = memory.partials();
     run(
         queue, params, simt_rows(kind.few_rows, is_f64),

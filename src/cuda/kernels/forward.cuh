@@ -27,6 +27,8 @@ struct ForwardParams {
   bool aligned_k = false;
   bool aligned_v = false;
   bool aligned_out = false;  // rows can be written so
+  // All kernels. A param, because it would spill registers to work it out.
+  SegmentSize segment_size = short_segments();
   // Tiles that a faster kernel could not compute, because they have infinities or NaN: whether
   // there are any, then a flag for each tile of [sequence, kv_head, row_tile].
   int* unfinished = nullptr;
@@ -119,10 +121,11 @@ __device__ inline BlockRange whole_blocks(const ScoreRules& rules, const Sequenc
 }
 
 /// Those of them that are in one segment, or in `count` of them.
-__device__ inline BlockRange blocks_in_segment(const Sequence& sequence, const BlockRange& blocks,
-                                               std::int64_t segment, std::int64_t count = 1) {
-  const int begin = static_cast<int>(sequence.key_origin / kSegmentKeys + segment) * kSegmentBlocks;
-  const int end = begin + static_cast<int>(count) * kSegmentBlocks;
+__device__ inline BlockRange blocks_in_segment(SegmentSize size, const Sequence& sequence,
+                                               const BlockRange& blocks, std::int64_t segment,
+                                               std::int64_t count = 1) {
+  const int begin = size.begin(size.of_key(sequence.key_origin) + static_cast<int>(segment));
+  const int end = begin + static_cast<int>(count) * size.blocks();
   const BlockRange both{blocks.begin > begin ? blocks.begin : begin,
                         blocks.end < end ? blocks.end : end};
   return both.begin < both.end ? both : BlockRange{};

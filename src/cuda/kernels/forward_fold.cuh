@@ -23,13 +23,13 @@ struct SegmentRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 
-  __device__ SegmentRange(const ScoreRules& rules, const Sequence& sequence,
+  __device__ SegmentRange(SegmentSize size, const ScoreRules& rules, const Sequence& sequence,
                           std::int64_t first_token, std::int64_t last_token) {
     const BlockRange blocks = visible_blocks(rules, sequence, first_token, last_token);
     if (blocks.begin == blocks.end) return;
-    const std::int64_t first = sequence.key_origin / kSegmentKeys;
-    begin = blocks.begin / kSegmentBlocks - first;
-    end = (blocks.end + kSegmentBlocks - 1) / kSegmentBlocks - first;
+    const int first = size.of_key(sequence.key_origin);
+    begin = size.of_block(blocks.begin) - first;
+    end = size.of_block(blocks.end - 1) + 1 - first;
   }
 };
 
@@ -82,7 +82,7 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
   const std::int64_t token = row / group;
   const std::int64_t head =
       place % static_cast<unsigned>(call.num_kv_heads) * call.group + row % group;
-  SegmentRange segments(call.rules, sequence, token, token);
+  SegmentRange segments(params.segment_size, call.rules, sequence, token, token);
   if (segments.begin != segments.end) {
     segments.begin = max(segments.begin, folded - 1);
     segments.end = max(segments.end, folded);

@@ -110,13 +110,14 @@ class ForwardTile {
     BlockRange blocks =
         visible_blocks(call_.rules, sequence_, first_row_ / call_.group, last_row / call_.group);
     if (is_partial()) {
-      blocks = blocks_in_segment(sequence_, blocks, task_.segment, task_.num_segments);
+      blocks =
+          blocks_in_segment(segment_size(), sequence_, blocks, task_.segment, task_.num_segments);
       if (blocks.begin == blocks.end) return;
     }
     load_queries();
     stream_.start(blocks);
     for (int block = blocks.begin; block < blocks.end;) {
-      const int end = min((block / kSegmentBlocks + 1) * kSegmentBlocks, blocks.end);
+      const int end = min(segment_size().end_after(block), blocks.end);
       for (bool careful = false; !run_segment(block, end, careful) && !careful; careful = true) {
         stream_.start({block, blocks.end});
       }
@@ -140,6 +141,11 @@ class ForwardTile {
 
  private:
   __device__ __forceinline__ bool is_partial() const { return params_.partials.maximum != nullptr; }
+
+  __device__ __forceinline__ SegmentSize segment_size() const {
+    // A constant where heads are short.
+    return kStreamed ? params_.segment_size : short_segments();
+  }
 
   /// The thread's two rows.
   __device__ __forceinline__ int row_of(int i) const {

@@ -62,12 +62,12 @@ class SimtForwardTile {
         visible_blocks(call_.rules, sequence_, first_row_ / call_.group, last_row / call_.group);
     const bool is_partial = params_.partials.maximum != nullptr;
     if (is_partial) {
-      blocks = blocks_in_segment(sequence_, blocks, task_.segment);
+      blocks = blocks_in_segment(params_.segment_size, sequence_, blocks, task_.segment);
       if (blocks.begin == blocks.end) return;
     }
     find_rows();
     for (int block = blocks.begin; block < blocks.end;) {
-      const int end = min((block / kSegmentBlocks + 1) * kSegmentBlocks, blocks.end);
+      const int end = min(params_.segment_size.end_after(block), blocks.end);
       run_segment(block, end);
       if (is_partial) {
         store_partial();

@@ -1,8 +1,8 @@
 // The softmax of one row over some of its keys, and how parts of a row are put together.
 //
-// Keys are cut into segments of kSegmentKeys, counted from the sequence's first token. Each segment
-// starts from nothing, and segments are folded together in ascending order. A row's bits are then
-// the same whether one block of threads walks over all its segments or each has its own.
+// Keys are cut into segments (segment_size.cuh), counted from the sequence's first token. Each
+// segment starts from nothing, and segments are folded together in ascending order. A row's bits
+// are then the same whether one block of threads walks over all its segments or each has its own.
 //
 // These files are compiled without contraction of a * b + c: what is fused is written so, and no
 // choice of the compiler's makes one kernel's bits differ from another's.
@@ -12,12 +12,9 @@
 
 #include "core/attention_params.h"
 #include "cuda/kernels/attention_rules.cuh"
+#include "cuda/kernels/segment_size.cuh"
 
 namespace ladon::cuda {
-
-inline constexpr int kBlockKeys = 64;
-inline constexpr int kSegmentBlocks = 8;
-inline constexpr int kSegmentKeys = kBlockKeys * kSegmentBlocks;
 
 /// The largest score, and the sum of exp(score - largest). A sum of 0: no key was seen.
 template <class Compute>
