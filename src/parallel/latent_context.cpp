@@ -125,10 +125,12 @@ void LatentContext::check_call(const Operation& operation, const LayerInputs& in
 void LatentContext::make_whole(const Operation& operation, const Communicator& communicator,
                                std::int64_t batch, std::int64_t own_queries,
                                std::int64_t own_keys) {
-  alignas(64) static constexpr std::byte kNothing[64] = {};
+  // Memory of the device, or the checks would refuse views of it.
+  described_ = Tensor::uninitialized(context_, layer_.dtype(),
+                                     {std::max(layer_.head_dim(), layer_.value_dim())});
   const auto described = [&](std::int64_t tokens, std::int64_t dim) {
-    return ConstTensorView(kNothing, layer_.dtype(), {batch, tokens, layer_.num_heads(), dim},
-                           {0, 0, 0, 1}, layer_.device());
+    return ConstTensorView(described_.data(), layer_.dtype(),
+                           {batch, tokens, layer_.num_heads(), dim}, {0, 0, 0, 1}, layer_.device());
   };
   q_ = described(own_queries, layer_.head_dim());
   k_ = described(own_keys, layer_.head_dim());

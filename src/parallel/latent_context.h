@@ -115,6 +115,7 @@ class LatentContext {
   AttentionOptions options_;
   LayerCall own_call_;
   std::vector<std::int64_t> query_positions_, key_positions_;
+  Tensor described_;  // elements that q_, k_ and v_ are views of
   ConstTensorView q_, k_, v_;
   std::optional<WholeAttention> whole_;
 };
