@@ -167,6 +167,7 @@ bool attend_latents(Queue& queue, const AttentionParams& call, ForwardParams<flo
       wide_map(call, rows_at_once, has_pairs ? kLatentColumns / 2 : kLatentColumns);
   ready.has_wide_boxes = wide.has_value();
   if (wide) ready.wide_latents = *wide;
+  ready.has_rope = call.head_dim > kLatentColumns;
   ready.forward = params;
   ready.box_rows = static_cast<int>(rows_at_once);
   // Latents are read once, by one tile or a pair; folded sums must not make way for them.

@@ -84,7 +84,7 @@ class LatentCopier {
 
   /// Each block of threads has its own.
   __device__ __forceinline__ void copy_rope(int row, unsigned number) {
-    if (__ballot_sync(0xffffffffU, row != kNoRow) == 0) return;
+    if (!params_.has_rope || __ballot_sync(0xffffffffU, row != kNoRow) == 0) return;
     Barrier& full = memory_.rope_barriers.full;
     memory_.rope_barriers.empty.wait((number & 1U) ^ 1U);
     expect(row, full, 1);

@@ -32,6 +32,7 @@ struct LatentParams {
   L2Policy policy = L2Policy::kNormal;  // of the latents
   int box_rows = 0;                     // consecutive latents that one copy takes
   bool has_wide_boxes = false;
+  bool has_rope = false;      // columns beyond those of the values
   float4* earlier = nullptr;  // for each thread of each block of threads: kSumColumns / 8
   int* unfinished = nullptr;  // for each task: whether it met infinities or NaN
 };

@@ -27,6 +27,7 @@ class LatentScores {
       : params_(params), call_(params.forward.call), memory_(memory), work_(memory.work) {}
 
   __device__ __forceinline__ void run() {
+    if (!params_.has_rope) clear_rope();
     for (int number = static_cast<int>(blockIdx.x); number < params_.schedule.tasks;
          number = work_.index + static_cast<int>(gridDim.x)) {
       take_work<kTiles>(params_, memory_, number, thread() == 0);
@@ -174,7 +175,7 @@ class LatentScores {
     const int first = block * kBlockKeys - uniform(work_.origin);
     const int kv_len = uniform(work_.kv_len);
     if (first < 0 || first + kBlockKeys > kv_len) {
-      rope_full.wait(rope_parity);
+      if (params_.has_rope) rope_full.wait(rope_parity);
       clear_missing(stage, first, kv_len);
     }
     const TileOperand keys(shared_address(memory_.latents[stage]), kBoxBytes);
@@ -193,7 +194,7 @@ class LatentScores {
       start_product<Half, true>(scores, queries.descriptor(step * 32),
                                 keys.descriptor(kRegisterBoxes * kBoxBytes + step * 32));
     }
-    rope_full.wait(rope_parity);
+    if (params_.has_rope) rope_full.wait(rope_parity);
     begin_products();
 #pragma unroll
     for (int step = 0; step < kBoxSteps; ++step) {
@@ -208,6 +209,15 @@ class LatentScores {
     hold_in_place(scores);
     __syncwarp();
     if (lane() == 0) memory_.rope_barriers.empty.arrive();
+  }
+
+  /// Where there are no such columns: they are multiplied, but never copied.
+  __device__ __forceinline__ void clear_rope() {
+    for (int byte = thread() * 16; byte < kBoxBytes; byte += kGroupThreads * 16) {
+      store_16(shared_address(memory_.rope) + byte, 0, 0, 0, 0);
+    }
+    publish_to_products();
+    sync();
   }
 
   /// Latents that are not the sequence's become 0: their weights are, and 0 * NaN is not.
