@@ -21,12 +21,13 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-/// Waits for all threads of the cluster. What they did before is known to all afterwards.
+/// Waits for all threads of the cluster. What they did before is known to all afterwards. Threads
+/// of a warp may come here apart, as after a test of their rows: the aligned form, which counts
+/// warps, never returned then.
 __device__ __forceinline__ void sync_cluster() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 /// Arrives at the same barrier of a block of the cluster. With the order of writes that a release

@@ -54,7 +54,7 @@ __global__ void __cluster_dims__(kTiles, 1, 1) __launch_bounds__(kLatentThreads,
     publish_barriers();
     prefetch_map(params.latents);
   }
-  sync_cluster();
+  kTiles > 1 ? sync_cluster() : __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     take_registers<184>();
     LatentScores<Half, kTiles>(params, memory).run();
@@ -62,7 +62,7 @@ __global__ void __cluster_dims__(kTiles, 1, 1) __launch_bounds__(kLatentThreads,
     give_registers<160>();
     LatentSums<Half, kTiles>(params, memory).run();
   }
-  sync_cluster();
+  if constexpr (kTiles > 1) sync_cluster();
 }
 
 template <class Half, int kTiles>
