@@ -22,8 +22,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
 }
 
 /// Waits for all threads of the cluster. What they did before is known to all afterwards. Threads
-/// of a warp may come here apart, as after a test of their rows: the aligned form, which counts
-/// warps, never returned then.
+/// of a warp must not come here apart, as after a test of their rows: neither this form nor the
+/// aligned one returned then.
 __device__ __forceinline__ void sync_cluster() {
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");

@@ -8,9 +8,9 @@
 //   S = Q K^T, 64 x 64 in 32 registers a thread; 7/9 of Q in 112 registers, the rest in 16 KiB
 //   P = exp(S - maximum), by way of 8 KiB of shared memory to the others
 //   O += P V, 64 x 256 in 128 registers a thread of each; V is the tile that was K
-// 184 and 160 registers, 226 KiB of shared memory, one block of threads a multiprocessor. Where a
-// sequence has an even number of tiles, two neighbouring multiprocessors take a pair of them, and
-// each copies half the columns of the latents to both.
+// 184 and 160 registers, 226 KiB of shared memory, one block of threads a multiprocessor. Where all
+// sequences have whole pairs of tiles, two neighbouring multiprocessors take a pair, and each
+// copies half the columns of the latents to both.
 //
 // Every step is the arithmetic of forward_mma.cuh in the same order (ForwardScores is the same
 // code), so a row has the same bits from both kernels. The first part of a sequence folds its
