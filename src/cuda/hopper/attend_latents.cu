@@ -69,15 +69,6 @@ std::optional<CUtensorMap> wide_map(const AttentionParams& call, std::int64_t ro
                           {64, static_cast<int>(kBlockKeys), columns / 64}});
 }
 
-/// Whether all rows of all pairs of tiles exist. A cluster with rows that do not exist within a
-/// warp never ended on an H200 (100 heads, 3920 and 347 keys): see sync_cluster().
-bool has_whole_pairs(const AttentionParams& call) {
-  return std::all_of(call.sequences, call.sequences + call.num_sequences,
-                     [&](const Sequence& sequence) {
-                       return sequence.query_len * call.group % (2 * kLatentRows) == 0;
-                     });
-}
-
 /// Parts of the keys: as many as give all multiprocessors the same work. Costs are in segments of a
 /// tile, about 12 us. The first part folds its segments; those of the others are written, read and
 /// folded by another kernel.
@@ -90,7 +81,7 @@ LatentSchedule make_schedule(const AttentionParams& call, std::int64_t segments,
   const std::int64_t rows = call.max_query_len * call.group;
   LatentSchedule schedule;
   schedule.row_tiles = static_cast<int>((rows + kLatentRows - 1) / kLatentRows);
-  schedule.has_pairs = has_whole_pairs(call);
+  schedule.has_pairs = schedule.row_tiles % 2 == 0;
   const std::int64_t tiles = call.num_sequences * call.num_kv_heads * schedule.row_tiles;
   const std::int64_t most =
       rows > kMostSplitRows ? 1 : std::min<std::int64_t>(segments, 2 * multiprocessors);

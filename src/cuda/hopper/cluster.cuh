@@ -1,8 +1,8 @@
 // Clusters of Hopper kernels: blocks of threads that run at the same time on neighbouring
 // multiprocessors, reach each other's barriers, and share what the copy engine brings.
 //
-// No block of a cluster may end before the others are done with its shared memory: sync_cluster()
-// comes last.
+// No block of a cluster may end before the others are done with its shared memory, which includes
+// arrivals at its barriers.
 #pragma once
 
 #include <cuda.h>
@@ -21,9 +21,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-/// Waits for all threads of the cluster. What they did before is known to all afterwards. Threads
-/// of a warp must not come here apart, as after a test of their rows: neither this form nor the
-/// aligned one returned then.
+/// Waits for all threads of the cluster. What they did before is known to all afterwards. The
+/// hardware counts warps: threads of one that came apart would count twice.
 __device__ __forceinline__ void sync_cluster() {
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");

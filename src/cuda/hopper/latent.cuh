@@ -67,7 +67,6 @@ __global__ void __cluster_dims__(kTiles, 1, 1) __launch_bounds__(kLatentThreads,
     give_registers<160>();
     LatentSums<Half, kTiles>(params, memory).run();
   }
-  if constexpr (kTiles > 1) sync_cluster();
 }
 
 template <class Half, int kTiles>

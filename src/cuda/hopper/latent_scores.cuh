@@ -29,7 +29,7 @@ class LatentScores {
   __device__ __forceinline__ void run() {
     if (!params_.has_rope) clear_rope();
     for (int number = static_cast<int>(blockIdx.x); number < params_.schedule.tasks;
-         number = work_.index + static_cast<int>(gridDim.x)) {
+         number = uniform(work_.index) + static_cast<int>(gridDim.x)) {
       take_work<kTiles>(params_, memory_, number, thread() == 0);
       if (uniform(work_.blocks.begin) == uniform(work_.blocks.end)) {
         if (thread() < kLatentRows && params_.schedule.parts == 1) finish_row_of(thread(), {});
@@ -216,7 +216,7 @@ class LatentScores {
     for (int byte = thread() * 16; byte < kBoxBytes; byte += kGroupThreads * 16) {
       store_16(shared_address(memory_.rope) + byte, 0, 0, 0, 0);
     }
-    publish_to_products();
+    publish_writes();
     sync();
   }
 

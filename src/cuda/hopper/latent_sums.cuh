@@ -24,10 +24,11 @@ class LatentSums {
   __device__ __forceinline__ void run() {
     sums_.clear();
     for (int number = static_cast<int>(blockIdx.x); number < params_.schedule.tasks;
-         number = work_.index + static_cast<int>(gridDim.x)) {
+         number = uniform(work_.index) + static_cast<int>(gridDim.x)) {
       take_work<kTiles>(params_, memory_, number, false);
       if (uniform(work_.has_rows() ? 1 : 0) != 0) run_task();
     }
+    if (kTiles > 1 && copies()) copier_.wait_for_others(blocks_);
   }
 
  private:

@@ -133,11 +133,12 @@ __device__ __forceinline__ unsigned emptied_parity(unsigned number) {
 }
 
 /// The next task for all; the last must be done with by all. The roles come here by branches of
-/// their own, each with its copy of the barriers, which __syncthreads() does not allow. kTiles share
-/// copies.
+/// their own, each with its copy of the barriers, which __syncthreads() does not allow. kTiles
+/// share copies.
 template <int kTiles>
 __device__ __forceinline__ void take_work(const LatentParams& params, LatentMemory& memory,
                                           int number, bool writes) {
+  __syncwarp();  // rows that do not exist make the threads of a warp diverge
   sync_threads(kBlockBarrier, kLatentThreads);
   if (writes) {
     memory.work = LatentWork(params, number, kTiles);
