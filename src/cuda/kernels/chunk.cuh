@@ -50,26 +50,6 @@ __device__ inline Compute widened(Stored stored) {
   }
 }
 
-/// Rounds once, to nearest even.
-template <class Stored, class Compute>
-__device__ inline Stored rounded(Compute value) {
-  if constexpr (sizeof(Stored) > 2) {
-    return static_cast<Stored>(value);
-  } else {
-    float narrowed = 0;
-    if constexpr (sizeof(Compute) == 8) {
-      narrowed = ladon::detail::round_to_odd(value);  // so that the second rounding is the only one
-    } else {
-      narrowed = value;
-    }
-    if constexpr (std::is_same_v<Stored, __half>) {
-      return __float2half_rn(narrowed);
-    } else {
-      return __float2bfloat16_rn(narrowed);
-    }
-  }
-}
-
 /// Zeros past `count`.
 template <class Compute, class Stored>
 __device__ inline Chunk<Compute> load_chunk_of(const Stored* from, int count) {
@@ -118,49 +98,18 @@ __device__ inline void store_chunk_of(Stored* to, int count, const Chunk<Compute
 template <class Compute>
 __device__ inline Chunk<Compute> load_chunk(const void* data, DType dtype, std::int64_t index,
                                             int count) {
-  switch (dtype) {
-    case DType::kF64:
-      return load_chunk_of<Compute>(static_cast<const double*>(data) + index, count);
-    case DType::kF32: return load_chunk_of<Compute>(static_cast<const float*>(data) + index, count);
-    case DType::kF16:
-      return load_chunk_of<Compute>(static_cast<const __half*>(data) + index, count);
-    case DType::kBF16:
-      return load_chunk_of<Compute>(static_cast<const __nv_bfloat16*>(data) + index, count);
-    case DType::kBool:
-    case DType::kI8:
-    case DType::kU8:
-    case DType::kI16:
-    case DType::kU16:
-    case DType::kI32:
-    case DType::kU32:
-    case DType::kI64:
-    case DType::kU64:
-    case DType::kF8E4M3: break;  // not float
-  }
-  return {};
+  return with_storage_type(dtype, [&](auto zero) {
+    return load_chunk_of<Compute>(static_cast<const decltype(zero)*>(data) + index, count);
+  });
 }
 
 /// Stores the first `count` elements of a chunk, each rounded once.
 template <class Compute>
 __device__ inline void store_chunk(void* data, DType dtype, std::int64_t index, int count,
                                    const Chunk<Compute>& chunk) {
-  switch (dtype) {
-    case DType::kF64: return store_chunk_of(static_cast<double*>(data) + index, count, chunk);
-    case DType::kF32: return store_chunk_of(static_cast<float*>(data) + index, count, chunk);
-    case DType::kF16: return store_chunk_of(static_cast<__half*>(data) + index, count, chunk);
-    case DType::kBF16:
-      return store_chunk_of(static_cast<__nv_bfloat16*>(data) + index, count, chunk);
-    case DType::kBool:
-    case DType::kI8:
-    case DType::kU8:
-    case DType::kI16:
-    case DType::kU16:
-    case DType::kI32:
-    case DType::kU32:
-    case DType::kI64:
-    case DType::kU64:
-    case DType::kF8E4M3: return;  // not float
-  }
+  with_storage_type(dtype, [&](auto zero) {
+    store_chunk_of(static_cast<decltype(zero)*>(data) + index, count, chunk);
+  });
 }
 
 }  // namespace ladon::cuda

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ladon/dtype.h"
 
@@ -76,34 +77,33 @@ __device__ inline Compute load_stored_element(const void* data, DType dtype, std
   return to_float(static_cast<const float8_e4m3*>(data)[index]);
 }
 
-/// Rounds a float or a double once, to nearest even, and stores it as a float dtype.
+/// Rounds once, to nearest even.
+template <class Stored, class Compute>
+__device__ inline Stored rounded(Compute value) {
+  if constexpr (sizeof(Stored) > 2) {
+    return static_cast<Stored>(value);
+  } else {
+    float narrowed = 0;
+    if constexpr (sizeof(Compute) == 8) {
+      narrowed = ladon::detail::round_to_odd(value);  // so that the second rounding is the only one
+    } else {
+      narrowed = value;
+    }
+    if constexpr (std::is_same_v<Stored, __half>) {
+      return __float2half_rn(narrowed);
+    } else {
+      return __float2bfloat16_rn(narrowed);
+    }
+  }
+}
+
+/// Rounds a float or a double once and stores it as a float dtype.
 template <class Compute>
 __device__ inline void store_element(void* data, DType dtype, std::int64_t index, Compute value) {
-  const auto narrowed = [&] {
-    if constexpr (sizeof(Compute) == 8) {
-      return detail::round_to_odd(value);  // so that the second rounding is the only one
-    } else {
-      return value;
-    }
-  };
-  switch (dtype) {
-    case DType::kF64: static_cast<double*>(data)[index] = static_cast<double>(value); return;
-    case DType::kF32: static_cast<float*>(data)[index] = static_cast<float>(value); return;
-    case DType::kF16: static_cast<__half*>(data)[index] = __float2half_rn(narrowed()); return;
-    case DType::kBF16:
-      static_cast<__nv_bfloat16*>(data)[index] = __float2bfloat16_rn(narrowed());
-      return;
-    case DType::kBool:
-    case DType::kI8:
-    case DType::kU8:
-    case DType::kI16:
-    case DType::kU16:
-    case DType::kI32:
-    case DType::kU32:
-    case DType::kI64:
-    case DType::kU64:
-    case DType::kF8E4M3: return;  // not float
-  }
+  with_storage_type(dtype, [&](auto zero) {
+    using Stored = decltype(zero);
+    static_cast<Stored*>(data)[index] = rounded<Stored>(value);
+  });
 }
 
 }  // namespace ladon::cuda
