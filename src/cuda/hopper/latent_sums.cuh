@@ -236,6 +236,7 @@ class LatentSums {
 
   __device__ __forceinline__ void store_partial(int segment) {
     const Partials<float>& partials = params_.forward.partials;
+    const int column = first_column() + lane() % 4 * 2;  // by all lanes: rows may not exist
     auto& sums = sums_.accumulators();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -243,7 +244,7 @@ class LatentSums {
       if (row >= work_.rows) continue;
       const std::int64_t index =
           partials.index(work_.sequence * call_.num_kv_heads + work_.kv_head, segment, row);
-      float* out = partials.out + index * call_.value_dim + first_column() + lane() % 4 * 2;
+      float* out = partials.out + index * call_.value_dim + column;
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) {
         *reinterpret_cast<float2*>(out + n * 8) = make_float2(sums[n][i * 2], sums[n][i * 2 + 1]);
