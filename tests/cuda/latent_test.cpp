@@ -194,6 +194,18 @@ TEST_F(CudaLatent, ManyTasks) {
   expect_same_bits({.lengths = {20, 700}, .query_len = 20}, 8);
 }
 
+/// Rows that do not exist beside rows that do, in a warp, a warpgroup and a pair of tiles.
+TEST_F(CudaLatent, PartlyFilledTiles) {
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{700, 1300, 3, 513}, std::vector<std::int64_t>(150, 700)}) {
+    for (const std::int64_t num_heads : {1, 12, 37, 100}) {
+      for (const std::int64_t query_len : {1, 2, 3}) {
+        expect_same_bits({.lengths = lengths, .query_len = query_len, .num_heads = num_heads}, 9);
+      }
+    }
+  }
+}
+
 TEST_F(CudaLatent, InfinityAndNanReachTheRowsThatSeeThem) {
   for (const std::int64_t length : {700, 6000}) {
     for (const float value :

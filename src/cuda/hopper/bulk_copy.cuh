@@ -44,11 +44,4 @@ __device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& ma
       : "memory");
 }
 
-/// Brings a box to the L2 cache, ahead of its copy. One thread calls it.
-__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int x, int y, int z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x),
-               "r"(y), "r"(z)
-               : "memory");
-}
-
 }  // namespace ladon::cuda::hopper

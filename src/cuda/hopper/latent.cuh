@@ -8,9 +8,9 @@
 //   S = Q K^T, 64 x 64 in 32 registers a thread; 7/9 of Q in 112 registers, the rest in 16 KiB
 //   P = exp(S - maximum), by way of 8 KiB of shared memory to the others
 //   O += P V, 64 x 256 in 128 registers a thread of each; V is the tile that was K
-// 184 and 160 registers, 226 KiB of shared memory, one block of threads a multiprocessor. Where all
-// sequences have whole pairs of tiles, two neighbouring multiprocessors take a pair, and each
-// copies half the columns of the latents to both.
+// 184 and 160 registers, 226 KiB of shared memory, one block of threads a multiprocessor. Where the
+// longest sequence has an even number of tiles, two neighbouring multiprocessors take a pair, and
+// each copies half the columns of the latents to both.
 //
 // Every step is the arithmetic of forward_mma.cuh in the same order (ForwardScores is the same
 // code), so a row has the same bits from both kernels. The first part of a sequence folds its
@@ -22,17 +22,18 @@
 // one before the last is summed, and sums wait while scores run alone: all that the first
 // warpgroup does is one chain, so a warp of those that sum makes the copies. A fold moves 256 KiB
 // through the L2 cache; 64 KiB at a time are on their way to the buffer whose block is done with.
-// H200, bf16, latents of 512 + 64, bursts in one run with cuBLAS at 767 TFLOP/s and a copy at 4.17
-// TB/s: 64 sequences of 4096, 128 heads 172 us = 425 TFLOP/s, 55 % of cuBLAS; 16 heads 118 us = 2.6
-// TB/s; 32 of 8192, 128 heads 219 us; one of 8192, 128 heads 40 us. Folds are about 15 % of the
-// first. The rest of the loss is the chain of the first warpgroup: two that each have a block in
-// flight, and half of the sums, would break it.
+// H200, bf16, latents of 512 + 64, bursts in one run with cuBLAS at 786 TFLOP/s: 64 sequences of
+// 4096, 128 heads 166 us = 440 TFLOP/s, 56 % of cuBLAS; 16 heads 114 us = 2.6 TB/s; 32 of 8192, 128
+// heads 254 us; one of 8192, 128 heads 36 us. Folds are 15 % of the first: 6000 cycles each, where
+// a block of keys takes 3600. The rest of the loss is the chain of the first warpgroup: two that
+// each have a block in flight, and half of the sums, would break it.
 //
 // Tried and lost: weights as operands in registers (16 more are not there: products are
 // serialised); one more box of queries in registers and two buffers of weights (the same);
-// prefetches of later blocks to the L2 cache, made by the warpgroup of scores (5 % slower); the
-// last columns copied after the sums and not before them (9 % slower); weights stored before the
-// next scores start (no difference); one copy for each 64 columns (130 cycles each).
+// prefetches of later blocks to the L2 cache, by the warpgroup of scores (5 % slower) or by the
+// warp that copies (7 %), and of their last columns alone (4 %); the last columns copied after the
+// sums and not before them (9 % slower); weights stored before the next scores start (no
+// difference); one copy for each 64 columns (130 cycles each).
 #pragma once
 
 #include "cuda/hopper/latent_scores.cuh"

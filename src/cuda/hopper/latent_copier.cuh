@@ -26,10 +26,7 @@ class LatentCopier {
     copy_latents(first, number);
     copy_latents(second, number + 1);
     copy_latents(third, number + 2);
-    const int fourth = find_row(begin + 3);
-    prefetch_rope(third, number + 2);
-    prefetch_rope(fourth, number + 3);
-    note_rows({third, fourth});
+    note_rows({third, find_row(begin + 3)});
     copy_rope(second, number + 1);
   }
 
@@ -42,9 +39,7 @@ class LatentCopier {
   __device__ __forceinline__ void next_latents(int block, unsigned number) {
     const int row = noted_rows().latents;
     copy_latents(row, number);
-    const int next = find_row(block + 1);
-    prefetch_rope(next, number + 1);
-    note_rows({row, next});
+    note_rows({row, find_row(block + 1)});
   }
   /// Waits until the other blocks of threads of the cluster have arrived at this one's barriers for
   /// the last time: its shared memory must not go before that. `number` is that of the block after
@@ -105,14 +100,6 @@ class LatentCopier {
     if (row == kNoRow) return;
     copy_box(shared_address(memory_.rope) + offset(), params_.latents, kValueBoxes * kBoxColumns,
              row, work_.kv_head, full, params_.policy);
-  }
-  /// To the L2 cache. The last columns have one buffer, so their copy starts when those of the
-  /// block before have been multiplied, and is waited for in the same step: that is time for a copy
-  /// from the L2 cache, not for one from memory. Blocks of threads of a cluster take turns.
-  __device__ __forceinline__ void prefetch_rope(int row, unsigned number) const {
-    if (!params_.has_rope || row == kNoRow) return;
-    if (kTiles > 1 && number % kTiles != cluster_rank()) return;
-    prefetch_box(params_.latents, kValueBoxes * kBoxColumns, row, work_.kv_head);
   }
   __device__ __forceinline__ void copy_latents(int row, unsigned number) {
     const int stage = stage_of(number);
