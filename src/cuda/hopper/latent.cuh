@@ -22,11 +22,13 @@
 // one before the last is summed, and sums wait while scores run alone: all that the first
 // warpgroup does is one chain, so a warp of those that sum makes the copies. A fold moves 256 KiB
 // through the L2 cache; 64 KiB at a time are on their way to the buffer whose block is done with.
+// The latents that come to that buffer later are late, so the weights before them do not wait.
 // H200, bf16, latents of 512 + 64, bursts in one run with cuBLAS at 786 TFLOP/s: 64 sequences of
 // 4096, 128 heads 166 us = 440 TFLOP/s, 56 % of cuBLAS; 16 heads 114 us = 2.6 TB/s; 32 of 8192, 128
 // heads 254 us; one of 8192, 128 heads 36 us. Folds are 15 % of the first: 6000 cycles each, where
 // a block of keys takes 3600. The rest of the loss is the chain of the first warpgroup: two that
-// each have a block in flight, and half of the sums, would break it.
+// each have a block in flight, and half of the sums, would break it. (All of this from before
+// weights went ahead of late latents, whose wait was 2700 cycles after each fold.)
 //
 // Tried and lost: weights as operands in registers (16 more are not there: products are
 // serialised); one more box of queries in registers and two buffers of weights (the same);

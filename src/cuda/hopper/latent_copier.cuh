@@ -30,7 +30,11 @@ class LatentCopier {
     copy_rope(second, number + 1);
   }
 
-  /// Copies the last columns of block `number`; those of the block before must be done with soon.
+  /// Whether those of the block before `number` have been multiplied.
+  __device__ __forceinline__ bool is_rope_free(unsigned number) {
+    return memory_.rope_barriers.empty.has_ended((number & 1U) ^ 1U);
+  }
+  /// Copies the last columns of block `number`, when those of the block before are done with.
   __device__ __forceinline__ void next_rope(unsigned number) {
     copy_rope(noted_rows().rope, number);
   }

@@ -36,6 +36,7 @@ class LatentScores {
         continue;
       }
       scored_ = static_cast<unsigned>(uniform(static_cast<int>(scored_)));
+      stored_ = scored_;
       load_queries();
       run_blocks();
     }
@@ -120,19 +121,34 @@ class LatentScores {
     finish_scores(scores);
     for (; block + 1 < end; ++block) {
       weigh(scores, block, segment, weights);
-      // While the block before is summed. The weights must wait for its end.
+      // The next scores are multiplied while the block before is summed, whose end the weights must
+      // wait for. After a fold the next latents come later than that.
+      const bool are_latents_late = are_weights_free_first();
+      if (are_latents_late) {
+        store_weights(weights, segment, block);
+        let_sum();
+      }
       start_scores(scores, block + 1);
-      store_weights(weights, scored_);
-      if ((block + 1) % kSegmentBlocks == 0) finish_segment(segment, block, false);
-      publish_weights();
+      if (!are_latents_late) store_weights(weights, segment, block);
       finish_scores(scores);
-      let_sum();
+      if (!are_latents_late) let_sum();
     }
     weigh(scores, block, segment, weights);
-    store_weights(weights, scored_ + 1);
+    wait_for_free_weights();
+    store_weights(weights);
     finish_segment(segment, block, true);
     publish_weights();
     let_sum();
+  }
+
+  /// Waits for the latents of the next block, or until the memory of weights is free. The warps may
+  /// go on by different ways: what they wait for afterwards does not depend on each other.
+  __device__ __forceinline__ bool are_weights_free_first() {
+    Barrier& full = memory_.latents_full[stage_of(scored_)];
+    while (!full.has_ended(filled_parity(scored_))) {
+      if (memory_.weights_barriers.empty.has_ended((stored_ & 1U) ^ 1U)) return true;
+    }
+    return false;
   }
 
   /// Scores of a block become weights, rounded. By what the sums must be multiplied before they are
@@ -237,11 +253,19 @@ class LatentScores {
     sync();
   }
 
-  /// Waits until the sums are done with those of the block before. The parity of that is
-  /// `number`'s.
+  /// Of a block that is not the last.
   __device__ __forceinline__ void store_weights(const std::uint32_t (&weights)[kWeightSteps][4],
-                                                unsigned number) {
-    memory_.weights_barriers.empty.wait((number & 1U) ^ 1U);
+                                                const RowState<float> (&segment)[2], int block) {
+    wait_for_free_weights();
+    store_weights(weights);
+    if ((block + 1) % kSegmentBlocks == 0) finish_segment(segment, block, false);
+    publish_weights();
+  }
+  /// Until the sums are done with those of the block before.
+  __device__ __forceinline__ void wait_for_free_weights() {
+    memory_.weights_barriers.empty.wait((stored_ & 1U) ^ 1U);
+  }
+  __device__ __forceinline__ void store_weights(const std::uint32_t (&weights)[kWeightSteps][4]) {
     const unsigned to =
         shared_address(memory_.weights) + swizzled_offset(warp() * 16 + lane() % 16, lane() / 16);
 #pragma unroll
@@ -306,6 +330,7 @@ class LatentScores {
     publish_writes();
     __syncwarp();
     if (lane() == 0) memory_.weights_barriers.full.arrive();
+    ++stored_;
   }
   /// And multiplied: no scores are.
   __device__ __forceinline__ void let_sum() {
@@ -319,6 +344,7 @@ class LatentScores {
   NoStagedScores none_;
   std::uint32_t queries_[kRegisterSteps][4];
   unsigned scored_ = 0;  // blocks
+  unsigned stored_ = 0;  // blocks of weights
 };
 
 }  // namespace ladon::cuda::hopper

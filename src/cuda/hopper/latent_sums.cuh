@@ -58,7 +58,8 @@ class LatentSums {
     int block = uniform(work_.blocks.begin);
     if (copies() && block < uniform(work_.blocks.end)) copier_.start(blocks_);
     while (block < uniform(work_.blocks.end)) {
-      add_block(block == uniform(work_.blocks.begin) || block % kSegmentBlocks == 0);
+      const bool owes_rope =
+          add_block(block == uniform(work_.blocks.begin) || block % kSegmentBlocks == 0);
       ++block;
       if (block < uniform(work_.blocks.end) && block % kSegmentBlocks != 0) {
         release_weights();
@@ -66,6 +67,7 @@ class LatentSums {
       } else {
         finish_segment(block - 1);
       }
+      if (owes_rope) copier_.next_rope(blocks_ + 1);
       if (copies()) copier_.next_latents(block + 2, blocks_ + 2);
     }
     if (work_.is_apart()) return;
@@ -81,8 +83,9 @@ class LatentSums {
     }
   }
 
-  /// O += P V.
-  __device__ __forceinline__ void add_block(bool is_first) {
+  /// O += P V. Returns whether the last columns of the block after the next are still to be copied:
+  /// the memory is not free where these sums come before the next block's scores.
+  __device__ __forceinline__ bool add_block(bool is_first) {
     memory_.weights_barriers.full.wait(blocks_ & 1U);
     if (!is_first) {
       const float* const factors = memory_.rescale[blocks_ & 1U] + row_of_thread();
@@ -93,7 +96,8 @@ class LatentSums {
                              kBoxBytes);
     auto& halves = reinterpret_cast<float(&)[2][kGroups / 2][4]>(sums_.accumulators());
     memory_.may_sum.wait(blocks_ & 1U);
-    if (copies()) copier_.next_rope(blocks_ + 2);
+    const bool is_rope_free = copies() && copier_.is_rope_free(blocks_ + 2);
+    if (is_rope_free) copier_.next_rope(blocks_ + 2);
     hold_in_place(sums_.accumulators());
     begin_products();
 #pragma unroll
@@ -107,6 +111,7 @@ class LatentSums {
     commit_products();
     finish_products<0>();
     hold_in_place(sums_.accumulators());
+    return copies() && !is_rope_free;
   }
 
   /// The block's weights, its fold and its factors are no longer needed.
