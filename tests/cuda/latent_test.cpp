@@ -2,6 +2,8 @@
 // bits of the generic kernels: for every length and layout, however many rows, and beside NaN.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -192,6 +194,18 @@ TEST_F(CudaLatent, ManyTasks) {
   expect_same_bits({.lengths = {20, 700}, .query_len = 20}, 8);
 }
 
+/// Rows that do not exist beside rows that do, in a warp, a warpgroup and a pair of tiles.
+TEST_F(CudaLatent, PartlyFilledTiles) {
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{700, 1300, 3, 513}, std::vector<std::int64_t>(150, 700)}) {
+    for (const std::int64_t num_heads : {1, 12, 37, 100}) {
+      for (const std::int64_t query_len : {1, 2, 3}) {
+        expect_same_bits({.lengths = lengths, .query_len = query_len, .num_heads = num_heads}, 9);
+      }
+    }
+  }
+}
+
 TEST_F(CudaLatent, InfinityAndNanReachTheRowsThatSeeThem) {
   for (const std::int64_t length : {700, 6000}) {
     for (const float value :
@@ -209,6 +223,69 @@ TEST_F(CudaLatent, InfinityAndNanReachTheRowsThatSeeThem) {
         expect_same_bits(problem, latents, 6);
       }
     }
+  }
+}
+
+/// Quantised latents, one scale per token, against the same elements in f32 on the CPU.
+TEST_F(CudaLatent, Fp8Latents) {
+  const Context host;
+  for (const std::int64_t num_heads : {16, 128}) {
+    const LatentCase problem{.lengths = {700, 130}, .num_heads = num_heads};
+    const std::int64_t slots = 832;
+    Tensor codes(DType::kF8E4M3, {slots, problem.head_dim});
+    Tensor exact(DType::kF32, {slots, problem.head_dim});
+    Tensor scales(DType::kF32, {slots, 1});
+    fill_normal(host, exact, 0, 1, 1);
+    copy(host, exact, codes);
+    copy(host, codes, exact);
+    float largest = 0;
+    for (std::int64_t slot = 0; slot < slots; ++slot) {
+      scales.data_as<float>()[slot] = 0.25F * static_cast<float>(1 + slot % 7);
+      float* const row = exact.data_as<float>() + slot * problem.head_dim;
+      for (std::int64_t i = 0; i < problem.head_dim; ++i) {
+        row[i] *= scales.data_as<float>()[slot];
+        largest = std::max(largest, std::abs(row[i]));
+      }
+    }
+    const std::vector<KvSequenceView> sequences{{.length = 700, .first_slot = 1},
+                                                {.length = 130, .first_slot = 702}};
+    const auto view_of = [&](const Tensor& latents, const Tensor& factors) {
+      KvCacheView view;
+      view.format = KvFormat(latents.dtype());
+      view.device = latents.device();
+      view.num_kv_heads = 1;
+      view.head_dim = problem.head_dim;
+      view.value_dim = problem.value_dim;
+      view.num_slots = slots;
+      view.k = view.v = latents.data();
+      view.k_slot_stride = view.v_slot_stride = problem.head_dim;
+      view.k_head_stride = view.v_head_stride = problem.head_dim;
+      if (view.format.scaled) view.k_scales = view.v_scales = factors.data_as<float>();
+      view.scale_slot_stride = view.scale_head_stride = 1;
+      view.sequences = sequences;
+      return view;
+    };
+    Tensor q(DType::kBF16, {2, 1, num_heads, problem.head_dim});
+    fill_normal(host, q, 0, 0.3, 2);
+    Tensor exact_q(DType::kF32, q.shape());
+    copy(host, q, exact_q);
+    Tensor expected(DType::kF32, {2, 1, num_heads, problem.value_dim});
+    const AttentionOptions options{.scale = 0.07, .causal = true};
+    attention(host, exact_q, view_of(exact, scales), options, expected);
+
+    const Tensor there = codes.to(*hopper_);
+    const Tensor scales_there = scales.to(*hopper_);
+    Tensor out(*hopper_, DType::kBF16, expected.shape());
+    attention(*hopper_, q.to(*hopper_), view_of(there, scales_there), options, out);
+    Tensor got(DType::kF32, expected.shape());
+    copy(host, out.to_host(), got);
+    const float bound = largest / 128;
+    float largest_expected = 0;
+    for (std::int64_t i = 0; i < got.num_elements(); ++i) {
+      ASSERT_NEAR(got.data_as<float>()[i], expected.data_as<float>()[i], bound) << "element " << i;
+      largest_expected = std::max(largest_expected, std::abs(expected.data_as<float>()[i]));
+    }
+    EXPECT_GT(largest_expected, 5 * bound);
   }
 }
 

@@ -55,9 +55,10 @@ std::optional<CUtensorMap> latent_map(const AttentionParams& call, std::int64_t 
                           {64, static_cast<int>(rows_at_once), 1}});
 }
 
-/// The same with all columns of values in one box. It cannot tell where a row ends, so rows must
+/// The same with `columns` of the values in one box. It cannot tell where a row ends, so rows must
 /// have them all.
-std::optional<CUtensorMap> wide_map(const AttentionParams& call, std::int64_t rows_at_once) {
+std::optional<CUtensorMap> wide_map(const AttentionParams& call, std::int64_t rows_at_once,
+                                    int columns) {
   if (rows_at_once != kBlockKeys || call.num_kv_heads != 1) {
     return std::nullopt;
   }
@@ -65,7 +66,7 @@ std::optional<CUtensorMap> wide_map(const AttentionParams& call, std::int64_t ro
                           call.k.dtype,
                           {64, count_latents(call), kLatentColumns / 64},
                           {call.k.token_stride, 64},
-                          {64, static_cast<int>(kBlockKeys), kLatentColumns / 64}});
+                          {64, static_cast<int>(kBlockKeys), columns / 64}});
 }
 
 /// Parts of the keys: as many as give all multiprocessors the same work. Costs are in segments of a
@@ -80,6 +81,7 @@ LatentSchedule make_schedule(const AttentionParams& call, std::int64_t segments,
   const std::int64_t rows = call.max_query_len * call.group;
   LatentSchedule schedule;
   schedule.row_tiles = static_cast<int>((rows + kLatentRows - 1) / kLatentRows);
+  schedule.has_pairs = schedule.row_tiles % 2 == 0;
   const std::int64_t tiles = call.num_sequences * call.num_kv_heads * schedule.row_tiles;
   const std::int64_t most =
       rows > kMostSplitRows ? 1 : std::min<std::int64_t>(segments, 2 * multiprocessors);
@@ -153,16 +155,23 @@ bool attend_latents(Queue& queue, const AttentionParams& call, ForwardParams<flo
   LatentParams ready;
   ready.schedule = make_schedule(call, segments, queue.num_multiprocessors());
   if (!map || ready.schedule.tasks == kMostTasks) return false;
-  const int blocks = std::min(queue.num_multiprocessors(), ready.schedule.tasks);
+  const bool has_pairs = ready.schedule.has_pairs;
+  const int multiprocessors = queue.num_multiprocessors();
+  const int blocks =
+      std::min(has_pairs ? multiprocessors / 2 * 2 : multiprocessors, ready.schedule.tasks);
   const LatentScratch scratch(queue, call, ready.schedule, segments, blocks);
   params.partials = scratch.partials();
   params.unfinished = scratch.flags();
   ready.latents = *map;
-  const std::optional<CUtensorMap> wide = wide_map(call, rows_at_once);
+  const std::optional<CUtensorMap> wide =
+      wide_map(call, rows_at_once, has_pairs ? kLatentColumns / 2 : kLatentColumns);
   ready.has_wide_boxes = wide.has_value();
   if (wide) ready.wide_latents = *wide;
+  ready.has_rope = call.head_dim > kLatentColumns;
   ready.forward = params;
   ready.box_rows = static_cast<int>(rows_at_once);
+  // Latents are read once, by one tile or a pair; folded sums must not make way for them.
+  if (ready.schedule.row_tiles <= 2) ready.policy = L2Policy::kEvictFirst;
   ready.earlier = scratch.earlier();
   ready.unfinished = scratch.flags();
 

@@ -43,6 +43,20 @@ class Barrier {
     }
 #endif
   }
+  /// Whether the wait would return at once; the same answer for all threads of a warp.
+  __device__ __forceinline__ bool has_ended(unsigned parity) {
+    unsigned done;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(address()), "r"(parity)
+        : "memory");
+    return __all_sync(0xffffffffU, done != 0);
+  }
   __device__ __forceinline__ std::uint32_t address() const { return shared_address(&word_); }
 
  private:

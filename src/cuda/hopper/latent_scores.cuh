@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "cuda/hopper/latent_copier.cuh"
 #include "cuda/hopper/latent_tile.cuh"
 #include "cuda/kernels/forward_scores.cuh"
 #include "cuda/kernels/tile_elements.cuh"
@@ -18,29 +17,26 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address,
                : "memory");
 }
 
-template <class Half>
+/// kTiles share copies.
+template <class Half, int kTiles>
 class LatentScores {
  public:
   using Scores = ForwardScores<Half, ForwardRules::kWindow>;
 
   __device__ __forceinline__ LatentScores(const LatentParams& params, LatentMemory& memory)
-      : params_(params),
-        call_(params.forward.call),
-        memory_(memory),
-        work_(memory.work),
-        copier_(params, memory) {}
+      : params_(params), call_(params.forward.call), memory_(memory), work_(memory.work) {}
 
   __device__ __forceinline__ void run() {
+    if (!params_.has_rope) clear_rope();
     for (int number = static_cast<int>(blockIdx.x); number < params_.schedule.tasks;
-         number = work_.index + static_cast<int>(gridDim.x)) {
-      take_work(params_, memory_, number, thread() == 0);
+         number = uniform(work_.index) + static_cast<int>(gridDim.x)) {
+      take_work<kTiles>(params_, memory_, number, thread() == 0);
       if (uniform(work_.blocks.begin) == uniform(work_.blocks.end)) {
         if (thread() < kLatentRows && params_.schedule.parts == 1) finish_row_of(thread(), {});
         continue;
       }
-      latents_.make_uniform();
-      rope_.make_uniform();
-      if (copies()) copier_.start(latents_.stage());
+      scored_ = static_cast<unsigned>(uniform(static_cast<int>(scored_)));
+      stored_ = scored_;
       load_queries();
       run_blocks();
     }
@@ -53,11 +49,12 @@ class LatentScores {
   static constexpr int kNamedBarrier = 1;
 
   __device__ __forceinline__ static int thread() {
-    return static_cast<int>(fresh(threadIdx.x)) % kGroupThreads;
+    return static_cast<int>(fresh(threadIdx.x) % kGroupThreads);
   }
-  __device__ __forceinline__ static int lane() { return static_cast<int>(fresh(threadIdx.x)) % 32; }
-  __device__ __forceinline__ static int warp() { return thread() / 32; }
-  __device__ __forceinline__ static bool copies() { return uniform(warp()) == 0; }
+  __device__ __forceinline__ static int lane() { return static_cast<int>(fresh(threadIdx.x) % 32); }
+  __device__ __forceinline__ static int warp() {
+    return static_cast<int>(fresh(threadIdx.x) % kGroupThreads / 32);
+  }
   __device__ __forceinline__ static void sync() { sync_threads(kNamedBarrier, kGroupThreads); }
 
   /// The first boxes stay in registers, the others in shared memory. All are read at once, and
@@ -75,7 +72,8 @@ class LatentScores {
 #pragma unroll
       for (int box = 0; box <= kValueBoxes; ++box) {
         const int column = box * kBoxColumns + chunk * kChunkElements;
-        read[box][i] = row < work_.rows && column < call_.head_dim
+        const bool is_present = box < kValueBoxes || column < call_.head_dim;
+        read[box][i] = row < work_.rows && is_present
                            ? *reinterpret_cast<const uint4*>(query + box * kBoxColumns)
                            : make_uint4(0, 0, 0, 0);
       }
@@ -114,10 +112,6 @@ class LatentScores {
   }
 
   __device__ __forceinline__ void run_blocks() {
-    NoStagedScores none;
-    Scores rules(params_.forward, call_.sequences[work_.sequence],
-                 work_.heads(static_cast<int>(call_.group)),
-                 work_.first_row + warp() * 16 + lane() / 4, work_.rows, none);
     RowState<float> segment[2];
     float scores[kKeyGroups][4];
     std::uint32_t weights[kWeightSteps][4];
@@ -126,57 +120,81 @@ class LatentScores {
     start_scores(scores, block);
     finish_scores(scores);
     for (; block + 1 < end; ++block) {
-      const float2 rescale = weigh(rules, scores, block, segment, weights);
-      store_weights(weights, rescale);
-      if ((block + 1) % kSegmentBlocks == 0) finish_segment(segment, block, false);
-      publish_weights();
-      start_scores(scores, block + 1);
-      // The sums are done with the block before, so another takes its place.
-      if (copies()) {
-        copier_.advance(block + 2);
-        if (block != work_.blocks.begin) copier_.copy_latents(latents_.stage());
+      weigh(scores, block, segment, weights);
+      // The next scores are multiplied while the block before is summed, whose end the weights must
+      // wait for. After a fold the next latents come later than that.
+      const bool are_latents_late = are_weights_free_first();
+      if (are_latents_late) {
+        store_weights(weights, segment, block);
+        let_sum();
       }
+      start_scores(scores, block + 1);
+      if (!are_latents_late) store_weights(weights, segment, block);
       finish_scores(scores);
-      post_weights();
+      if (!are_latents_late) let_sum();
     }
-    const float2 rescale = weigh(rules, scores, block, segment, weights);
-    store_weights(weights, rescale);
+    weigh(scores, block, segment, weights);
+    wait_for_free_weights();
+    store_weights(weights);
     finish_segment(segment, block, true);
     publish_weights();
-    post_weights();
+    let_sum();
   }
 
-  /// Scores of a block become weights, rounded. Returns by what the sums must be multiplied before
-  /// they are added.
-  __device__ __forceinline__ float2 weigh(Scores& rules, float (&scores)[kKeyGroups][4], int block,
-                                          RowState<float> (&segment)[2],
-                                          std::uint32_t (&weights)[kWeightSteps][4]) {
+  /// Waits for the latents of the next block, or until the memory of weights is free. The warps may
+  /// go on by different ways: what they wait for afterwards does not depend on each other.
+  __device__ __forceinline__ bool are_weights_free_first() {
+    Barrier& full = memory_.latents_full[stage_of(scored_)];
+    while (!full.has_ended(filled_parity(scored_))) {
+      if (memory_.weights_barriers.empty.has_ended((stored_ & 1U) ^ 1U)) return true;
+    }
+    return false;
+  }
+
+  /// Scores of a block become weights, rounded. By what the sums must be multiplied before they are
+  /// added is left in memory.
+  __device__ __forceinline__ void weigh(float (&scores)[kKeyGroups][4], int block,
+                                        RowState<float> (&segment)[2],
+                                        std::uint32_t (&weights)[kWeightSteps][4]) {
+    // What rows see is found anew where it matters, which is in few blocks: registers are short.
     if (block < work_.whole.begin || block >= work_.whole.end) {
-      rules.apply_rules(scores, block, nullptr);
+      rules_of(work_.rows).apply_rules(scores, block, nullptr);
     }
     if (block % kSegmentBlocks == 0) {
       segment[0] = {};
       segment[1] = {};
     }
-    const float2 rescale = rules.template weigh<false>(scores, segment);
+    const float2 rescale = rules_of(0).template weigh<false>(scores, segment);
 #pragma unroll
     for (int step = 0; step < kWeightSteps; ++step) {
       rounded_weights<Half>(scores, step, weights[step]);
     }
-    return rescale;
+    if (lane() % 4 != 0) return;
+    float* const factors = memory_.rescale[(scored_ - 1) & 1U] + warp() * 16 + lane() / 4;
+    factors[0] = rescale.x;
+    factors[8] = rescale.y;
+  }
+
+  /// For the thread's rows, of `rows` that exist.
+  __device__ __forceinline__ Scores rules_of(int rows) {
+    return Scores(params_.forward, call_.sequences[work_.sequence],
+                  work_.heads(static_cast<int>(call_.group)),
+                  work_.first_row + warp() * 16 + lane() / 4, rows, none_);
   }
 
   /// S = Q K^T.
   __device__ __forceinline__ void start_scores(float (&scores)[kKeyGroups][4], int block) {
     Barrier& rope_full = memory_.rope_barriers.full;
-    memory_.latents_full[latents_.stage()].wait(latents_.filled());
+    const int stage = stage_of(scored_);
+    const unsigned rope_parity = scored_ & 1U;
+    memory_.latents_full[stage].wait(filled_parity(scored_));
     const int first = block * kBlockKeys - uniform(work_.origin);
     const int kv_len = uniform(work_.kv_len);
     if (first < 0 || first + kBlockKeys > kv_len) {
-      rope_full.wait(rope_.filled());
-      clear_missing(first, kv_len);
+      if (params_.has_rope) rope_full.wait(rope_parity);
+      clear_missing(stage, first, kv_len);
     }
-    const TileOperand keys(shared_address(memory_.latents[latents_.stage()]), kBoxBytes);
+    const TileOperand keys(shared_address(memory_.latents[stage]), kBoxBytes);
     const TileOperand rope(shared_address(memory_.rope), kBoxBytes);
     const TileOperand queries(shared_address(memory_.queries), kBoxBytes);
     hold_in_place(scores);
@@ -192,7 +210,7 @@ class LatentScores {
       start_product<Half, true>(scores, queries.descriptor(step * 32),
                                 keys.descriptor(kRegisterBoxes * kBoxBytes + step * 32));
     }
-    rope_full.wait(rope_.filled());
+    if (params_.has_rope) rope_full.wait(rope_parity);
     begin_products();
 #pragma unroll
     for (int step = 0; step < kBoxSteps; ++step) {
@@ -200,24 +218,28 @@ class LatentScores {
                                 rope.descriptor(step * 32));
     }
     commit_products();
-    latents_.advance();
-    rope_.advance();
+    ++scored_;
   }
   __device__ __forceinline__ void finish_scores(float (&scores)[kKeyGroups][4]) {
     finish_products<0>();
     hold_in_place(scores);
     __syncwarp();
-    Barrier& rope_empty = memory_.rope_barriers.empty;
-    if (lane() == 0) rope_empty.arrive();
-    if (!copies()) return;
-    rope_empty.wait(rope_.filled() ^ 1U);
-    copier_.copy_rope();
+    if (lane() == 0) memory_.rope_barriers.empty.arrive();
+  }
+
+  /// Where there are no such columns: they are multiplied, but never copied.
+  __device__ __forceinline__ void clear_rope() {
+    for (int byte = thread() * 16; byte < kBoxBytes; byte += kGroupThreads * 16) {
+      store_16(shared_address(memory_.rope) + byte, 0, 0, 0, 0);
+    }
+    publish_writes();
+    sync();
   }
 
   /// Latents that are not the sequence's become 0: their weights are, and 0 * NaN is not.
-  __device__ __forceinline__ void clear_missing(int first, int kv_len) {
+  __device__ __forceinline__ void clear_missing(int stage, int first, int kv_len) {
     constexpr int kChunks = kBoxBytes / 16;
-    const unsigned latents = shared_address(memory_.latents[latents_.stage()]);
+    const unsigned latents = shared_address(memory_.latents[stage]);
     const unsigned rope = shared_address(memory_.rope);
 #pragma unroll 1
     for (int chunk = thread(); chunk < (kValueBoxes + 1) * kChunks; chunk += kGroupThreads) {
@@ -231,24 +253,25 @@ class LatentScores {
     sync();
   }
 
-  /// Until the sums have used all weights that were stored.
-  __device__ __forceinline__ void wait_for_free_weights() {
-    memory_.weights_barriers.empty.wait((blocks_ & 1U) ^ 1U);
-  }
-
+  /// Of a block that is not the last.
   __device__ __forceinline__ void store_weights(const std::uint32_t (&weights)[kWeightSteps][4],
-                                                float2 rescale) {
+                                                const RowState<float> (&segment)[2], int block) {
     wait_for_free_weights();
+    store_weights(weights);
+    if ((block + 1) % kSegmentBlocks == 0) finish_segment(segment, block, false);
+    publish_weights();
+  }
+  /// Until the sums are done with those of the block before.
+  __device__ __forceinline__ void wait_for_free_weights() {
+    memory_.weights_barriers.empty.wait((stored_ & 1U) ^ 1U);
+  }
+  __device__ __forceinline__ void store_weights(const std::uint32_t (&weights)[kWeightSteps][4]) {
     const unsigned to =
         shared_address(memory_.weights) + swizzled_offset(warp() * 16 + lane() % 16, lane() / 16);
 #pragma unroll
     for (int step = 0; step < kWeightSteps; ++step) {
       store_matrices(to ^ static_cast<unsigned>(step << 5), weights[step]);
     }
-    if (lane() % 4 != 0) return;
-    float* const factors = memory_.rescale + warp() * 16 + lane() / 4;
-    factors[0] = rescale.x;
-    factors[8] = rescale.y;
   }
 
   /// Folds the rows' states, and leaves to the other warpgroups how they fold the sums; or keeps
@@ -261,7 +284,7 @@ class LatentScores {
       if (lane() % 4 != 0) continue;
       const int place = warp() * 16 + lane() / 4 + i * 8;
       if (work_.is_apart()) {
-        memory_.folds[place] = {-1, added.sum == 0 ? -1.0F : 1.0F};
+        memory_.folds[place] = {0, added.sum == 0 ? 0.0F : 1.0F};
         store_state(place, block / kSegmentBlocks - work_.first_segment, added);
         continue;
       }
@@ -269,8 +292,7 @@ class LatentScores {
       if (block / kSegmentBlocks == work_.blocks.begin / kSegmentBlocks) total = {};
       const Fold<float> fold(total, added, Base2Exp{params_.forward.factor});
       total = fold.state;
-      memory_.folds[place] = {fold.takes_earlier ? fold.earlier : -1.0F,
-                              fold.takes_segment ? fold.segment : -1.0F};
+      memory_.folds[place] = {fold.takes_earlier ? fold.earlier : 0.0F, fold.segment};
       if (is_last) finish_row_of(place, total);
     }
   }
@@ -303,24 +325,26 @@ class LatentScores {
     partials.sum[index] = state.sum;
   }
 
+  /// The weights can be read, with all that goes with them.
   __device__ __forceinline__ void publish_weights() {
     publish_writes();
     __syncwarp();
-    ++blocks_;
-  }
-  __device__ __forceinline__ void post_weights() {
     if (lane() == 0) memory_.weights_barriers.full.arrive();
+    ++stored_;
+  }
+  /// And multiplied: no scores are.
+  __device__ __forceinline__ void let_sum() {
+    if (lane() == 0) memory_.may_sum.arrive();
   }
 
   const LatentParams& params_;
   const AttentionParams& call_;
   LatentMemory& memory_;
   const LatentWork& work_;
-  LatentCopier copier_;
+  NoStagedScores none_;
   std::uint32_t queries_[kRegisterSteps][4];
-  RingPosition<LatentMemory::kStages> latents_;
-  RingPosition<1> rope_;
-  unsigned blocks_ = 0;  // whose weights were stored
+  unsigned scored_ = 0;  // blocks
+  unsigned stored_ = 0;  // blocks of weights
 };
 
 }  // namespace ladon::cuda::hopper
