@@ -71,6 +71,9 @@ class Backend {
   virtual void project(const ProjectionParams& params) = 0;
   /// dx += dy W.
   virtual void project_input_gradient(const ProjectionParams& params) = 0;
+  /// dx = the sum of dy W over all of them, at least one. They have one dx, of any float dtype,
+  /// which is rounded once.
+  virtual void project_input_gradients(std::span<const ProjectionParams> params) = 0;
   /// dw += dy^T x and, where it is present, db += sum of dy's rows. One head.
   virtual void project_weight_gradient(const ProjectionParams& params) = 0;
 

@@ -74,6 +74,9 @@ void CudaBackend::project_all(std::span<const ProjectionParams> params) {
 void CudaBackend::project_input_gradient(const ProjectionParams& params) {
   enqueue([&] { cuda::project_input_gradient(queue_, params); });
 }
+void CudaBackend::project_input_gradients(std::span<const ProjectionParams> params) {
+  enqueue([&] { cuda::project_input_gradients(queue_, params); });
+}
 void CudaBackend::project_weight_gradient(const ProjectionParams& params) {
   enqueue([&] { cuda::project_weight_gradient(queue_, params); });
 }

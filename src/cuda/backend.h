@@ -34,6 +34,7 @@ class CudaBackend final : public Backend {
   void project(const ProjectionParams& params) override;
   void project_all(std::span<const ProjectionParams> params) override;
   void project_input_gradient(const ProjectionParams& params) override;
+  void project_input_gradients(std::span<const ProjectionParams> params) override;
   void project_weight_gradient(const ProjectionParams& params) override;
 
   void rms_norm(const NormParams& params) override;

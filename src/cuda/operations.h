@@ -47,6 +47,7 @@ void merge(Queue& queue, const MergeParams& params);
 /// None reads what another one writes.
 void project(Queue& queue, std::span<const ProjectionParams> params);
 void project_input_gradient(Queue& queue, const ProjectionParams& params);
+void project_input_gradients(Queue& queue, std::span<const ProjectionParams> params);
 void project_weight_gradient(Queue& queue, const ProjectionParams& params);
 
 void rms_norm(Queue& queue, const NormParams& params);

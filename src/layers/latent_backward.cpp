@@ -49,11 +49,12 @@ void HeadsBackward::run(const Tensor& dattended) {
 
 Tensor HeadsBackward::out_back(const ConstTensorView& grad_out) {
   const InputRows dout(context_, with_batch(grad_out));
-  Tensor total = sums(saved_.attended.shape());
-  add_input_gradient(context_, dout.view(), steps_.weight(plan_.out.weight), merged(total));
+  Tensor dattended = Tensor::uninitialized(context_, heads_.dtype(), saved_.attended.shape());
+  const GradientTerm term{dout.view(), steps_.weight(plan_.out.weight)};
+  sum_input_gradients(context_, {&term, 1}, merged(dattended));
   add_weight_gradient(context_, merged(saved_.attended), dout.view(), pending_.of(plan_.out.weight),
                       pending_.of(plan_.out.bias));
-  return Tensor::copy_of(context_, total, heads_.dtype());
+  return dattended;
 }
 
 InputGradients HeadsBackward::finished() const {

@@ -26,12 +26,34 @@ void Steps::project_rows(const ConstTensorView& x, const LinearIndex& linear,
   project(context_, x, weight(linear.weight), weight(linear.bias), y);
 }
 
+Tensor Steps::heads_for(const ConstTensorView& x, std::int64_t heads) const {
+  return Tensor::uninitialized(context_, heads_.options.dtype,
+                               {x.size(0), x.size(1), heads, heads_.options.head_dim});
+}
+
 Tensor Steps::project_heads(const ConstTensorView& x, const LinearIndex& linear,
                             std::int64_t heads) const {
-  Tensor y = Tensor::uninitialized(context_, heads_.options.dtype,
-                                   {x.size(0), x.size(1), heads, heads_.options.head_dim});
+  Tensor y = heads_for(x, heads);
   project_rows(InputRows(context_, x).view(), linear, merged(y));
   return y;
+}
+
+Projection Steps::projection_of(const ConstTensorView& x, const LinearIndex& linear,
+                                const TensorView& y) const {
+  return {x, weight(linear.weight), weight(linear.bias), y};
+}
+
+void Steps::project_heads(const CheckedInputs& inputs, Tensor& q, Tensor& k, Tensor& v) const {
+  const MultiHeadAttention::Plan& plan = heads_.plan;
+  q = heads_for(inputs.query, heads_.options.num_heads);
+  k = heads_for(inputs.key, heads_.options.num_kv_heads);
+  v = heads_for(inputs.value, heads_.options.num_kv_heads);
+  const InputRows query(context_, inputs.query);
+  const InputRows key(context_, inputs.key);
+  const InputRows value(context_, inputs.value);
+  project_all(context_, std::array{projection_of(query.view(), plan.query, merged(q)),
+                                   projection_of(key.view(), plan.key, merged(k)),
+                                   projection_of(value.view(), plan.value, merged(v))});
 }
 
 void Steps::norm(const TensorView& q, const TensorView& k) const {
@@ -54,13 +76,9 @@ NewTokenRotations Steps::project_new_tokens(const TokenRows::Inputs& inputs, con
                                             const TensorView& q, const TensorView& k,
                                             const TensorView& v) const {
   const MultiHeadAttention::Plan& plan = heads_.plan;
-  const auto projection = [&](const ConstTensorView& x, const LinearIndex& linear,
-                              const TensorView& y) -> Projection {
-    return {x, weight(linear.weight), weight(linear.bias), y};
-  };
-  project_all(context_, std::array{projection(inputs.queries, plan.query, q),
-                                   projection(inputs.tokens, plan.key, k),
-                                   projection(inputs.tokens, plan.value, v)});
+  project_all(context_, std::array{projection_of(inputs.queries, plan.query, q),
+                                   projection_of(inputs.tokens, plan.key, k),
+                                   projection_of(inputs.tokens, plan.value, v)});
   const TensorView query_heads = heads_of_rows(q, heads_.options.num_heads);
   const TensorView key_heads = heads_of_rows(k, heads_.options.num_kv_heads);
   norm(query_heads, key_heads);

@@ -13,6 +13,7 @@
 #include "layers/cached_tokens.h"
 #include "layers/layer_weights.h"
 #include "layers/norm.h"
+#include "layers/projection.h"
 #include "layers/rope_internal.h"
 #include "layers/rows.h"
 #include "layers/saved_forward.h"
@@ -137,6 +138,8 @@ class Steps {
   /// x W^T + b as [batch, seq, heads, head_dim].
   Tensor project_heads(const ConstTensorView& x, const LinearIndex& linear,
                        std::int64_t heads) const;
+  /// The same of q, k and v of a call.
+  void project_heads(const CheckedInputs& inputs, Tensor& q, Tensor& k, Tensor& v) const;
   /// Of queries and keys, in place.
   void norm(const TensorView& q, const TensorView& k) const;
   void norm_and_rope(const TensorView& q, const RopePositions& query_positions, const TensorView& k,
@@ -150,6 +153,11 @@ class Steps {
   AttentionOptions attention_options(std::optional<bool> causal) const;
 
  private:
+  /// Uninitialised heads of x's tokens.
+  Tensor heads_for(const ConstTensorView& x, std::int64_t heads) const;
+  Projection projection_of(const ConstTensorView& x, const LinearIndex& linear,
+                           const TensorView& y) const;
+
   const Context& context_;
   const LayerHeads heads_;
 };

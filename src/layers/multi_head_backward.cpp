@@ -2,12 +2,13 @@
 
 #include "layers/multi_head_backward.h"
 
+#include <array>
+#include <utility>
+
 #include "attention/attend.h"
 #include "core/checks.h"
-#include "core/compute_dtype.h"
 #include "core/context_impl.h"
 #include "layers/norm.h"
-#include "layers/projection.h"
 
 namespace ladon {
 
@@ -37,57 +38,51 @@ Tensor sum_groups(const Context& context, const Tensor& dattended, std::int64_t 
 }  // namespace
 
 HeadsBackward::HeadsBackward(const Context& context, AttentionLayer& layer, const LayerHeads& heads,
-                             const Saved& saved)
+                             const Saved& saved, DType dtype)
     : context_(context),
       heads_(heads),
       saved_(saved),
       steps_(context, heads),
-      pending_(context, layer) {
-  sums_.query = sum_for(saved.query);
-  if (!saved.self) sums_.key = sum_for(saved.key);
-  if (saved.own_value) sums_.value = sum_for(saved.value);
-}
-
-Tensor HeadsBackward::sum_for(const Tensor& input) const {
-  return Tensor(context_, compute_dtype(heads_.options.dtype), input.shape());
-}
-
-InputGradients HeadsBackward::finished() const {
-  const auto finish = [&](const Tensor& sum) {
-    if (sum.rank() == 0) return Tensor();
-    const DType dtype = heads_.options.dtype;
-    if (saved_.batched) return Tensor::copy_of(context_, sum, dtype);
-    return Tensor::copy_of(context_, sum.view().select(0, 0), dtype);
-  };
-  return {finish(sums_.query), finish(sums_.key), finish(sums_.value)};
-}
+      pending_(context, layer),
+      dtype_(dtype) {}
 
 void HeadsBackward::run(const Tensor& dattended) {
-  if (!saved_.one_position) return attention_back(dattended);
-  project_back(sum_groups(context_, dattended, heads_.options.num_kv_heads), heads_.plan.value,
-               saved_.value_input(), value_sum());
+  saved_.one_position ? one_position_back(dattended) : attention_back(dattended);
 }
 
-void HeadsBackward::project_back(const Tensor& dy, const LinearIndex& linear,
-                                 const ConstTensorView& x, Tensor& dx) {
-  add_input_gradient(context_, merged(dy), steps_.weight(linear.weight), rows_of(dx));
+void HeadsBackward::one_position_back(const Tensor& dattended) {
+  const LinearIndex& value = heads_.plan.value;
+  const Tensor dv = sum_groups(context_, dattended, heads_.options.num_kv_heads);
+  weight_back(dv, value, saved_.value_input());
+  const GradientTerm only = term(dv, value);
+  gradients_.query = input_gradient(saved_.query, {&only, 1});
+}
+
+GradientTerm HeadsBackward::term(const Tensor& dy, const LinearIndex& linear) const {
+  return {merged(dy), steps_.weight(linear.weight)};
+}
+
+Tensor HeadsBackward::input_gradient(const Tensor& input,
+                                     std::span<const GradientTerm> terms) const {
+  const Dims& shape = input.shape();
+  Tensor dx =
+      Tensor::uninitialized(context_, dtype_, saved_.batched ? shape : Dims{shape[1], shape[2]});
+  sum_input_gradients(context_, terms, as_rows(dx.view()));
+  return dx;
+}
+
+void HeadsBackward::weight_back(const Tensor& dy, const LinearIndex& linear,
+                                const ConstTensorView& x) {
   add_weight_gradient(context_, InputRows(context_, x).view(), merged(dy),
                       pending_.of(linear.weight), pending_.of(linear.bias));
 }
 
 /// In place. The norm's input is projected once more, not kept.
-void HeadsBackward::norm_and_rope_backward(Tensor& dheads, const LinearIndex& linear, int norm,
-                                           const ConstTensorView& x,
-                                           const RopePositions& positions) {
-  const MultiHeadAttentionOptions& options = heads_.options;
-  if (options.rope.has_value()) {
-    rope_internal::rotate_in_place(context_, dheads, heads_.plan.rope, positions,
-                                   /*backward=*/true);
-  }
-  if (!options.qk_norm) return;
+void HeadsBackward::norm_backward(Tensor& dheads, const LinearIndex& linear, int norm,
+                                  const ConstTensorView& x) {
   const Tensor heads = steps_.project_heads(x, linear, dheads.size(2));
-  rms_norm_backward(context_, heads, steps_.weight(norm), norm_constants(options), dheads, dheads,
-                    pending_.of(norm));
+  rms_norm_backward(context_, heads, steps_.weight(norm), norm_constants(heads_.options), dheads,
+                    dheads, pending_.of(norm));
 }
 
 void HeadsBackward::attention_back(const Tensor& dattended) {
@@ -104,11 +99,28 @@ void HeadsBackward::attention_back(const Tensor& dattended) {
   attend_backward(context_, saved_.q, saved_.k, saved_.v, options,
                   {.out = saved_.attended, .lse = saved_.lse, .dout = dattended},
                   {.dq = dq, .dk = dk, .dv = dv, .dsinks = pending_.of(plan.sinks)});
-  norm_and_rope_backward(dq, plan.query, plan.query_norm, saved_.query, saved_.query_positions);
-  norm_and_rope_backward(dk, plan.key, plan.key_norm, saved_.key_input(), saved_.key_positions);
-  project_back(dq, plan.query, saved_.query, sums_.query);
-  project_back(dk, plan.key, saved_.key_input(), key_sum());
-  project_back(dv, plan.value, saved_.value_input(), value_sum());
+  if (heads_.options.rope.has_value()) {
+    rope_internal::rotate_in_place(context_, {dq, saved_.query_positions},
+                                   {dk, saved_.key_positions}, plan.rope, /*backward=*/true);
+  }
+  if (heads_.options.qk_norm) {
+    norm_backward(dq, plan.query, plan.query_norm, saved_.query);
+    norm_backward(dk, plan.key, plan.key_norm, saved_.key_input());
+  }
+  weight_back(dq, plan.query, saved_.query);
+  weight_back(dk, plan.key, saved_.key_input());
+  weight_back(dv, plan.value, saved_.value_input());
+
+  const std::array<GradientTerm, 3> terms{term(dq, plan.query), term(dk, plan.key),
+                                          term(dv, plan.value)};
+  const std::span<const GradientTerm> all(terms);
+  if (saved_.self) {
+    gradients_.query = input_gradient(saved_.query, all);
+    return;
+  }
+  gradients_.query = input_gradient(saved_.query, all.first(1));
+  gradients_.key = input_gradient(saved_.key, saved_.own_value ? all.subspan(1, 1) : all.last(2));
+  if (saved_.own_value) gradients_.value = input_gradient(saved_.value, all.last(1));
 }
 
 namespace {
@@ -117,20 +129,16 @@ namespace {
 InputGradients run_backward(const Context& context, MultiHeadAttention& layer, const Saved& saved,
                             const ConstTensorView& grad_out) {
   const LinearIndex& out = layer.plan().out;
-  HeadsBackward heads(context, layer, layer, saved);
+  HeadsBackward heads(context, layer, layer, saved, layer.dtype());
   const InputRows dout(context, grad_out);
   Tensor dattended = Tensor::uninitialized(context, layer.dtype(), saved.attended.shape());
-  {
-    Tensor sums(context, compute_dtype(layer.dtype()), saved.attended.shape());
-    add_input_gradient(context, dout.view(), weight_of(layer, out.weight), merged(sums));
-    copy(context, sums, dattended);
-  }
+  const GradientTerm term{dout.view(), weight_of(layer, out.weight)};
+  sum_input_gradients(context, {&term, 1}, merged(dattended));
   add_weight_gradient(context, merged(saved.attended), dout.view(), heads.pending().of(out.weight),
                       heads.pending().of(out.bias));
   heads.run(dattended);
-  InputGradients gradients = heads.finished();
   heads.pending().commit();
-  return gradients;
+  return std::move(heads.gradients());
 }
 
 }  // namespace

@@ -117,13 +117,12 @@ AttendedHeads multi_head::attend_heads(const Context& context, const LayerHeads&
   // Token i of a sequence has position i, however many of the tokens after it are padding.
   if (inputs.query.size(1) == inputs.key.size(1)) options.alignment = Alignment::kTopLeft;
   result.one_position = is_one_position(inputs, options, call);
-  result.v = steps.project_heads(inputs.value, heads.plan.value, layer.num_kv_heads);
   if (result.one_position) {
+    result.v = steps.project_heads(inputs.value, heads.plan.value, layer.num_kv_heads);
     result.attended = repeat_kv(context, result.v, layer.num_heads / layer.num_kv_heads);
     return result;
   }
-  result.q = steps.project_heads(inputs.query, heads.plan.query, layer.num_heads);
-  result.k = steps.project_heads(inputs.key, heads.plan.key, layer.num_kv_heads);
+  steps.project_heads(inputs, result.q, result.k, result.v);
   steps.norm_and_rope(result.q, call.query_positions, result.k, call.key_positions);
   const Dims& shape = result.q.shape();
   result.attended = Tensor::uninitialized(context, layer.dtype, shape);

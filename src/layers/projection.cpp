@@ -44,15 +44,31 @@ void project_all(const Context& context, std::span<const Projection> projections
   }
 }
 
+namespace {
+
+ProjectionParams input_gradient_of(const GradientTerm& term, const TensorView& dx) {
+  return {.rows = term.dy.size(0),
+          .in_features = term.w.size(1),
+          .out_features = term.w.size(0),
+          .w = matrix_of(term.w),
+          .y = matrix_of(term.dy),
+          .dx = matrix_of(dx)};
+}
+
+}  // namespace
+
 void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,
                         const TensorView& dx, const HeadSteps& steps) {
-  backend_of(context).project_input_gradient({.rows = dy.size(0),
-                                              .in_features = w.size(1),
-                                              .out_features = w.size(0),
-                                              .steps = steps,
-                                              .w = matrix_of(w),
-                                              .y = matrix_of(dy),
-                                              .dx = matrix_of(dx)});
+  ProjectionParams params = input_gradient_of({dy, w}, dx);
+  params.steps = steps;
+  backend_of(context).project_input_gradient(params);
+}
+
+void sum_input_gradients(const Context& context, std::span<const GradientTerm> terms,
+                         const TensorView& dx) {
+  std::array<ProjectionParams, 3> params;
+  for (std::size_t i = 0; i < terms.size(); ++i) params.at(i) = input_gradient_of(terms[i], dx);
+  backend_of(context).project_input_gradients({params.data(), terms.size()});
 }
 
 void add_weight_gradient(const Context& context, const ConstTensorView& x,

@@ -31,6 +31,15 @@ void project_all(const Context& context, std::span<const Projection> projections
 void add_input_gradient(const Context& context, const ConstTensorView& dy, const ConstTensorView& w,
                         const TensorView& dx, const HeadSteps& steps = {});
 
+/// A projection whose output has gradient dy.
+struct GradientTerm {
+  ConstTensorView dy;
+  ConstTensorView w;
+};
+/// dx = the sum of dy W over all terms, which are one to three; dx has any float dtype.
+void sum_input_gradients(const Context& context, std::span<const GradientTerm> terms,
+                         const TensorView& dx);
+
 /// dw += dy^T x and, where db is there, db += sum of dy's rows; both f64 where x is, else f32.
 void add_weight_gradient(const Context& context, const ConstTensorView& x,
                          const ConstTensorView& dy, const TensorView& dw, const TensorView& db);

@@ -124,8 +124,11 @@ void rope_internal::rotate_in_place(const Context& context, const TensorView& x,
 }
 
 void rope_internal::rotate_in_place(const Context& context, const PositionedHeads& queries,
-                                    const PositionedHeads& keys, const RopePlan& plan) {
-  backend_of(context).rotate_all(rotations_of(queries, keys, plan));
+                                    const PositionedHeads& keys, const RopePlan& plan,
+                                    bool backward) {
+  std::array<RopeParams, 2> rotations = rotations_of(queries, keys, plan);
+  for (RopeParams& rotation : rotations) rotation.backward = backward;
+  backend_of(context).rotate_all(rotations);
 }
 
 std::array<RopeParams, 2> rope_internal::rotations_of(const PositionedHeads& queries,

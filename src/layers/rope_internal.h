@@ -78,14 +78,14 @@ struct RopePlan {
 void rotate_in_place(const Context& context, const TensorView& x, const RopePlan& plan,
                      const RopePositions& positions, bool backward = false);
 
-/// rope() of queries and keys, in place.
+/// The same of queries and keys.
 struct PositionedHeads {
   const TensorView& x;
   const RopePositions& positions;
 };
 void rotate_in_place(const Context& context, const PositionedHeads& queries,
-                     const PositionedHeads& keys, const RopePlan& plan);
-/// The same for KvAppend to do, with lists that must stay until then.
+                     const PositionedHeads& keys, const RopePlan& plan, bool backward = false);
+/// rope() of queries and keys for KvAppend to do, with lists that must stay until then.
 std::array<RopeParams, 2> rotations_of(const PositionedHeads& queries, const PositionedHeads& keys,
                                        const RopePlan& plan);
 

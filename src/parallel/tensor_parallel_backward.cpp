@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/checks.h"
+#include "core/compute_dtype.h"
 #include "layers/multi_head_backward.h"
 #include "parallel/tensor_parallel.h"
 
@@ -36,17 +37,19 @@ InputGradients TensorParallelAttention::backward(const Context& context,
         signature.add("one_position", std::int64_t{state->one_position});
       },
       [&](CollectiveCall& call) {
-        backward.emplace(context, *this, heads, *state);
+        backward.emplace(context, *this, heads, *state, compute_dtype(dtype()));
         const Tensor dattended =
             project_out_backward(context, call, *this, plan_->out, state->all_attended, grad_out,
                                  state->attended.shape(), backward->pending());
         backward->run(dattended);
-        for (Tensor* sum :
-             {&backward->sums().query, &backward->sums().key, &backward->sums().value}) {
-          if (sum->rank() != 0) sum_over_ranks(context, call, *sum, 0, call.size());
-        }
+        const auto sum_up = [&](Tensor& sum) {
+          if (sum.rank() == 0) return Tensor();
+          sum_over_ranks(context, call, sum, 0, call.size());
+          return Tensor::copy_of(context, sum, dtype());
+        };
+        InputGradients& sums = backward->gradients();
+        gradients = {sum_up(sums.query), sum_up(sums.key), sum_up(sums.value)};
         sum_shared_gradients(context, call, *this, backward->pending());
-        gradients = backward->finished();
         context.synchronize();
       },
       [&] { backward->pending().commit(); });

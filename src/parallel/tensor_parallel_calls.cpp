@@ -60,8 +60,9 @@ Tensor project_out_backward(const Context& context, CollectiveCall& call,
   const Range rows = share_of(layer.embed_dim(), call.rank(), call.size());
   const InputRows all_dout(context, with_batch(grad_out));
   const ConstTensorView dout = all_dout.view().slice(1, rows.begin, rows.end);
-  Tensor terms(context, compute_dtype(layer.dtype()), all_attended.shape());
-  add_input_gradient(context, dout, weight_of(layer, out.weight), terms);
+  Tensor terms = Tensor::uninitialized(context, compute_dtype(layer.dtype()), all_attended.shape());
+  const GradientTerm term{dout, weight_of(layer, out.weight)};
+  sum_input_gradients(context, {&term, 1}, terms);
   add_weight_gradient(context, all_attended, dout, pending.of(out.weight), pending.of(out.bias));
   const Tensor own = reduce_columns(context, call, terms);
   Tensor dattended = Tensor::uninitialized(context, layer.dtype(), own_shape);

@@ -1,5 +1,8 @@
 #include "reference/backend.h"
 
+#include <optional>
+
+#include "core/compute_dtype.h"
 #include "core/element.h"
 #include "core/host_copy.h"
 #include "core/parallel.h"
@@ -38,6 +41,25 @@ void ReferenceBackend::project_input_gradient(const ProjectionParams& params) {
   for_each_row(workers(), params, params.steps.heads * params.rows, [&](std::int64_t task) {
     project_input_gradient_row(of_head(params, task / params.rows), task % params.rows);
   });
+}
+
+void ReferenceBackend::project_input_gradients(std::span<const ProjectionParams> params) {
+  const ProjectionParams& first = params.front();
+  const Dims shape{first.rows, first.in_features};
+  const TensorView dx(first.dx.data, first.dx.dtype, shape, {first.dx.stride, 1});
+  const DType dtype = compute_dtype(dx.dtype());
+  std::optional<Workspace> memory;
+  TensorView sums = dx;
+  if (dtype != dx.dtype()) {
+    memory.emplace(scratch(), static_cast<std::size_t>(dx.num_elements()) * size_of(dtype));
+    sums = TensorView(memory->data(), dtype, shape);
+  }
+  zero(sums);
+  for (ProjectionParams one : params) {
+    one.dx = {sums.data(), dtype, sums.stride(0)};
+    project_input_gradient(one);
+  }
+  if (memory) copy(sums, dx);
 }
 
 void ReferenceBackend::project_weight_gradient(const ProjectionParams& params) {

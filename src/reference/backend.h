@@ -31,6 +31,7 @@ class ReferenceBackend : public Backend {
 
   void project(const ProjectionParams& params) override;
   void project_input_gradient(const ProjectionParams& params) override;
+  void project_input_gradients(std::span<const ProjectionParams> params) override;
   void project_weight_gradient(const ProjectionParams& params) override;
 
   void rms_norm(const NormParams& params) override;

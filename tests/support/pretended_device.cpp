@@ -67,6 +67,10 @@ class PretendedBackend final : public Backend {
     expect_operands("project_input_gradient", params);
     run([&] { cpu_->project_input_gradient(params); });
   }
+  void project_input_gradients(std::span<const ProjectionParams> params) override {
+    for (const ProjectionParams& one : params) expect_operands("project_input_gradients", one);
+    run([&] { cpu_->project_input_gradients(params); });
+  }
   void project_weight_gradient(const ProjectionParams& params) override {
     expect_operands("project_weight_gradient", params);
     run([&] { cpu_->project_weight_gradient(params); });

@@ -224,7 +224,8 @@ class LatentScores {
     finish_products<0>();
     hold_in_place(scores);
     __syncwarp();
-    if (lane() == 0) memory_.rope_barriers.empty.arrive();
+    // Without such columns nobody would wait for the arrivals.
+    if (params_.has_rope && lane() == 0) memory_.rope_barriers.empty.arrive();
   }
 
   /// Where there are no such columns: they are multiplied, but never copied.

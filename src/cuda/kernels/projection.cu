@@ -17,6 +17,7 @@
 #include "cuda/hopper/multiply_rows.h"
 #include "cuda/kernels/projection_product.cuh"
 #include "cuda/operations.h"
+#include "ladon/tensor_view.h"
 
 namespace ladon::cuda {
 
@@ -178,22 +179,67 @@ void project(Queue& queue, std::span<const ProjectionParams> params) {
   }
 }
 
-void project_input_gradient(Queue& queue, const ProjectionParams& params) {
-  if (params.rows == 0) return;
-  const Product product{.m = params.rows,
-                        .n = params.in_features,
-                        .k = params.out_features,
-                        .heads = params.steps.heads,
-                        .a = operand_of(params.y, params.out_features, params.steps.y, true),
-                        .b = operand_of(params.w, params.in_features, params.steps.w, false),
-                        .c = result_of(params.dx, params.steps.x, true),
-                        .split_depth = params.out_features,
-                        .longest_sum = params.out_features};
+namespace {
+
+/// dx += dy W, or dx = dy W.
+Product input_gradient_of(const ProjectionParams& params, bool adds) {
+  return {.m = params.rows,
+          .n = params.in_features,
+          .k = params.out_features,
+          .heads = params.steps.heads,
+          .a = operand_of(params.y, params.out_features, params.steps.y, true),
+          .b = operand_of(params.w, params.in_features, params.steps.w, false),
+          .c = result_of(params.dx, params.steps.x, adds),
+          .split_depth = params.out_features,
+          .longest_sum = params.out_features};
+}
+
+/// dx in f32 or f64.
+void launch_input_gradient(Queue& queue, const ProjectionParams& params, bool adds) {
+  Product product = input_gradient_of(params, adds);
   if (takes_tensor_cores(product)) return launch_tensor_core_input_gradient(queue, product);
   if (!takes_bf16_parts(product)) return launch_fma(queue, product);
-  Bf16Parts parts(queue, params);
-  parts.for_each(product,
-                 [&](const Product& part) { launch_tensor_core_input_gradient(queue, part); });
+  Bf16Parts(queue, params).for_each(product, [&](Product& part) {
+    launch_tensor_core_input_gradient(queue, part);
+    part.c.adds = true;
+  });
+}
+
+}  // namespace
+
+void project_input_gradient(Queue& queue, const ProjectionParams& params) {
+  if (params.rows != 0) launch_input_gradient(queue, params, true);
+}
+
+/// A 16-bit dx is rounded by the last product, whose tiles add what the others have summed.
+void project_input_gradients(Queue& queue, std::span<const ProjectionParams> params) {
+  const ProjectionParams& last = params.back();
+  if (last.rows == 0) return;
+  const bool rounds = is_16_bit(last.dx.dtype);
+  Product rounding = input_gradient_of(last, params.size() > 1);
+  const bool rounds_last = rounds && takes_tensor_cores(rounding);
+  std::optional<Workspace> memory;
+  Matrix sums = last.dx;
+  if (rounds && (params.size() > 1 || !rounds_last)) {
+    const std::int64_t elements = last.rows * last.dx.stride;
+    memory.emplace(queue.scratch(), static_cast<std::size_t>(elements) * sizeof(float));
+    sums = {memory->data(), DType::kF32, last.dx.stride};
+  }
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (rounds_last && i + 1 == params.size()) break;
+    ProjectionParams one = params[i];
+    one.dx = sums;
+    launch_input_gradient(queue, one, i > 0);
+  }
+  if (rounds_last) {
+    if (memory) rounding.c.before = reinterpret_cast<const float*>(memory->data());
+    launch_tensor_core_input_gradient(queue, rounding);
+  } else if (rounds) {
+    const Dims shape{last.rows, last.in_features};
+    const Dims strides{last.dx.stride, 1};
+    copy(queue, ConstTensorView(sums.data, sums.dtype, shape, strides),
+         TensorView(last.dx.data, last.dx.dtype, shape, strides));
+  }
 }
 
 void project_weight_gradient(Queue& queue, const ProjectionParams& params) {

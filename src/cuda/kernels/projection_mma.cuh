@@ -175,17 +175,6 @@ __device__ inline void store_pair(Element* to, float first, float second, bool b
   to[0] = rounded<Element>(first);
   if (both) to[1] = rounded<Element>(second);
 }
-template <class Element>
-__device__ inline void add_pair(Element* to, float first, float second, bool both, bool pairs) {
-  if (both && pairs) {
-    const ElementPair<Element> before = *reinterpret_cast<const ElementPair<Element>*>(to);
-    *reinterpret_cast<ElementPair<Element>*>(to) = {before.first + first, before.second + second};
-    return;
-  }
-  to[0] += first;
-  if (both) to[1] += second;
-}
-
 /// The row and column of c of a thread's first sum.
 template <class Shape>
 __device__ inline std::int64_t first_row_of(const BlockTile& tile) {
@@ -200,23 +189,41 @@ __device__ inline std::int64_t first_column_of(const BlockTile& tile) {
          static_cast<int>(threadIdx.x) % 4 * 2;
 }
 
-/// Calls write(row, column, first, second) with each pair of a thread's sums that is inside c.
-template <class Shape, class Write>
+/// Whether no row or column of the tile is past the end of c.
+template <class Shape>
+__device__ inline bool is_whole(const Product& product, const BlockTile& tile) {
+  return (std::int64_t{tile.m} + 1) * Shape::kM <= product.m &&
+         (std::int64_t{tile.n} + 1) * Shape::kN <= product.n;
+}
+
+/// Calls use(offset, first, second, both) with each pair of a thread's sums that is inside c: the
+/// element of c in which it starts, and whether the second is inside, too. Without branches where
+/// the tile is whole, so that what they read is on its way together: read, added and written one
+/// after the other, a tile of 128 x 192 took 19 us.
+template <class Shape, class Use>
 __device__ inline void for_each_pair(const Product& product, const BlockTile& tile,
-                                     const Sums<Shape>& sums, const Write& write) {
-  const std::int64_t first_row = first_row_of<Shape>(tile);
-  const std::int64_t first_column = first_column_of<Shape>(tile);
+                                     Sums<Shape>& sums, const Use& use) {
+  const std::int64_t row = first_row_of<Shape>(tile);
+  const std::int64_t column = first_column_of<Shape>(tile);
+  const std::int64_t start = first_result(product.c, tile) + row * product.c.stride + column;
+  const bool whole = is_whole<Shape>(product, tile);
 #pragma unroll
-  for (int j = 0; j < Shape::kTilesN; ++j) {
-    const std::int64_t column = first_column + 8 * j;
-    if (column >= product.n) continue;
+  for (int r = 0; r < 2 * Shape::kTilesM; ++r) {
+    const std::int64_t offset = start + 8 * r * product.c.stride;
+    const auto use_pair = [&](int j, bool both) {
+      float(&four)[4] = sums.of[r / 2][j];
+      use(offset + 8 * j, four[r % 2 * 2], four[r % 2 * 2 + 1], both);
+    };
+    if (whole) {
 #pragma unroll
-    for (int i = 0; i < Shape::kTilesM; ++i) {
+      for (int j = 0; j < Shape::kTilesN; ++j) {
+        use_pair(j, true);
+      }
+    } else if (row + 8 * r < product.m) {
+      const std::int64_t columns = product.n - column;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::int64_t row = first_row + 16 * i + 8 * half;
-        if (row >= product.m) continue;
-        write(row, column, sums.of[i][j][2 * half], sums.of[i][j][2 * half + 1]);
+      for (int j = 0; j < Shape::kTilesN; ++j) {
+        if (8 * j < columns) use_pair(j, 8 * j + 1 < columns);
       }
     }
   }
@@ -244,42 +251,60 @@ __device__ inline void add_bias(Sums<Shape>& sums, const Product& product, const
   });
 }
 
-/// c = sums + bias, in c's dtype.
+/// Adds the f32 elements of c, or what is to be added in place of them.
+template <class Shape>
+__device__ inline void add_before(Sums<Shape>& sums, const Product& product,
+                                  const BlockTile& tile) {
+  const ProductResult& c = product.c;
+  const float* const data = c.before != nullptr ? c.before : static_cast<const float*>(c.data);
+  const auto add = [&](auto pairs) {
+    for_each_pair(product, tile, sums,
+                  [&](std::int64_t offset, float& first, float& second, bool both) {
+                    if (decltype(pairs)::value && both) {
+                      const auto pair = *reinterpret_cast<const ElementPair<float>*>(data + offset);
+                      first += pair.first;
+                      second += pair.second;
+                    } else {
+                      first += data[offset];
+                      if (both) second += data[offset + 1];
+                    }
+                  });
+  };
+  c.pairs ? add(std::true_type{}) : add(std::false_type{});
+}
+
+/// c = sums, in c's dtype.
+template <class Shape>
+__device__ inline void store_sums(Sums<Shape>& sums, const Product& product,
+                                  const BlockTile& tile) {
+  const ProductResult& c = product.c;
+  with_storage_type(c.dtype, [&](auto zero) {
+    using Element = decltype(zero);
+    auto* const data = static_cast<Element*>(c.data);
+    for_each_pair(product, tile, sums,
+                  [&](std::int64_t offset, float first, float second, bool both) {
+                    store_pair(data + offset, first, second, both, c.pairs);
+                  });
+  });
+}
+
+/// c = sums + bias.
 struct StoreSums {
   template <class Shape>
   __device__ static void write(const Product& product, const BlockTile& tile, Sums<Shape>& sums,
                                bool /*adds*/) {
-    const ProductResult& c = product.c;
     add_bias(sums, product, tile);
-    with_storage_type(c.dtype, [&](auto zero) {
-      using Element = decltype(zero);
-      auto* const data = static_cast<Element*>(c.data) + first_result(c, tile);
-      for_each_pair(product, tile, sums,
-                    [&](std::int64_t row, std::int64_t column, float first, float second) {
-                      const bool both = column + 1 < product.n;
-                      store_pair(data + row * c.stride + column, first, second, both, c.pairs);
-                    });
-    });
+    store_sums(sums, product, tile);
   }
 };
 
-/// c += sums, or c = sums; c is f32.
+/// c += sums, or c = sums.
 struct AddSums {
   template <class Shape>
   __device__ static void write(const Product& product, const BlockTile& tile, Sums<Shape>& sums,
                                bool adds) {
-    const ProductResult& c = product.c;
-    auto* const data = static_cast<float*>(c.data) + first_result(c, tile);
-    for_each_pair(product, tile, sums,
-                  [&](std::int64_t row, std::int64_t column, float first, float second) {
-                    const bool both = column + 1 < product.n;
-                    float* const to = data + row * c.stride + column;
-                    if (adds) {
-                      add_pair(to, first, second, both, c.pairs);
-                    } else {
-                      store_pair(to, first, second, both, c.pairs);
-                    }
-                  });
+    if (adds) add_before(sums, product, tile);
+    store_sums(sums, product, tile);
   }
 };
 

@@ -1,7 +1,8 @@
 // A projection or one of its gradients as a product of two matrices, which is how its kernels take
 // it:
 //
-//   c[m][n] = bias[n] + sum over k of a[m][k] * b[n][k],    or    c[m][n] += the sum
+//   c[m][n] = bias[n] + sum over k of a[m][k] * b[n][k],    or    c[m][n] += the sum,
+//   or, to round what several products have summed, c[m][n] = before[m][n] + the sum
 //
 //                       m              n              k              a     b
 //   project             rows           out_features   in_features    x     w
@@ -55,6 +56,8 @@ struct ProductResult {
   std::int64_t stride = 0;
   std::int64_t head_step = 0;
   std::int64_t split_step = 0;
+  // Tensor cores only: f32 sums with the same strides that are added to instead, where c is 16-bit.
+  const float* before = nullptr;
 };
 
 struct Product {

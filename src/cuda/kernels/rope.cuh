@@ -123,8 +123,9 @@ __device__ inline void rotate_heads(const RopeParams& rope, std::int64_t heads,
       sin[n] = static_cast<Compute>(rotation.sin);
     }
     __syncthreads();
-    const int chunks = (pairs + kChunk - 1) / kChunk;
-    for (std::int64_t item = blockIdx.y * blockDim.x + threadIdx.x; item < heads * chunks;
+    const auto chunks = static_cast<unsigned>((pairs + kChunk - 1) / kChunk);
+    const auto items = static_cast<unsigned>(heads) * chunks;  // a token's elements are far fewer
+    for (unsigned item = blockIdx.y * blockDim.x + threadIdx.x; item < items;
          item += gridDim.y * blockDim.x) {
       const int n = static_cast<int>(item % chunks) * kChunk;
       rotate(item / chunks, tile + n, min(pairs - n, kChunk), cos + n, sin + n);
