@@ -10,13 +10,13 @@
 // theirs only where CUDA's sine does in its last bit.
 //
 // Per element: 3 operations, read and written once; per token and pair one sincos of about 100 f64
-// operations, which all heads share. The limit is memory, but sines take registers and time within
-// a block: where there are many tokens, a kernel of its own computes them first, once for all
-// sequences (H200, 8192 tokens of 40 heads: 135 us with sines in each block).
+// operations, which all heads share. The limit is memory, but within a block all wait for the
+// sines: where there are many tokens, a kernel of its own computes them first, once for all
+// sequences (H200, 8192 tokens of 40 heads: 135 us with sines in each block, 99 with a look-up
+// instead).
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "cuda/kernels/dependent_launch.cuh"
@@ -74,13 +74,11 @@ __device__ inline double look_up(const RopeParams& rope, const RopeTableOperand&
       token.sequence * table.batch_stride + row * table.row_stride + pair * table.pair_stride);
 }
 
-/// kFrequencies: angles come from them, else from tables.
-template <bool kFrequencies>
 __device__ inline Rotation rotation_of(const RotateParams& params, const Token& token,
                                        std::int64_t pair) {
   const RopeParams& rope = params.rope;
   Rotation rotation;
-  if constexpr (kFrequencies) {
+  if (params.has_frequencies) {
     rotation = rotation_at(rope, token.position, params.frequencies[pair]);
   } else {
     rotation = {look_up(rope, rope.cos, token, pair), look_up(rope, rope.sin, token, pair)};
@@ -110,13 +108,13 @@ __device__ inline void pass_elements(const RopeParams& rope, const RotateParams:
   }
 }
 
-template <class Compute, bool kFrequencies>
+template <class Compute>
 __device__ inline void rotate_token(const RotateParams& params, const Token& token) {
   const RopeParams& rope = params.rope;
   const std::int64_t first_heads = params.tensors[0].heads;
   rotate_heads<Compute>(
       rope, first_heads + params.tensors[1].heads,
-      [&](std::int64_t pair) { return rotation_of<kFrequencies>(params, token, pair); },
+      [&](std::int64_t pair) { return rotation_of(params, token, pair); },
       [&](std::int64_t head, std::int64_t pair, int count, const Compute* cos, const Compute* sin) {
         const bool is_first = head < first_heads;
         const RotateParams::Tensor& tensor = params.tensors[is_first ? 0 : 1];
@@ -128,15 +126,14 @@ __device__ inline void rotate_token(const RotateParams& params, const Token& tok
       });
 }
 
-template <class Compute, bool kFrequencies>
-__global__ void  // No more blocks, or registers would be spilled.
-__launch_bounds__(kThreads, kFrequencies || sizeof(Compute) == 8 ? 2 : 3)
+template <class Compute>
+__global__ void __launch_bounds__(kThreads, 2)  // two blocks, or pairs of doubles would be spilled
     rotate_tokens(const __grid_constant__ RotateParams params) {
   take_over();
   const RopeParams& rope = params.rope;
   for (std::int64_t number = blockIdx.x; number < rope.batch * rope.seq; number += gridDim.x) {
     const Token token = token_of(params, number);
-    rotate_token<Compute, kFrequencies>(params, token);
+    rotate_token<Compute>(params, token);
     if (rope.rotary_dim == rope.head_dim) continue;
     for (const RotateParams::Tensor& tensor : params.tensors) {
       if (tensor.x.data == tensor.out.data) continue;
@@ -190,34 +187,69 @@ __global__ void __launch_bounds__(kThreads)
     const Rotation rotation =
         rotation_at(rope, token.position, params.rotate.frequencies[index % pairs]);
     static_cast<Compute*>(params.cos)[index] = static_cast<Compute>(rotation.cos);
-    static_cast<Compute*>(params.sin)[index] = static_cast<Compute>(rotation.sin);
+    static_cast<Compute*>(params.sin)[index] =
+        static_cast<Compute>(rope.backward ? -rotation.sin : rotation.sin);
   });
 }
 
-/// Replaces frequencies by tables in `memory`, for as many tokens that it pays.
-void use_tables(Queue& queue, RotateParams& params, std::optional<Workspace>& memory) {
+/// A thread has 8 pairs of a head of a token.
+template <class Compute>
+__global__ void __launch_bounds__(kThreads)
+    rotate_by_angles(const __grid_constant__ AngleParams params) {
+  const RopeParams& rope = params.rotate.rope;
+  const auto first_heads = static_cast<unsigned>(params.rotate.tensors[0].heads);
+  const unsigned heads = first_heads + static_cast<unsigned>(params.rotate.tensors[1].heads);
+  const auto pairs = static_cast<unsigned>(pairs_of(rope));
+  const unsigned chunks = (pairs + kChunk - 1) / kChunk;
+  const auto rows = static_cast<unsigned>(params.rows);
+  const auto seq = static_cast<unsigned>(rope.seq);
+  const unsigned items = static_cast<unsigned>(rope.batch) * seq * heads * chunks;
+  for (unsigned item = blockIdx.x * kThreads + threadIdx.x; item < items;
+       item += gridDim.x * kThreads) {
+    const unsigned pair = item % chunks * kChunk;
+    const unsigned head = item / chunks % heads;
+    const unsigned number = item / (chunks * heads);
+    const auto count = static_cast<int>(min(pairs - pair, static_cast<unsigned>(kChunk)));
+    const std::int64_t angle = static_cast<std::int64_t>(number % rows) * pairs + pair;
+    const bool is_first = head < first_heads;
+    const RotateParams::Tensor& tensor = params.rotate.tensors[is_first ? 0 : 1];
+    const Token token{number / seq, number % seq, 0};
+    const unsigned own = is_first ? head : head - first_heads;
+    Pairs<Compute> rotated =
+        load_pairs<Compute>(rope, tensor.x.data, start_of(tensor.x, token, own), pair, count);
+    const auto cos = load_chunk_of<Compute>(static_cast<const Compute*>(params.cos) + angle, count);
+    const auto sin = load_chunk_of<Compute>(static_cast<const Compute*>(params.sin) + angle, count);
+    rotate_pairs(rotated, cos.values, sin.values);
+    store_pairs(rope, tensor.out.data, start_of(tensor.out, token, own), pair, count, rotated);
+  }
+}
+
+/// Enqueues the rotation and returns true where there are so many tokens that a table of their
+/// angles pays; else does nothing.
+bool rotate_many(Queue& queue, const RotateParams& params, std::int64_t heads) {
   constexpr std::int64_t kManyTokens = 512;
-  RopeParams& rope = params.rope;
-  if (!params.has_frequencies || rope.batch * rope.seq < kManyTokens) return;
+  constexpr std::int64_t kMostItems = std::int64_t{1} << 31;
+  const RopeParams& rope = params.rope;
+  const std::int64_t tokens = rope.batch * rope.seq;
+  const std::int64_t items = tokens * heads * ceil_div(rope.pairs(), kChunk);
+  const bool in_place = std::ranges::all_of(params.tensors, [](const RotateParams::Tensor& tensor) {
+    return tensor.x.data == tensor.out.data;
+  });
+  const bool passes = rope.rotary_dim != rope.head_dim && !in_place;
+  if (!params.has_frequencies || passes || tokens < kManyTokens || items >= kMostItems) {
+    return false;
+  }
   const bool is_f64 = rope.dtype == DType::kF64;
-  const std::int64_t rows = rope.positions_per_sequence ? rope.batch * rope.seq : rope.seq;
+  const std::int64_t rows = rope.positions_per_sequence ? tokens : rope.seq;
   const std::int64_t elements = rows * rope.pairs();
   const std::size_t bytes = static_cast<std::size_t>(elements) * (is_f64 ? 8 : 4);
-  memory.emplace(queue.scratch(), 2 * bytes);
-  const AngleParams angles{params, rows, memory->data(), memory->data() + bytes};
+  const Workspace memory(queue.scratch(), 2 * bytes);
+  const AngleParams angles{params, rows, memory.data(), memory.data() + bytes};
   queue.launch(is_f64 ? compute_angles<double> : compute_angles<float>,
                Grid{blocks_for(elements, kThreads), kThreads}, angles);
-  const auto table = [&](const void* data) -> RopeTableOperand {
-    return {.data = data,
-            .dtype = is_f64 ? DType::kF64 : DType::kF32,
-            .batch_stride = rope.positions_per_sequence ? rope.seq * rope.pairs() : 0,
-            .row_stride = rope.pairs(),
-            .pair_stride = 1};
-  };
-  rope.cos = table(angles.cos);
-  rope.sin = table(angles.sin);
-  rope.table_by_position = false;
-  params.has_frequencies = false;
+  queue.launch(is_f64 ? rotate_by_angles<double> : rotate_by_angles<float>,
+               Grid{blocks_for(items, kThreads), kThreads}, angles);
+  return true;
 }
 
 /// One launch for tensors of the same angles.
@@ -238,14 +270,8 @@ void rotate_together(Queue& queue, std::span<const RopeParams> params) {
   const ListForKernel<double, kShortList> frequencies(queue, frequencies_of(first));
   kernel_params.positions = positions.list();
   kernel_params.frequencies = frequencies.list();
-  std::optional<Workspace> tables;
-  use_tables(queue, kernel_params, tables);
-  const auto kernel = [&](auto zero) {
-    using Compute = decltype(zero);
-    return kernel_params.has_frequencies ? rotate_tokens<Compute, true>
-                                         : rotate_tokens<Compute, false>;
-  };
-  queue.launch(first.dtype == DType::kF64 ? kernel(0.0) : kernel(0.0F),
+  if (rotate_many(queue, kernel_params, heads)) return;
+  queue.launch(first.dtype == DType::kF64 ? rotate_tokens<double> : rotate_tokens<float>,
                Grid{.blocks = {blocks_for(tokens, 1), blocks_for_token(first, heads, tokens)},
                     .threads = threads_for_token(first, heads, kThreads),
                     .starts_early = true},
