@@ -16,9 +16,8 @@ namespace ladon::cuda::hopper {
 #define LADON_NAMES_16 LADON_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define LADON_NAMES_24 LADON_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define LADON_NAMES_32 LADON_NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define LADON_NAMES_48                                                                           \
-  LADON_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-                 "%47"
+#define LADON_NAMES_40 LADON_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define LADON_NAMES_48 LADON_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define LADON_PRODUCT(columns, type, names, operands, ...)                                     \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" names \
                "}, " operands ", 1, 1, 0, 0;"                                                  \
@@ -54,6 +53,7 @@ __device__ __forceinline__ void start_narrow_product(float (&sums)[kGroups][4], 
 #undef LADON_PRODUCT_OF
 #undef LADON_PRODUCT
 #undef LADON_NAMES_48
+#undef LADON_NAMES_40
 #undef LADON_NAMES_32
 #undef LADON_NAMES_24
 #undef LADON_NAMES_16
