@@ -74,8 +74,6 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
                                     Exp exp_of, Compute unit, std::int64_t folded) {
   // Segments that are read at once.
   constexpr int kAtOnce = kWarp / kColumns;
-  // The next 32 while these are folded: with few rows, where latency is the limit.
-  constexpr bool kReadsAhead = kColumns == 1;
   const AttentionParams& call = params.call;
   const Partials<Compute>& partials = params.partials;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -89,67 +87,47 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
     segments.begin = max(segments.begin, folded - 1);
     segments.end = max(segments.end, folded);
   }
-  // Of 32 segments from `first` on: this lane's state, and its columns of kAtOnce of them.
-  struct Round {
-    RowState<Compute> state;
-    Compute added[kAtOnce][kColumns];
-  };
-  const auto count_from = [&](std::int64_t first) {
-    return static_cast<int>(min(segments.end - first, std::int64_t{kWarp}));
-  };
-  const auto read = [&](Round& round, std::int64_t first, int begin) {
-    const int count = count_from(first);
-    const Compute* const columns =
-        partials.out + partials.index(place, first, row) * call.value_dim + column;
-    const std::int64_t stride = partials.rows * call.value_dim;  // of segments
-#pragma unroll
-    for (int s = 0; s < kAtOnce; ++s) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const bool exists = begin + s < count && column + c * kWarp < call.value_dim;
-        round.added[s][c] = exists ? columns[(begin + s) * stride + c * kWarp] : Compute{0};
-      }
-    }
-  };
-  const auto read_first = [&](Round& round, std::int64_t first) {
-    read(round, first, 0);
-    round.state = {};
-    if (lane >= count_from(first)) return;
-    const std::int64_t own = partials.index(place, first, row) + lane * partials.rows;
-    round.state = {partials.maximum[own], partials.sum[own]};
-  };
   RowState<Compute> total;
   Compute sums[kColumns] = {};
-  Round round;
-  if (segments.begin < segments.end) read_first(round, segments.begin);
-#pragma unroll 1
   for (std::int64_t first = segments.begin; first < segments.end; first += kWarp) {
-    const int count = count_from(first);
-    const bool is_last = first + kWarp >= segments.end;
-    Round next;
-    if (kReadsAhead && !is_last) read_first(next, first + kWarp);
-    const Fold<Compute> fold_of_own = fold_of_lane(total, round.state, exp_of, lane);
+    const int count = static_cast<int>(min(segments.end - first, std::int64_t{kWarp}));
+    const std::int64_t index = partials.index(place, first, row);
+    const Compute* const columns = partials.out + index * call.value_dim + column;
+    const std::int64_t stride = partials.rows * call.value_dim;  // of segments
+    Compute added[kAtOnce][kColumns];
+    const auto read = [&](int begin) {
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s) {
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const bool exists = begin + s < count && column + c * kWarp < call.value_dim;
+          added[s][c] = exists ? columns[(begin + s) * stride + c * kWarp] : Compute{0};
+        }
+      }
+    };
+    read(0);
+    RowState<Compute> state;
+    if (lane < count) {
+      const std::int64_t own = index + lane * partials.rows;
+      state = {partials.maximum[own], partials.sum[own]};
+    }
+    const Fold<Compute> fold_of_own = fold_of_lane(total, state, exp_of, lane);
 #pragma unroll 1
     for (int begin = 0; begin < kWarp; begin += kAtOnce) {
       if (begin >= count) break;
-      if (begin != 0) read(round, first, begin);
+      if (begin != 0) read(begin);
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s) {
         // Those that do not exist change nothing. With a branch for each, every one would wait for
         // its shuffles.
         if (s % 8 == 0 && begin + s >= count) break;
         const Fold<Compute> fold = broadcast(fold_of_own, begin + s);
-        total.sum = fold(total.sum, __shfl_sync(kAllLanes, round.state.sum, begin + s));
+        total.sum = fold(total.sum, __shfl_sync(kAllLanes, state.sum, begin + s));
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) sums[c] = fold(sums[c], round.added[s][c]);
+        for (int c = 0; c < kColumns; ++c) sums[c] = fold(sums[c], added[s][c]);
       }
     }
     total.maximum = __shfl_sync(kAllLanes, fold_of_own.state.maximum, count - 1);
-    if (kReadsAhead) {
-      round = next;
-    } else if (!is_last) {
-      read_first(round, first + kWarp);
-    }
   }
   const RowResult<Compute> result = finish_row(
       call.rules, head, total.maximum * static_cast<Compute>(params.natural), total.sum, unit);
