@@ -60,19 +60,20 @@ struct ForwardTask {
       : sequence(of_sequence), kv_head(of_kv_head), segment(first) {}
 
   /// Long tiles of causal calls come first: the last blocks of a launch are then short. There are
-  /// fewer than 2^31 tasks, and divisions of 64 bits would take a microsecond.
-  template <class Compute>
-  __device__ ForwardTask(const ForwardParams<Compute>& params, unsigned block) {
-    const auto row_tiles = static_cast<unsigned>(params.row_tiles);
-    const auto value_chunks = static_cast<unsigned>(params.value_chunks);
-    const auto kv_heads = static_cast<unsigned>(params.call.num_kv_heads);
-    const unsigned segments =
-        params.partials.maximum == nullptr ? 1 : static_cast<unsigned>(params.partials.segments);
+  /// fewer than 2^31 tasks, and divisions of 64 bits take a microsecond in all; but with 32 bits
+  /// (Index) the compiler spills registers of forward_simt.cuh.
+  template <class Compute, class Index>
+  __device__ ForwardTask(const ForwardParams<Compute>& params, Index block) {
+    const auto row_tiles = static_cast<Index>(params.row_tiles);
+    const auto value_chunks = static_cast<Index>(params.value_chunks);
+    const auto kv_heads = static_cast<Index>(params.call.num_kv_heads);
+    const Index segments =
+        params.partials.maximum == nullptr ? 1 : static_cast<Index>(params.partials.segments);
     if (params.folded > 1) {
       // These are the longest.
-      const auto folded = static_cast<unsigned>(params.folded);
-      const unsigned tiles =
-          static_cast<unsigned>(params.call.num_sequences) * kv_heads * value_chunks * row_tiles;
+      const auto folded = static_cast<Index>(params.folded);
+      const Index tiles =
+          static_cast<Index>(params.call.num_sequences) * kv_heads * value_chunks * row_tiles;
       if (block < tiles) {
         num_segments = folded;
       } else {
