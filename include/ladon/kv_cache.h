@@ -27,7 +27,7 @@
 namespace ladon {
 
 class PagePool;
-struct RopeParams;
+struct AppendSteps;
 
 /// What a cache holds for each token.
 struct KvCacheOptions {
@@ -167,7 +167,7 @@ class LADON_API KvAppend {
   /// For the library's own use: k is rotated first.
   KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
            const ConstTensorView& v, std::span<const std::int64_t> new_lengths,
-           std::span<const RopeParams> rotations);
+           const AppendSteps& steps);
   ~KvAppend();
   KvAppend(const KvAppend&) = delete;
   KvAppend& operator=(const KvAppend&) = delete;

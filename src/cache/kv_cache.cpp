@@ -171,13 +171,13 @@ double KvCache::reduction() const noexcept {
 
 KvAppend::KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
                    const ConstTensorView& v, std::span<const std::int64_t> new_lengths)
-    : KvAppend(context, cache, k, v, new_lengths, {}) {}
+    : KvAppend(context, cache, k, v, new_lengths, AppendSteps{}) {}
 
 KvAppend::KvAppend(const Context& context, KvCache& cache, const ConstTensorView& k,
                    const ConstTensorView& v, std::span<const std::int64_t> new_lengths,
-                   std::span<const RopeParams> rotations)
+                   const AppendSteps& steps)
     : context_(context), impl_(cache.impl()) {
-  impl_.begin(context, "KvCache::append", k, v, new_lengths, rotations);
+  impl_.begin(context, "KvCache::append", k, v, new_lengths, steps);
 }
 
 KvAppend::~KvAppend() {

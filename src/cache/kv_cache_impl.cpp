@@ -159,7 +159,7 @@ Operand operand_of(const ConstTensorView& rows) {
 
 void KvCache::Impl::write_tokens(const Context& context, std::string_view operation,
                                  const ConstTensorView& k, const ConstTensorView& v,
-                                 std::span<const RopeParams> rotations) {
+                                 const AppendSteps& steps) {
   for (const NamedView& rows : {NamedView{"k", k}, NamedView{"v", v}}) {
     check_apart(operation, rows, {"the cache", storage().k});
     check_apart(operation, rows, {"the cache", storage().v});
@@ -195,13 +195,12 @@ void KvCache::Impl::write_tokens(const Context& context, std::string_view operat
   params.num_runs = num_runs;
   params.k = operand_of(k);
   params.v = operand_of(v);
-  backend_of(context).rotate_and_write_kv(rotations, params);
+  backend_of(context).append_kv(steps, params);
 }
 
 void KvCache::Impl::begin(const Context& context, std::string_view operation,
                           const ConstTensorView& k, const ConstTensorView& v,
-                          std::span<const std::int64_t> new_lengths,
-                          std::span<const RopeParams> rotations) {
+                          std::span<const std::int64_t> new_lengths, const AppendSteps& steps) {
   check_idle(operation);
   check_context(context, operation);
   try {
@@ -214,7 +213,7 @@ void KvCache::Impl::begin(const Context& context, std::string_view operation,
   }
   busy_ = true;
   try {
-    write_tokens(context, operation, k, v, rotations);
+    write_tokens(context, operation, k, v, steps);
   } catch (...) {
     abandon();
     throw;

@@ -10,6 +10,7 @@
 
 #include "cache/kv_storage.h"
 #include "core/checks.h"
+#include "core/kv_params.h"
 #include "ladon/kv_cache.h"
 
 namespace ladon {
@@ -33,11 +34,11 @@ class KvCache::Impl {
   virtual std::int64_t window_left() const noexcept;
   KvCacheView view() const noexcept;
 
-  /// Writes new tokens behind the last, after `rotations`. On success commit() or abandon() must
-  /// follow.
+  /// Writes new tokens behind the last, after the rotations in `steps`. On success commit() or
+  /// abandon() must follow.
   void begin(const Context& context, std::string_view operation, const ConstTensorView& k,
              const ConstTensorView& v, std::span<const std::int64_t> new_lengths,
-             std::span<const RopeParams> rotations = {});
+             const AppendSteps& steps = {});
   void commit(const Context& context) noexcept;
   void abandon() noexcept;
 
@@ -127,7 +128,7 @@ class KvCache::Impl {
   void set_counts(const Operation& operation, const ConstTensorView& k, const ConstTensorView& v,
                   std::span<const std::int64_t> new_lengths);
   void write_tokens(const Context& context, std::string_view operation, const ConstTensorView& k,
-                    const ConstTensorView& v, std::span<const RopeParams> rotations);
+                    const ConstTensorView& v, const AppendSteps& steps);
 
   std::vector<KvSequenceView> views_;
 };

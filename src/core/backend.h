@@ -108,8 +108,8 @@ class Backend {
     for (const RopeParams& one : params) rotate(one);
   }
   /// rotate_all(), then write_kv(): the keys of new tokens, rotated on their way into a cache.
-  virtual void rotate_and_write_kv(std::span<const RopeParams> rope, const KvRowsParams& rows) {
-    rotate_all(rope);
+  virtual void append_kv(const AppendSteps& steps, const KvRowsParams& rows) {
+    rotate_all(steps.rotations);
     write_kv(rows);
   }
 

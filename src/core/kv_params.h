@@ -1,9 +1,12 @@
 // Rows of keys and values into and out of a cache's slots, as every backend sees it: plain data.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/attention_params.h"
+#include "core/rope_params.h"
 #include "ladon/kv_format.h"
 
 namespace ladon {
@@ -45,6 +48,19 @@ struct KvRowsParams {
   std::int64_t num_runs = 0;
   Operand k{};  // absent where keys are not wanted
   Operand v{};  // absent where values are in the keys, or not wanted
+};
+
+/// Memory that will be read soon: a device may prefetch it into its cache while it has bandwidth to
+/// spare. A hint, which changes no result.
+struct PrefetchHint {
+  const void* data = nullptr;  // null: nothing
+  std::size_t bytes = 0;
+};
+
+/// What a layer leaves to the append of its new tokens.
+struct AppendSteps {
+  std::span<const RopeParams> rotations;  // of queries and keys, before the keys are stored
+  PrefetchHint next;                      // weights that are read when attention is over
 };
 
 }  // namespace ladon

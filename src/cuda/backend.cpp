@@ -104,8 +104,8 @@ void CudaBackend::sum_heads(const HeadSumParams& params) {
 void CudaBackend::write_kv(const KvRowsParams& params) {
   enqueue([&] { cuda::write_kv(queue_, params); });
 }
-void CudaBackend::rotate_and_write_kv(std::span<const RopeParams> rope, const KvRowsParams& rows) {
-  enqueue([&] { cuda::rotate_and_write_kv(queue_, rope, rows); });
+void CudaBackend::append_kv(const AppendSteps& steps, const KvRowsParams& rows) {
+  enqueue([&] { cuda::append_kv(queue_, steps, rows); });
 }
 void CudaBackend::gather_kv(const KvRowsParams& params) {
   enqueue([&] { cuda::gather_kv(queue_, params); });

@@ -46,7 +46,7 @@ class CudaBackend final : public Backend {
   void sum_heads(const HeadSumParams& params) override;
 
   void write_kv(const KvRowsParams& params) override;
-  void rotate_and_write_kv(std::span<const RopeParams> rope, const KvRowsParams& rows) override;
+  void append_kv(const AppendSteps& steps, const KvRowsParams& rows) override;
   void gather_kv(const KvRowsParams& params) override;
 
   void sgd_step(const SgdParams& params) override;

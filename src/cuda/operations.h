@@ -59,8 +59,8 @@ void fill_rope_table(Queue& queue, std::span<const double> frequencies, double m
 void sum_heads(Queue& queue, const HeadSumParams& params);
 
 void write_kv(Queue& queue, const KvRowsParams& params);
-/// rotate(), then write_kv().
-void rotate_and_write_kv(Queue& queue, std::span<const RopeParams> rope, const KvRowsParams& rows);
+/// rotate(), then write_kv(). Where it is one launch for few tokens, prefetches what comes next.
+void append_kv(Queue& queue, const AppendSteps& steps, const KvRowsParams& rows);
 void gather_kv(Queue& queue, const KvRowsParams& params);
 
 void sgd_step(Queue& queue, const SgdParams& params);

@@ -17,6 +17,7 @@ Queue::Queue(QueueResources& resources)
   check(cudaDeviceGetAttribute(&shared_memory_, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                device_index()),
         "Context");
+  check(cudaDeviceGetAttribute(&l2_cache_, cudaDevAttrL2CacheSize, device_index_), "Context");
 }
 
 WorkspacePool& Queue::scratch() noexcept { return resources_.scratch; }

@@ -33,6 +33,8 @@ class Queue {
   int num_multiprocessors() const noexcept { return num_multiprocessors_; }
   /// The most that a block of any kernel may use, in bytes.
   std::size_t shared_memory() const noexcept { return static_cast<std::size_t>(shared_memory_); }
+  /// Of the L2 cache, in bytes.
+  std::int64_t l2_cache() const noexcept { return l2_cache_; }
   KernelSet kernels() const noexcept { return kernels_; }
   /// For temporaries of one call.
   WorkspacePool& scratch() noexcept;
@@ -69,6 +71,7 @@ class Queue {
   const int device_index_;
   int num_multiprocessors_ = 1;
   int shared_memory_ = 0;
+  int l2_cache_ = 0;
   const KernelSet kernels_;
 };
 

@@ -90,6 +90,13 @@ NewTokenRotations Steps::project_new_tokens(const TokenRows::Inputs& inputs, con
           2};
 }
 
+AppendSteps Steps::append_steps(const NewTokenRotations& rotations) const {
+  const ConstTensorView out = weight(heads_.plan.out.weight);
+  return {
+      .rotations = {rotations.params.data(), rotations.count},
+      .next = {out.data(), static_cast<std::size_t>(out.num_elements()) * size_of(out.dtype())}};
+}
+
 AttentionOptions Steps::attention_options(std::optional<bool> causal) const {
   const MultiHeadAttentionOptions& options = heads_.options;
   AttentionOptions attention;

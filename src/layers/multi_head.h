@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/checks.h"
+#include "core/kv_params.h"
 #include "ladon/attention.h"
 #include "ladon/multi_head_attention.h"
 #include "layers/cached_tokens.h"
@@ -123,8 +124,6 @@ void keep_forward(const Context& context, const CheckedInputs& inputs, const Lay
 struct NewTokenRotations {
   std::array<RopeParams, 2> params{};
   std::size_t count = 0;
-
-  operator std::span<const RopeParams>() const { return {params.data(), count}; }
 };
 
 /// The steps of a forward pass; backward repeats some of them.
@@ -145,10 +144,13 @@ class Steps {
   void norm_and_rope(const TensorView& q, const RopePositions& query_positions, const TensorView& k,
                      const RopePositions& key_positions) const;
   /// Queries, keys and values of a cached call: rows of its inputs to rows of all heads. What is
-  /// returned is left for KvAppend to do, and reads the lists.
+  /// returned is left for KvAppend to do (append_steps()), and reads the lists.
   NewTokenRotations project_new_tokens(const TokenRows::Inputs& inputs, const RowLists& lists,
                                        const TensorView& q, const TensorView& k,
                                        const TensorView& v) const;
+  /// What else the append of new tokens does: they are rotated, and W_o, which is read when
+  /// attention is over, may be prefetched meanwhile.
+  AppendSteps append_steps(const NewTokenRotations& rotations) const;
   /// What the layer's own options say; the call's are the caller's to add.
   AttentionOptions attention_options(std::optional<bool> causal) const;
 

@@ -77,7 +77,7 @@ void MultiHeadAttention::forward(const Context& context, const ConstTensorView& 
   const TensorView k = heads_of_rows(t->k, num_kv_heads());
 
   KvAppend appended(context, cache, k, heads_of_rows(t->v, num_kv_heads()), lists->counts,
-                    rotations);
+                    steps.append_steps(rotations));
   AttentionOptions options = steps.attention_options(call.causal);
   options.mask = call.mask;
   options.bias = call.bias;

@@ -110,7 +110,8 @@ void TensorParallelAttention::forward(const Context& context, const ConstTensorV
         const NewTokenRotations rotations = steps.project_new_tokens(
             t.rows.inputs(context, tokens, **lists), **lists, t.q, t.k, t.v);
         appended.emplace(context, cache, heads_of_rows(t.k, own_.num_kv_heads),
-                         heads_of_rows(t.v, own_.num_kv_heads), (*lists)->counts, rotations);
+                         heads_of_rows(t.v, own_.num_kv_heads), (*lists)->counts,
+                         steps.append_steps(rotations));
         AttentionOptions options = steps.attention_options(call.causal);
         const CachedCall own_call = of_heads(call, range_of(heads));
         options.mask = own_call.mask;

@@ -3,6 +3,7 @@
 // threads for each.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -85,11 +86,42 @@ TEST_F(CudaDecode, P6_AloneAndInALargeBatch) {
   }
 }
 
-class CudaHopperDecode : public HopperKernelsTest {};
+class CudaHopperDecode : public HopperKernelsTest {
+ protected:
+  /// Of a call with tensors of this seed; where has_odd, with NaN or infinity among the values.
+  void expect_same_bits(const Decoding& call, std::uint64_t seed, bool has_odd) {
+    Random random(9, seed);
+    const std::int64_t batch = call.batch();
+    const std::int64_t longest = *std::max_element(call.lengths.begin(), call.lengths.end());
+    const Tensor k = normal(call.dtype, {batch, longest, kHeads, call.head_dim}, seed, 2);
+    Tensor v = normal(call.dtype, {batch, longest, kHeads, call.value_dim}, seed + 1);
+    const Tensor q =
+        normal(call.dtype, {batch, 1, kHeads * call.group, call.head_dim}, seed + 2, 2);
+    if (has_odd) {
+      const bool is_bf16 = call.dtype == DType::kBF16;
+      const std::uint16_t odd[] = {std::uint16_t(is_bf16 ? 0x7fc0 : 0x7e00),
+                                   std::uint16_t(is_bf16 ? 0x7f80 : 0x7c00)};
+      Tensor host = v.to_host();
+      auto* const values = static_cast<std::uint16_t*>(host.data());
+      values[random.below(host.num_elements())] = odd[random.below(2)];
+      // The last tokens are those of a short segment.
+      if (random.below(2) == 0) values[host.num_elements() - 1] = odd[random.below(2)];
+      v = host.to(context());
+    }
+    context().synchronize();
+    const Tensor fast = decode(*hopper_, call, q, k, v, 0, batch);
+    const Tensor expected = decode(*generic_, call, q, k, v, 0, batch);
+    EXPECT_TRUE(same_bits(fast, expected))
+        << seed << ": D" << call.head_dim << "/" << call.value_dim << ", group " << call.group
+        << ", pages of " << call.page_size << ", window " << call.window_left << ", " << batch
+        << " sequences, up to " << longest;
+  }
+};
+
+constexpr std::int64_t kDims[] = {128, 64, 8, 40, 120, 72};
+constexpr std::int64_t kGroups[] = {1, 2, 4, 8, 16};
 
 TEST_F(CudaHopperDecode, SameBitsAsTheGenericKernels) {
-  constexpr std::int64_t kDims[] = {128, 64, 8, 40, 120, 72};
-  constexpr std::int64_t kGroups[] = {1, 2, 4, 8, 16};
   for (int i = 0; i < 120; ++i) {
     Random random(9, static_cast<std::uint64_t>(i));
     Decoding call{.dtype = random.below(2) == 0 ? DType::kBF16 : DType::kF16,
@@ -102,27 +134,29 @@ TEST_F(CudaHopperDecode, SameBitsAsTheGenericKernels) {
     const std::int64_t batch = 1 + random.below(3);
     for (std::int64_t b = 0; b < batch; ++b) call.lengths.push_back(1 + random.below(longest));
     call.lengths[0] = longest;
-    const std::uint64_t seed = 10 + 3 * static_cast<std::uint64_t>(i);
-    const Tensor k = normal(call.dtype, {batch, longest, kHeads, call.head_dim}, seed, 2);
-    Tensor v = normal(call.dtype, {batch, longest, kHeads, call.value_dim}, seed + 1);
-    const Tensor q =
-        normal(call.dtype, {batch, 1, kHeads * call.group, call.head_dim}, seed + 2, 2);
-    if (i % 4 == 0) {
-      // NaN and infinity.
-      const bool is_bf16 = call.dtype == DType::kBF16;
-      const std::uint16_t odd[] = {std::uint16_t(is_bf16 ? 0x7fc0 : 0x7e00),
-                                   std::uint16_t(is_bf16 ? 0x7f80 : 0x7c00)};
-      Tensor host = v.to_host();
-      static_cast<std::uint16_t*>(host.data())[random.below(host.num_elements())] =
-          odd[random.below(2)];
-      v = host.to(context());
+    expect_same_bits(call, 10 + 3 * static_cast<std::uint64_t>(i), i % 4 == 0);
+  }
+}
+
+/// More segments than an H200 has multiprocessors, the last of which are short, of one sequence and
+/// of three: two of them share a multiprocessor up to 256 keys.
+TEST_F(CudaHopperDecode, ShortLastSegmentsHaveTheSameBits) {
+  const std::vector<std::int64_t> all_lengths[] = {
+      {8193},          {8300},          {8448},           {8449},          {8704},
+      {2561, 2561, 1}, {2816, 100, 61}, {2700, 2563, 64}, {1, 2049, 2570}, {2817, 2561, 2600}};
+  std::uint64_t seed = 1000;
+  for (const std::vector<std::int64_t>& lengths : all_lengths) {
+    for (int i = 0; i < 8; ++i, seed += 3) {
+      Random random(9, seed);
+      Decoding call{.dtype = i % 2 == 0 ? DType::kBF16 : DType::kF16,
+                    .head_dim = i < 4 ? 128 : kDims[random.below(6)],
+                    .value_dim = i < 4 ? 128 : kDims[random.below(6)],
+                    .group = kGroups[random.below(5)],
+                    .page_size = random.below(2) * (1 + random.below(40)),
+                    .window_left = i % 4 == 3 ? 1 + random.below(1500) : 0,
+                    .lengths = lengths};
+      expect_same_bits(call, seed, i % 3 == 0);
     }
-    context().synchronize();
-    const Tensor fast = decode(*hopper_, call, q, k, v, 0, batch);
-    const Tensor expected = decode(*generic_, call, q, k, v, 0, batch);
-    EXPECT_TRUE(same_bits(fast, expected))
-        << i << ": D" << call.head_dim << "/" << call.value_dim << ", group " << call.group
-        << ", pages of " << call.page_size << ", window " << call.window_left << ", " << longest;
   }
 }
 

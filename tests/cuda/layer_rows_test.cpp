@@ -81,11 +81,12 @@ TEST_F(CudaLayerRows, P6_TokensOfManySequences) {
   }
 }
 
-// The kernel of 9 to 64 rows gives each multiprocessor 16 to 64 features, one tile or several.
+// The kernel of 9 to 64 rows gives each multiprocessor 16 to 64 features, one tile or several. That
+// of more rows has tiles of 64 to 192 features (136 heads and 256 rows: 96).
 TEST_F(CudaLayerRows, P6_AsManyFeaturesAsThereAre) {
   constexpr std::int64_t kTokens = 300;
   constexpr std::int64_t kSome[] = {1, 5, 16, 17, 33, 64, 65, 128, 130, 256};
-  for (const std::int64_t heads : {12, 44, 60, 96, 200, 260}) {
+  for (const std::int64_t heads : {12, 44, 60, 96, 136, 200, 260}) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       MultiHeadAttention tested({.embed_dim = 328,
                                  .num_heads = heads,

@@ -14,10 +14,15 @@
 // are used up. One block of threads a multiprocessor, by 211 KiB of shared memory. With the folding
 // that follows 21 us on an H200, where two warps a segment take 29.
 //
+// Most of that is latency, so a short segment takes nearly as long as a whole one, and a second
+// wave of them as long as the first. Where the last segments have at most 256 keys and would be a
+// second wave (8193 tokens: 136 segments, 132 multiprocessors), a block of threads computes two of
+// them at once: four warps have a segment each, and 32 columns.
+//
 // Tried and lost: segments of 1024 keys, of which a cluster of two blocks computed half the scores
 // and half the columns each (25.5 us, and 37 with a ninth, short segment); the same by one block
-// (31 us); short last segments two to a block where there are 136 segments and 132 multiprocessors
-// (27.2 us instead of 28.4, but 20.9 instead of 20.4 where there are 128).
+// (31 us); short last segments two to a block, one after the other (27.2 us instead of the 28.4 of
+// two warps a segment).
 #pragma once
 
 #include <cstdint>
@@ -28,33 +33,35 @@
 namespace ladon::cuda::hopper {
 
 inline constexpr int kSegmentWarps = short_segments().blocks();
-inline constexpr int kBlockSteps = kBlockKeys / 16;  // products with a block's values
+inline constexpr int kPairWarps = kSegmentWarps / 2;  // of each of two short segments
+inline constexpr int kBlockSteps = kBlockKeys / 16;   // products with a block's values
 
-template <class Half>
+/// Of a segment with up to kWarps blocks of keys.
+template <int kWarps>
 struct SegmentMemory {
-  using Careful = ForwardMemory<Half, 1, false, ForwardRules::kWindow, false>;
   // Values of these blocks have tiles of their own. The others replace the keys of their block.
-  static constexpr int kSpareTiles = 4;
-  alignas(128) unsigned char tiles[kSegmentWarps + kSpareTiles][kTileBytes];
-  uint4 weights[kSegmentWarps][kBlockSteps][32];  // operands of products, by lane
-  float maxima[kSegmentWarps][16];                // of a block's scores, by row
-  float2 sums[kSegmentWarps][32];                 // of weights up to a block, by lane
+  static constexpr int kSpareTiles = kWarps / 2;
+  alignas(128) unsigned char tiles[kWarps + kSpareTiles][kTileBytes];
+  uint4 weights[kWarps][kBlockSteps][32];  // operands of products, by lane
+  float maxima[kWarps][16];                // of a block's scores, by row
+  float2 sums[kWarps][32];                 // of weights up to a block, by lane
   float totals[16];
 
   __device__ __forceinline__ unsigned char* keys(int block) { return tiles[block]; }
   __device__ __forceinline__ unsigned char* values(int block) {
-    return tiles[block < kSpareTiles ? kSegmentWarps + block : block];
+    return tiles[block < kSpareTiles ? kWarps + block : block];
   }
-  __device__ __forceinline__ Careful& careful() { return *reinterpret_cast<Careful*>(this); }
 };
 
-template <class Half>
+/// A segment by kWarps warps: all of a block of threads, or half of them.
+template <class Half, int kWarps>
 class DecodeSegment {
   using Scores = float[kKeyGroups][4];
+  static constexpr int kSumGroups = kValueGroups / kWarps;  // of 8 columns of a warp
+  static constexpr std::int64_t kNoRow = INT64_MIN;
 
  public:
-  using Memory = SegmentMemory<Half>;
-  static_assert(sizeof(typename Memory::Careful) <= sizeof(Memory));
+  using Memory = SegmentMemory<kWarps>;
 
   __device__ __forceinline__ DecodeSegment(const ForwardParams<float>& params,
                                            const ForwardTask& task, const Sequence& sequence,
@@ -66,16 +73,18 @@ class DecodeSegment {
         memory_(memory),
         rows_(static_cast<int>(sequence.query_len * params.call.group)),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        warp_(static_cast<int>(threadIdx.x) / 32),
+        warp_(static_cast<int>(threadIdx.x) / 32 % kWarps),
+        first_barrier_(static_cast<int>(threadIdx.x) / 32 / kWarps * kWarps),
         heads_{static_cast<int>(task.kv_head * params.call.group),
                static_cast<int>(params.call.group)},
-        sums_(static_cast<int>(params.call.value_dim), 2 * warp_) {}
+        sums_(static_cast<int>(params.call.value_dim), kSumGroups * warp_) {}
 
-  __device__ __forceinline__ void run() {
-    if (rows_ == 0) return;
+  /// Returns whether the thread's sums are finite. Else the segment must be computed again.
+  __device__ __forceinline__ bool run() {
+    if (rows_ == 0) return true;
     BlockRange blocks = visible_blocks(call_.rules, sequence_, 0, (rows_ - 1) / call_.group);
     blocks = blocks_in_segment(short_segments(), sequence_, blocks, task_.segment);
-    if (blocks.begin == blocks.end) return;
+    if (blocks.begin == blocks.end) return true;
     const int first = blocks.begin / kSegmentWarps * kSegmentWarps;
     begin_ = blocks.begin - first;
     end_ = blocks.end - first;
@@ -94,18 +103,21 @@ class DecodeSegment {
     }
     weigh(scores);
     add_values();
-    if (!__syncthreads_and(sums_.are_finite())) {
-      if (warp_ == 0) {
-        ForwardTile<Half, 1, false, ForwardRules::kWindow>(params_, task_, sequence_,
-                                                           memory_.careful())
-            .run();
-      }
-      return;
-    }
     store_partial();
+    return sums_.are_finite();
   }
 
  private:
+  /// The warps of this segment.
+  __device__ __forceinline__ void synchronize() const {
+    if constexpr (kWarps == kSegmentWarps) {
+      __syncthreads();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"r"(kSegmentWarps + first_barrier_), "n"(32 * kWarps)
+                   : "memory");
+    }
+  }
+
   /// The thread's two rows.
   __device__ __forceinline__ int row_of(int i) const { return lane_ / 4 + i * 8; }
 
@@ -143,13 +155,14 @@ class DecodeSegment {
     const unsigned to = shared_address(tile);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-#pragma unroll 8
+      const std::int64_t row = slots_[i] < 0 ? kNoRow : slots_[i] * operand.token_stride;
+#pragma unroll 4
       for (int pair = 0; pair < 16; ++pair) {
         const int owner = pair * 2 + lane_ / kTileChunks;
-        const std::int64_t slot = __shfl_sync(0xffffffffU, slots_[i], owner);
-        const bool reads = exists && slot >= 0;
-        copy_async_16(to + chunk_offset(i * 32 + owner, chunk),
-                      reads ? data + slot * operand.token_stride : operand.data, reads ? 16 : 0);
+        const std::int64_t from = __shfl_sync(0xffffffffU, row, owner);
+        const bool reads = exists && from != kNoRow;
+        copy_async_16_once(to + chunk_offset(i * 32 + owner, chunk), reads ? data + from : data,
+                           reads ? 16 : 0);
       }
     }
   }
@@ -158,21 +171,28 @@ class DecodeSegment {
     copy_tile(call_.v, sequence_.v, call_.value_dim, memory_.values(warp_));
   }
 
-  /// Eight columns of a query row at a time are there or not.
-  __device__ __forceinline__ unsigned query_pair(int i, int column) const {
-    if (row_of(i) >= rows_ || column >= call_.head_dim) return 0;
-    const auto [token, head] = heads_.query_of(row_of(i));
-    return *reinterpret_cast<const unsigned*>(static_cast<const Half*>(call_.q.data) + sequence_.q +
-                                              token * call_.q.token_stride +
-                                              head * call_.q.head_stride + column + lane_ % 4 * 2);
+  /// The thread's part of a query row. Found once: with a division for each pair of elements, these
+  /// loads were a third of all instructions, each of which is fetched for a single use.
+  __device__ __forceinline__ const unsigned* query_row(int i) const {
+    const auto [token, head] = heads_.query_of(min(row_of(i), rows_ - 1));
+    return reinterpret_cast<const unsigned*>(static_cast<const Half*>(call_.q.data) + sequence_.q +
+                                             token * call_.q.token_stride +
+                                             head * call_.q.head_stride + lane_ % 4 * 2);
   }
 
   __device__ __forceinline__ void multiply_keys(Scores& scores) {
+    const unsigned* const query_rows[2] = {query_row(0), query_row(1)};
+    const bool exist[2] = {row_of(0) < rows_, row_of(1) < rows_};
+    const auto columns = static_cast<int>(call_.head_dim);
     unsigned queries[kQuerySteps][4];
 #pragma unroll
     for (int step = 0; step < kQuerySteps; ++step) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) queries[step][e] = query_pair(e % 2, step * 16 + e / 2 * 8);
+      for (int e = 0; e < 4; ++e) {
+        // Eight columns at a time are there or not.
+        const int column = step * 16 + e / 2 * 8;
+        queries[step][e] = exist[e % 2] && column < columns ? query_rows[e % 2][column / 2] : 0;
+      }
     }
     warp_ < Memory::kSpareTiles ? wait_for_copies<1>() : wait_for_copies<0>();
     __syncwarp();
@@ -215,11 +235,11 @@ class DecodeSegment {
         if (lane_ % 4 == 0) memory_.maxima[warp_][row_of(i)] = largest;
       }
     }
-    __syncthreads();
+    synchronize();
     float base[2] = {0, 0};
     float rescale[2] = {1, 1};
 #pragma unroll
-    for (int b = 0; b < kSegmentWarps; ++b) {
+    for (int b = 0; b < kWarps; ++b) {
       rescales_[b] = make_float2(1, 1);
       if (b < begin_ || b >= end_) continue;
 #pragma unroll
@@ -255,7 +275,7 @@ class DecodeSegment {
   __device__ __forceinline__ void add_weights(const Scores& weights, const float (&rescale)[2]) {
     float2 sums = make_float2(0, 0);
     if (warp_ > begin_) {
-      asm volatile("bar.sync %0, 64;" ::"r"(warp_) : "memory");
+      asm volatile("bar.sync %0, 64;" ::"r"(first_barrier_ + warp_) : "memory");
       sums = memory_.sums[warp_ - 1][lane_];
     }
     sums.x *= rescale[0];
@@ -269,7 +289,7 @@ class DecodeSegment {
     }
     if (warp_ + 1 < end_) {
       memory_.sums[warp_][lane_] = sums;
-      asm volatile("bar.arrive %0, 64;" ::"r"(warp_ + 1) : "memory");
+      asm volatile("bar.arrive %0, 64;" ::"r"(first_barrier_ + warp_ + 1) : "memory");
       return;
     }
     const float totals[2] = {row_sum(RowState<float>{0, sums.x}).sum,
@@ -280,37 +300,46 @@ class DecodeSegment {
     }
   }
 
-  /// O of the warp's 16 columns, over all blocks.
+  /// O of the warp's columns, over all blocks.
   __device__ __forceinline__ void add_values() {
     sums_.clear();
     if (warp_ < Memory::kSpareTiles) wait_for_copies<0>();
-    __syncthreads();
+    synchronize();
     add_blocks<0, Memory::kSpareTiles>();
     wait_for_copies<0>();
-    __syncthreads();
-    add_blocks<Memory::kSpareTiles, kSegmentWarps>();
+    synchronize();
+    add_blocks<Memory::kSpareTiles, kWarps>();
   }
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void add_blocks() {
-    if (warp_ * 16 >= call_.value_dim) return;
+    if (first_column() >= call_.value_dim) return;
     auto& sums = sums_.accumulators();
-    const unsigned offset = chunk_offset(lane_ % 16, 2 * warp_ + lane_ / 16);
+    unsigned offsets[kSumGroups / 2];
+#pragma unroll
+    for (int pair = 0; pair < kSumGroups / 2; ++pair) {
+      offsets[pair] = chunk_offset(lane_ % 16, kSumGroups * warp_ + 2 * pair + lane_ / 16);
+    }
 #pragma unroll
     for (int b = kBegin; b < kEnd; ++b) {
       if (b < begin_ || b >= end_) continue;
       sums_.rescale(rescales_[b]);
-      const unsigned values = shared_address(memory_.values(b)) + offset;
+      const unsigned values = shared_address(memory_.values(b));
 #pragma unroll
       for (int step = 0; step < kBlockSteps; ++step) {
         const uint4 four = memory_.weights[b][step][lane_];
         const unsigned weights[4] = {four.x, four.y, four.z, four.w};
-        unsigned value[4];
-        load_matrices_transposed(value, values + step * 16 * kTileRowBytes);
-        multiply_add<Half>(sums[0], weights, value[0], value[1]);
-        multiply_add<Half>(sums[1], weights, value[2], value[3]);
+#pragma unroll
+        for (int pair = 0; pair < kSumGroups / 2; ++pair) {
+          unsigned value[4];
+          load_matrices_transposed(value, values + offsets[pair] + step * 16 * kTileRowBytes);
+          multiply_add<Half>(sums[pair * 2], weights, value[0], value[1]);
+          multiply_add<Half>(sums[pair * 2 + 1], weights, value[2], value[3]);
+        }
       }
     }
   }
+
+  __device__ __forceinline__ int first_column() const { return warp_ * kSumGroups * 8; }
 
   __device__ __forceinline__ RowState<float> state(int i) const {
     return {maximum_[i], memory_.totals[row_of(i)]};
@@ -327,7 +356,7 @@ class DecodeSegment {
         partials.maximum[index] = state(i).maximum;
         partials.sum[index] = state(i).sum;
       }
-      sums_.store_partial(i, partials.out + index * call_.value_dim + warp_ * 16);
+      sums_.store_partial(i, partials.out + index * call_.value_dim + first_column());
     }
   }
 
@@ -338,9 +367,10 @@ class DecodeSegment {
   Memory& memory_;
   const int rows_;
   const int lane_;
-  const int warp_;
+  const int warp_;           // of the segment's
+  const int first_barrier_;  // of those of the segment's warps
   const RowHeads heads_;
-  ForwardSums<Half, 2> sums_;
+  ForwardSums<Half, kSumGroups> sums_;
   // Of the segment's blocks, those that are seen; and the warp's own.
   int begin_ = 0;
   int end_ = 0;
@@ -348,22 +378,7 @@ class DecodeSegment {
   bool is_active_ = false;
   std::int64_t slots_[2];
   float maximum_[2] = {-INFINITY, -INFINITY};
-  float2 rescales_[kSegmentWarps];
+  float2 rescales_[kWarps];
 };
-
-template <class Half>
-__global__ void __launch_bounds__(32 * kSegmentWarps, 1)
-    decode_segments(const __grid_constant__ ForwardParams<float> params) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  wait_for_kernel_before();
-  // The last segments come last: they may be short, and share a multiprocessor.
-  const auto tiles = static_cast<unsigned>(params.call.num_sequences * params.call.num_kv_heads);
-  const auto segments = static_cast<unsigned>(params.partials.segments);
-  const ForwardTask task(params, blockIdx.x % tiles * segments + blockIdx.x / tiles);
-  DecodeSegment<Half>(params, task, sequence_of(params, task.sequence),
-                      *reinterpret_cast<SegmentMemory<Half>*>(shared))
-      .run();
-  start_kernel_after();
-}
 
 }  // namespace ladon::cuda::hopper

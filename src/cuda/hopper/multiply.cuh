@@ -29,9 +29,10 @@ void launch_product(Queue& queue, unsigned blocks, const HopperProductParams& pa
                params);
 }
 
-/// How long tiles take, by the cycles of one's step: each multiprocessor has one at a time.
-inline std::int64_t product_cycles(std::int64_t tiles, int processors, int cycles) {
-  return ceil_div(tiles, processors) * cycles;
+/// How long tiles of so many columns take, by the cycles of one's step (product.cuh): each
+/// multiprocessor has one at a time.
+inline std::int64_t product_cycles(std::int64_t tiles, int processors, int columns) {
+  return ceil_div(tiles, processors) * (64 + columns * 3 / 4);
 }
 
 /// Enqueues the products and returns true where they are large enough, and the copy engine can take
@@ -54,12 +55,16 @@ bool multiply(Queue& queue, std::span<const Product> products) {
       first.m <= kProductRows / 4 || 5 * narrow < processors || narrow > kMost) {
     return false;
   }
-  const bool is_wide =
-      product_cycles(wide, processors, 208) <= product_cycles(narrow, processors, 160);
+  int columns =
+      product_cycles(wide, processors, 192) <= product_cycles(narrow, processors, 128) ? 192 : 128;
   // Narrower tiles where every one then has a multiprocessor. With one row of tiles they lose (64
   // rows, 6144 x 4096: 36 us instead of 31), with two they win (256 rows, 4096 x 4096: 22 and 30).
-  const bool is_narrow = first.m > kProductRows && count_tiles(64) <= processors;
-  const int columns = is_narrow ? 64 : is_wide ? 192 : 128;
+  constexpr bool kIsAlongK = Layout::kOfA && Layout::kOfB;
+  if (first.m > kProductRows) {
+    for (const int fewer : {96, 64}) {
+      if ((kIsAlongK || fewer != 96) && count_tiles(fewer) <= processors) columns = fewer;
+    }
+  }
   HopperProductParams params;
   for (std::size_t i = 0; i < products.size(); ++i) {
     const Product& product = products[i];
@@ -77,6 +82,11 @@ bool multiply(Queue& queue, std::span<const Product> products) {
     using Half = decltype(element);
     switch (columns) {
       case 64: return launch_product<Half, 64, Layout, Epilogue>(queue, blocks, params);
+      case 96:
+        if constexpr (kIsAlongK) {
+          return launch_product<Half, 96, Layout, Epilogue>(queue, blocks, params);
+        }
+        [[fallthrough]];
       case 128: return launch_product<Half, 128, Layout, Epilogue>(queue, blocks, params);
       default: return launch_product<Half, 192, Layout, Epilogue>(queue, blocks, params);
     }

@@ -1,6 +1,6 @@
 // Products of 16-bit matrices on Hopper: projections and their gradients (projection_product.cuh).
 //
-// A block takes tile after tile of 128 x 192, or 128 x 128 or 128 x 64 where those keep more
+// A block takes tile after tile of 128 x 192, or 128 x 128, 96 or 64 where those keep more
 // multiprocessors busy. A thread copies a and b through a ring of stages, 64 values of k each; two
 // warpgroups of 64 rows multiply. Chunks of 256 are summed by wgmma in steps of 16 and added to the
 // totals in registers, as projection_mma.cuh does, so the bits are the same: 96 sums and 96 totals
@@ -8,7 +8,7 @@
 // launch: q, k and v of a layer, which alone would not fill a GPU.
 //
 // A step of 16 takes 192 cycles of tensor cores, and 208 of the shared memory's port: 16 KiB read,
-// 10 KiB written by the copies. A tile of 128 x 128 takes 128 and 160. H200, two bf16 matrices
+// 10 KiB written by the copies. A tile of 128 x N takes N and 64 + 3/4 N. H200, two bf16 matrices
 // of 8192 x 8192: 673 to 682 TFLOP/s, where cuBLAS has 771 and projection_mma.cuh 312.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/bulk_copy.cuh"
-#include "cuda/hopper/wgmma.cuh"
+#include "cuda/hopper/wgmma_narrow.cuh"
 #include "cuda/kernels/projection_mma.cuh"
 
 namespace ladon::cuda::hopper {
@@ -33,7 +33,6 @@ using ProductTile = projection::TileShape<kProductRows, kColumns, 8, 1, 1>;
 inline constexpr int kProductGroups = kProductRows / kGroupRows;
 inline constexpr int kProductThreads = (kProductGroups + 1) * kGroupThreads;
 inline constexpr int kProductDepth = 64;  // of a stage
-inline constexpr int kProductStages = 5;
 
 /// One or several products of one m, k and dtype.
 struct HopperProductParams {
@@ -51,8 +50,11 @@ struct ProductMemory {
     alignas(1024) unsigned char a[kProductRows * kBoxRowBytes];
     alignas(1024) unsigned char b[kColumns * kBoxRowBytes];
   };
-  Stage stages[kProductStages];
-  BufferBarriers barriers[kProductStages];
+  // As many as fit: 5 for 192 columns, 9 for 64. Narrow tiles are for few rows, where most of b
+  // comes from memory and little else hides its latency.
+  static constexpr int kStages = (227 * 1024 - 2 * 1024) / sizeof(Stage);
+  Stage stages[kStages];
+  BufferBarriers barriers[kStages];
 };
 
 /// Calls run(i, tile) for the tiles of a block, of product i: every gridDim.x-th.
@@ -115,7 +117,7 @@ class ProductProducer {
 
   const HopperProductParams& params_;
   Memory& memory_;
-  RingPosition<kProductStages> ring_;
+  RingPosition<Memory::kStages> ring_;
 };
 
 /// A warpgroup that computes 64 rows of each tile.
@@ -188,13 +190,23 @@ class ProductConsumer {
       const std::uint64_t a_step = a.descriptor(offset<Layout::kOfA>(step));
       const std::uint64_t b_step = b.descriptor(offset<Layout::kOfB>(step));
       if (step == 0) {
-        start_product<Half, kAdds, !Layout::kOfA, !Layout::kOfB>(sums, a_step, b_step);
+        start_step<kAdds>(sums, a_step, b_step);
       } else {
-        start_product<Half, true, !Layout::kOfA, !Layout::kOfB>(sums, a_step, b_step);
+        start_step<true>(sums, a_step, b_step);
       }
     }
     commit_products();
     ring_.advance();
+  }
+  template <bool kAdds>
+  __device__ __forceinline__ static void start_step(float (&sums)[Tile::kTilesN][4],
+                                                    std::uint64_t a, std::uint64_t b) {
+    if constexpr (kColumns == 96) {
+      static_assert(Layout::kOfA && Layout::kOfB, "boxes across k have 64 columns");
+      start_narrow_product<Half, kAdds>(sums, a, b);
+    } else {
+      start_product<Half, kAdds, !Layout::kOfA, !Layout::kOfB>(sums, a, b);
+    }
   }
   template <bool kAlongK>
   __device__ __forceinline__ static constexpr int offset(int step) {
@@ -209,7 +221,7 @@ class ProductConsumer {
   const HopperProductParams& params_;
   Memory& memory_;
   const int group_;
-  RingPosition<kProductStages> ring_;
+  RingPosition<Memory::kStages> ring_;
 };
 
 template <class Half, int kColumns, class Layout, class Epilogue>

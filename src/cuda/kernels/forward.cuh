@@ -56,31 +56,41 @@ struct ForwardTask {
   std::int64_t segment = 0;
   std::int64_t num_segments = 1;
 
-  /// Long tiles of causal calls come first: the last blocks of a launch are then short.
-  template <class Compute>
-  __device__ ForwardTask(const ForwardParams<Compute>& params, std::int64_t block) {
-    const std::int64_t segments = params.partials.maximum == nullptr ? 1 : params.partials.segments;
+  __device__ ForwardTask(std::int64_t of_sequence, std::int64_t of_kv_head, std::int64_t first)
+      : sequence(of_sequence), kv_head(of_kv_head), segment(first) {}
+
+  /// Long tiles of causal calls come first: the last blocks of a launch are then short. There are
+  /// fewer than 2^31 tasks, and divisions of 64 bits take a microsecond in all; but with 32 bits
+  /// (Index) the compiler spills registers of forward_simt.cuh.
+  template <class Compute, class Index>
+  __device__ ForwardTask(const ForwardParams<Compute>& params, Index block) {
+    const auto row_tiles = static_cast<Index>(params.row_tiles);
+    const auto value_chunks = static_cast<Index>(params.value_chunks);
+    const auto kv_heads = static_cast<Index>(params.call.num_kv_heads);
+    const Index segments =
+        params.partials.maximum == nullptr ? 1 : static_cast<Index>(params.partials.segments);
     if (params.folded > 1) {
       // These are the longest.
-      const std::int64_t tiles = params.call.num_sequences * params.call.num_kv_heads *
-                                 params.value_chunks * params.row_tiles;
+      const auto folded = static_cast<Index>(params.folded);
+      const Index tiles =
+          static_cast<Index>(params.call.num_sequences) * kv_heads * value_chunks * row_tiles;
       if (block < tiles) {
-        num_segments = params.folded;
+        num_segments = folded;
       } else {
         block -= tiles;
-        segment = params.folded + block % (segments - params.folded);
-        block /= segments - params.folded;
+        segment = folded + block % (segments - folded);
+        block /= segments - folded;
       }
     } else {
       segment = block % segments;
       block /= segments;
     }
-    row_tile = params.row_tiles - 1 - block % params.row_tiles;
-    block /= params.row_tiles;
-    value_chunk = block % params.value_chunks;
-    block /= params.value_chunks;
-    kv_head = block % params.call.num_kv_heads;
-    sequence = block / params.call.num_kv_heads;
+    row_tile = row_tiles - 1 - block % row_tiles;
+    block /= row_tiles;
+    value_chunk = block % value_chunks;
+    block /= value_chunks;
+    kv_head = block % kv_heads;
+    sequence = block / kv_heads;
   }
 };
 

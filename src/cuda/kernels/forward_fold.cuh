@@ -118,7 +118,9 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
       if (begin != 0) read(begin);
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s) {
-        if (begin + s >= count) break;
+        // Those that do not exist change nothing. With a branch for each, every one would wait for
+        // its shuffles.
+        if (s % 8 == 0 && begin + s >= count) break;
         const Fold<Compute> fold = broadcast(fold_of_own, begin + s);
         total.sum = fold(total.sum, __shfl_sync(kAllLanes, state.sum, begin + s));
 #pragma unroll

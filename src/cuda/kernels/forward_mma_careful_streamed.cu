@@ -32,8 +32,9 @@ __global__ void __launch_bounds__(32 * kMmaRows / 16)
     if (!is_unfinished) continue;
     for (std::int64_t chunk = 0; chunk < forward.value_chunks; ++chunk) {
       // Blocks of threads are numbered as tasks are: the last row tile first.
-      const ForwardTask task(forward,
-                             (place * forward.value_chunks + chunk) * row_tiles + tile % row_tiles);
+      const ForwardTask task(
+          forward, static_cast<unsigned>((place * forward.value_chunks + chunk) * row_tiles +
+                                         tile % row_tiles));
       FinishTile<Half>(forward, task, forward.call.sequences[task.sequence],
                        *reinterpret_cast<typename FinishTile<Half>::Memory*>(shared))
           .run();

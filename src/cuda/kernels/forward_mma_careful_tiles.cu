@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(32 * kMmaRows / 16)
       params.call.num_sequences * params.call.num_kv_heads * params.row_tiles;
   for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     if (params.unfinished[1 + tile] == 0) continue;
-    ForwardTask task(params, tile);
+    ForwardTask task(params, static_cast<unsigned>(tile));
     task.row_tile = tile % params.row_tiles;
     for (; task.value_chunk * kTileColumns < params.call.value_dim; ++task.value_chunk) {
       Tile(params, task, params.call.sequences[task.sequence],

@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kSimtThreads)
     forward_simt(const __grid_constant__ ForwardParams<Compute> params) {
   using Tile = SimtForwardTile<Compute, kRows>;
   extern __shared__ __align__(16) unsigned char shared[];
-  const ForwardTask task(params, blockIdx.x);
+  const ForwardTask task(params, std::int64_t{blockIdx.x});
   Tile(params, task, *reinterpret_cast<typename Tile::Memory*>(shared)).run();
 }
 

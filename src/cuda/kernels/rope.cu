@@ -123,7 +123,8 @@ __device__ inline void rotate_token(const RotateParams& params, const Token& tok
             load_pairs<Compute>(rope, tensor.x.data, start_of(tensor.x, token, own), pair, count);
         rotate_pairs(rotated, cos, sin);
         store_pairs(rope, tensor.out.data, start_of(tensor.out, token, own), pair, count, rotated);
-      });
+      },
+      [] {});
 }
 
 template <class Compute>

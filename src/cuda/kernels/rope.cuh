@@ -108,10 +108,11 @@ __device__ inline void store_pairs(const RopeParams& rope, void* out, std::int64
 
 /// For all threads of a block: calls rotate(head, pair, count, cos, sin) with every chunk of
 /// `count` pairs of a token's heads, and the cosines and sines of them, rotation_of(pair). Blocks
-/// of one token (grid.y) share its heads.
-template <class Compute, class RotationOf, class Rotate>
+/// of one token (grid.y) share its heads. wait() is called between the two.
+template <class Compute, class RotationOf, class Rotate, class Wait>
 __device__ inline void rotate_heads(const RopeParams& rope, std::int64_t heads,
-                                    const RotationOf& rotation_of, const Rotate& rotate) {
+                                    const RotationOf& rotation_of, const Rotate& rotate,
+                                    const Wait& wait) {
   __shared__ Compute cos[kTilePairs];
   __shared__ Compute sin[kTilePairs];
   for (std::int64_t tile = 0; tile < pairs_of(rope); tile += kTilePairs) {
@@ -122,6 +123,7 @@ __device__ inline void rotate_heads(const RopeParams& rope, std::int64_t heads,
       cos[n] = static_cast<Compute>(rotation.cos);
       sin[n] = static_cast<Compute>(rotation.sin);
     }
+    wait();
     __syncthreads();
     const auto chunks = static_cast<unsigned>((pairs + kChunk - 1) / kChunk);
     const auto items = static_cast<unsigned>(heads) * chunks;  // a token's elements are far fewer

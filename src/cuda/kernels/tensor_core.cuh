@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/hopper/l2_policy.h"
+
 namespace ladon::cuda {
 
 __device__ inline std::uint32_t shared_address(const void* p) {
@@ -33,7 +35,18 @@ __device__ inline void copy_async_16(std::uint32_t to, const void* from, int byt
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-/// The same for 8 bytes.
+/// The same for what no other block of threads reads, such as keys and values in decoding: L2
+/// replaces it before anything else, so that weights which were prefetched stay there.
+__device__ inline void copy_async_16_once(std::uint32_t to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(bytes), "l"(hopper::L2Policy::kEvictFirst)
+               : "memory");
+#else
+  copy_async_16(to, from, bytes);
+#endif
+}
+/// copy_async_16() for 8 bytes.
 __device__ inline void copy_async_8(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");

@@ -10,9 +10,8 @@
 // last three bits, so that the eight rows of an 8x8 matrix are in different banks.
 //
 // Rows of caches are found by their slots (pages, rings). Each lane finds those of two rows and
-// leaves the rows' offsets in shared memory for the lanes that copy them: with a shuffle, a 64-bit
-// product and tests for every copied chunk, and a wait for the page table, paged caches were read
-// at half the rate of contiguous ones.
+// leaves the rows' offsets in shared memory for the lanes that copy them: with a shuffle, a product
+// and tests for every chunk, and a wait for the page table, paged caches were read at half speed.
 #pragma once
 
 #include <cstdint>
@@ -272,13 +271,18 @@ class TileStream {
     // Most blocks are whole, and need no test of each row.
     if (is_whole(block_) && columns % (kTileColumns / 2) == 0) {
       for_each_row(tile, chunk,
-                   [&](unsigned to, std::int64_t offset) { copy_async_16(to, data + offset, 16); });
+                   [&](unsigned to, std::int64_t offset) { copy_row(to, data + offset, 16); });
     } else {
       for_each_row(tile, chunk, [&](unsigned to, std::int64_t offset) {
         const int count = offset == kNoRow ? 0 : present;
-        copy_async_16(to, count == 0 ? operand.data : data + offset, count * kBytes);
+        copy_row(to, count == 0 ? operand.data : data + offset, count * kBytes);
       });
     }
+  }
+
+  /// A chunk of a row. With few rows a head is read once, else other blocks of threads read it too.
+  __device__ __forceinline__ static void copy_row(unsigned to, const void* from, int bytes) {
+    kWarps <= 2 ? copy_async_16_once(to, from, bytes) : copy_async_16(to, from, bytes);
   }
 
   /// Whether all keys of a block exist.
@@ -303,8 +307,7 @@ class TileStream {
       for (int pass = 0; pass < kBlockKeys / kRowsAtOnce; ++pass, from += kRowsAtOnce * row_bytes) {
         const int row = pass * kRowsAtOnce + thread_row;
         const int count = elements_of(row);
-        copy_async_16(tile + chunk_offset(row, chunk), count == 0 ? operand.data : from,
-                      count * kBytes);
+        copy_row(tile + chunk_offset(row, chunk), count == 0 ? operand.data : from, count * kBytes);
       }
     };
     if (is_whole(block_)) {
