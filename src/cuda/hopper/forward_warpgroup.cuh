@@ -15,12 +15,12 @@ namespace ladon::cuda::hopper {
 
 /// A warpgroup that computes 64 rows of each tile. What is seldom needed is computed anew each
 /// time: registers are few.
-template <class Half, int kHead, int kValue>
+template <class Half, int kHead, int kValue, ForwardRules kRules = ForwardRules::kWindow>
 class ForwardWarpgroup {
  public:
-  using Memory = ForwardMemory<kHead, kValue>;
-  using Shape = ForwardShape<kHead, kValue>;
-  using Scores = ForwardScores<Half, ForwardRules::kWindow>;
+  using Memory = ForwardMemory<kHead, kValue, kRules>;
+  using Shape = typename Memory::Shape;
+  using Scores = ForwardScores<Half, kRules>;
   using Sums = ForwardSums<Half, kValue / 8>;
   using BlockScores = float[kKeyGroups][4];
   using Weights = std::uint32_t[kWeightSteps][4];
@@ -131,7 +131,10 @@ class ForwardWarpgroup {
   template <bool kMayStart, class Whole>
   __device__ __forceinline__ void weigh(Scores& rules, BlockScores& scores, int block,
                                         const Whole& whole, Steps& steps, Weights& weights) {
-    if (block < whole.begin || block >= whole.end) rules.apply_rules(scores, block, nullptr);
+    constexpr bool kAll = kRules == ForwardRules::kAll;
+    if (kAll || block < whole.begin || block >= whole.end) {
+      rules.apply_rules(scores, block, nullptr);
+    }
     steps.starts_segment = kMayStart && block % Shape::kSegmentBlocks == 0;
     if (steps.starts_segment) {
       steps.finished.set(row_sum(steps.segment[0]), row_sum(steps.segment[1]));
@@ -139,12 +142,16 @@ class ForwardWarpgroup {
       steps.segment[1] = {};
     }
     const float factor = params_.forward.factor;
-    steps.raises = steps.starts_segment ||
+    // Weights that dropout changes stay in the place of the scores.
+    const bool drops = kAll && call_.rules.dropout;
+    const unsigned kept = drops ? rules.kept(block) : 0;
+    steps.raises = steps.starts_segment || drops ||
                    !weigh_below<Half>(scores, factor, steps.offset, steps.segment, weights);
     if (steps.raises) {
       steps.rescale.set_pair(0, weigh_any<Half>(scores, factor, steps.segment));
 #pragma unroll
       for (int i = 0; i < 2; ++i) steps.offset[i] = offset_of<Half>(steps.segment[i], factor);
+      if (drops) rules.drop(scores, kept);
 #pragma unroll
       for (int i = 0; i < kWeightSteps; ++i) rounded_weights<Half>(scores, i, weights[i]);
     }
