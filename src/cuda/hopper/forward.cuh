@@ -12,13 +12,14 @@
 // raise no row's maximum, so weights are computed before it is known whether one does
 // (weigh_below()): no maxima, no exchange between lanes.
 //
-// There are two schedules for kWindow because registers decide. With heads of 128 a warpgroup holds the scores
-// of two blocks (forward_pairs.cuh): the next scores and the last weighted sums are under way
-// behind each softmax. O of 256 columns, or three warpgroups of 160 registers, leave space for one
-// (forward_blocks.cuh): the weighted sums alone are under way, and the others' products. For heads
-// of 64 three warpgroups so are 18 % more than two with pairs. With all rules every shape takes its
-// blocks one by one (forward_ruled_blocks.cuh): they need the registers of a second block. Their
-// scores are in natural units, and where there is dropout, all weights are computed by weigh_any().
+// There are two schedules for kWindow because registers decide. With heads of 128 a warpgroup holds
+// the scores of two blocks (forward_pairs.cuh): the next scores and the last weighted sums are
+// under way behind each softmax. O of 256 columns, or three warpgroups of 160 registers, leave
+// space for one (forward_blocks.cuh): the weighted sums alone are under way, and the others'
+// products. For heads of 64 three warpgroups so are 18 % more than two with pairs. With all rules
+// every shape takes its blocks one by one (forward_ruled_blocks.cuh): they need the registers of a
+// second block. Their scores are in natural units, and where there is dropout, all weights are
+// computed by weigh_any().
 //
 // How long rules take at least, at head_dim 128, beside 1024 cycles of tensor cores for a block of
 // keys: 1536 for softcap (three results of the special function units for each score, instead of

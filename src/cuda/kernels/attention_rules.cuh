@@ -70,7 +70,11 @@ class Softcap {
     constexpr double kLargestCap = sizeof(Compute) == 8 ? 1e300 : 1e30;
     if (rules.softcap == 0 || rules.softcap >= kLargestCap) return;
     cap_ = static_cast<Compute>(rules.softcap < 1 / kLargestCap ? 1 / kLargestCap : rules.softcap);
-    inverse_ = 1 / cap_;
+    if constexpr (sizeof(Compute) == 8) {
+      inverse_ = 1 / cap_;
+    } else {
+      inverse_ = __fdividef(1, cap_);  // without code for what is out of range
+    }
   }
 
   __device__ bool is_on() const { return cap_ != 0; }
