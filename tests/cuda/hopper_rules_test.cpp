@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 #include <iterator>
 #include <limits>
 #include <string>
@@ -181,18 +179,6 @@ TEST_F(CudaHopperRules, WithinTheBound) {
     const CaseData data(problem);
     EXPECT_EQ(check_case(*hopper_, data, truth_of(data)), "") << data.problem().describe();
   }
-}
-
-/// `tensor` with one token's elements replaced.
-Tensor with_token(const Context& context, const Tensor& tensor, std::int64_t token, float value) {
-  const Context host;
-  Tensor changed = tensor.to_host();
-  Tensor spot(DType::kF32, {1, 1, tensor.size(2), tensor.size(3)});
-  std::fill_n(spot.data_as<float>(), spot.num_elements(), value);
-  copy(host, spot, changed.view().slice(1, token, token + 1));
-  Tensor there = changed.to(context);
-  context.synchronize();
-  return there;
 }
 
 /// Rows that a mask or a bias of -inf keeps from NaN and infinity do not have them, the others do.
