@@ -10,6 +10,7 @@
 #include "core/host_copy.h"
 #include "host_cache.h"
 #include "ladon/paged_kv_cache.h"
+#include "ladon/random.h"
 #include "random_inputs.h"
 
 namespace ladon::bench {
@@ -99,6 +100,7 @@ AttentionWorkload::AttentionWorkload(const Context& context, const Shape& shape)
   const Dims kv_shape{shape.batch, shape.kv_len, shape.num_kv_heads, shape.head_dim};
   const DType lse_dtype = shape.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   options_.causal = shape.causal;
+  make_rule(context);
   q_ = random_tensor(context, shape.dtype, q_shape, 1);
   if (shape.source == Source::kTensors) {
     k_ = random_tensor(context, shape.dtype, kv_shape, 2);
@@ -113,6 +115,34 @@ AttentionWorkload::AttentionWorkload(const Context& context, const Shape& shape)
     dq_ = Tensor(context, shape.dtype, q_shape);
     dk_ = Tensor(context, shape.dtype, kv_shape);
     dv_ = Tensor(context, shape.dtype, kv_shape);
+  }
+}
+
+void AttentionWorkload::make_rule(const Context& context) {
+  switch (shape_.rule) {
+    case Rule::kNone: break;
+    case Rule::kSoftcap: options_.softcap = 30; break;
+    case Rule::kAlibi:
+      slopes_ = random_tensor(context, DType::kF32, {shape_.num_heads}, 5);
+      options_.alibi_slopes = slopes_;
+      break;
+    case Rule::kMask: {
+      mask_ = Tensor(DType::kBool, {1, 1, shape_.query_len, shape_.kv_len});
+      Random random(42, 6);
+      auto* const may_see = static_cast<unsigned char*>(mask_.data());
+      for (std::int64_t i = 0; i < mask_.num_elements(); ++i) {
+        may_see[i] = static_cast<unsigned char>(random.next_u64() & 1U);
+      }
+      mask_ = mask_.to(context);
+      options_.mask = mask_;
+      break;
+    }
+    case Rule::kBias:
+      bias_ = random_tensor(context, shape_.dtype,
+                            {1, shape_.num_heads, shape_.query_len, shape_.kv_len}, 7);
+      options_.bias = bias_;
+      break;
+    case Rule::kDropout: options_.dropout = {.probability = 0.1, .seed = 8}; break;
   }
 }
 
@@ -138,11 +168,25 @@ double AttentionWorkload::tolerance() const {
 
 // A few query rows alone: bottom-right alignment puts the last of them at the last key given, so a
 // causal case is cut behind its last row's own key.
-std::string AttentionWorkload::check_forward(const Context& reference, std::int64_t row) const {
+std::string AttentionWorkload::check_forward(const Context& context, const Context& reference,
+                                             std::int64_t row) const {
   const std::int64_t end = std::min(row + kCheckedRows, shape_.query_len);
   const std::int64_t keys = shape_.causal ? end : shape_.kv_len;
+  AttentionOptions options = options_;
+  options.dropout.first_query = row;
+  // The rule's tensors, on the host.
+  const auto part = [&](const Tensor& tensor) {
+    if (tensor.num_elements() == 0) return Tensor();
+    return Tensor::copy_of(context, tensor.view().slice(2, row, end).slice(3, 0, keys)).to_host();
+  };
+  const Tensor slopes = slopes_.num_elements() == 0 ? Tensor() : slopes_.to_host();
+  const Tensor mask = part(mask_);
+  const Tensor bias = part(bias_);
+  options.alibi_slopes = slopes;
+  options.mask = mask;
+  options.bias = bias;
   const Tensor expected = attention(reference, slice_f64(q_, 1, row, end),
-                                    slice_f64(k_, 1, 0, keys), slice_f64(v_, 1, 0, keys), options_);
+                                    slice_f64(k_, 1, 0, keys), slice_f64(v_, 1, 0, keys), options);
   return compare("out", slice_f64(out_, 1, row, end), expected, tolerance());
 }
 
@@ -197,8 +241,8 @@ std::string AttentionWorkload::check(const Context& context) {
                                  std::max<std::int64_t>(shape_.query_len - kCheckedRows, 0)}) {
     if (row <= before) continue;  // all of them are one where there are few rows
     before = row;
-    std::string fault =
-        shape_.pass == Pass::kForward ? check_forward(reference, row) : check_dq(reference, row);
+    std::string fault = shape_.pass == Pass::kForward ? check_forward(context, reference, row)
+                                                      : check_dq(reference, row);
     if (!fault.empty()) return fault;
   }
   if (shape_.pass == Pass::kForward) return {};

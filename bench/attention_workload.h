@@ -23,7 +23,9 @@ class AttentionWorkload final : public Workload {
   double bytes() const override { return shape_.kv_bytes(); }
 
  private:
-  std::string check_forward(const Context& reference, std::int64_t row) const;
+  void make_rule(const Context& context);
+  std::string check_forward(const Context& context, const Context& reference,
+                            std::int64_t row) const;
   std::string check_cached(const Context& context, const Context& reference) const;
   std::string check_dq(const Context& reference, std::int64_t row) const;
   std::string check_dkv(const Context& reference, bool last_keys) const;
@@ -32,6 +34,7 @@ class AttentionWorkload final : public Workload {
   Shape shape_;
   AttentionOptions options_;
   Tensor q_, k_, v_, out_, lse_;
+  Tensor slopes_, mask_, bias_;   // of a rule
   Tensor dout_, dq_, dk_, dv_;    // backward only
   std::optional<KvCache> cache_;  // in place of k_ and v_
 };

@@ -208,6 +208,20 @@ void add_gpu_compute(CaseList& list) {
   list.add(Shape{.dtype = DType::kF64, .causal = true});
 }
 
+/// What each rule costs.
+void add_gpu_rules(CaseList& list) {
+  for (const Rule rule : {Rule::kSoftcap, Rule::kAlibi, Rule::kMask, Rule::kBias, Rule::kDropout}) {
+    list.add(Shape{.dtype = DType::kBF16,
+                   .batch = 4,
+                   .query_len = 4096,
+                   .kv_len = 4096,
+                   .num_heads = 16,
+                   .num_kv_heads = 16,
+                   .causal = rule == Rule::kSoftcap || rule == Rule::kAlibi,
+                   .rule = rule});
+  }
+}
+
 void add_gpu_decode(CaseList& list) {
   Shape shape{.dtype = DType::kBF16, .query_len = 1, .num_heads = 64, .num_kv_heads = 8};
   const auto add = [&](std::int64_t batch, std::int64_t kv_len, Source source, DType storage) {
@@ -316,7 +330,9 @@ DType Case::dtype() const {
 
 const Shape* Case::peer_shape() const {
   const auto* shape = std::get_if<Shape>(&work);
-  return shape != nullptr && shape->source == Source::kTensors ? shape : nullptr;
+  const bool is_known =
+      shape != nullptr && shape->source == Source::kTensors && shape->rule == Rule::kNone;
+  return is_known ? shape : nullptr;
 }
 
 Case case_of(Isa isa, const Shape& shape) {
@@ -347,6 +363,7 @@ std::vector<Case> list_gpu_cases(DeviceId device) {
   std::vector<Case> cases;
   CaseList list(cases, Isa::kReference, Isa::kBaseline);
   add_gpu_compute(list);
+  add_gpu_rules(list);
   add_gpu_decode(list);
   list.add(LayerShape{.prefill = true, .tokens = 4096});
   list.add(LayerShape{.prefill = false, .tokens = 8192});

@@ -15,6 +15,7 @@ import statistics
 import ladon
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 BF16 = torch.bfloat16
@@ -91,6 +92,16 @@ class Attention:
                 return scaled_dot_product_attention(q, k, v, is_causal=self.options["causal"], enable_gqa=self.gqa)
 
         return call
+
+    def with_rule(self, flex=None, **rule):
+        """Forward with a rule; `flex` is what flex_attention takes for it."""
+        self.options.update(rule)
+        calls = {"ladon": lambda: ladon.attention(self.q, self.k, self.v, **self.options)}
+        if flex is not None:
+            q, k, v = (x.transpose(1, 2) for x in (self.q, self.k, self.v))
+            compiled = torch.compile(flex_attention)
+            calls["flex"] = lambda: compiled(q, k, v, **flex)
+        return self.forward_flop, calls
 
     def forward(self):
         calls = {"ladon": lambda: ladon.attention(self.q, self.k, self.v, **self.options)}
@@ -199,6 +210,50 @@ class Layer:
         return self.step_flop, contenders
 
 
+def rule_rows(with_compiled):
+    """Forward with one rule each; flex_attention has no dropout."""
+    length, heads = 4096, 16
+
+    def attention(causal):
+        return Attention(4, length, heads, heads, 128, causal=causal)
+
+    def flex(causal=False, **options):
+        if not with_compiled:
+            return None
+        if causal:
+            options["block_mask"] = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length)
+        return options
+
+    def softcap():
+        score = lambda s, b, h, i, j: 30 * torch.tanh(s / 30)  # noqa: E731
+        return attention(True).with_rule(flex(True, score_mod=score), softcap=30.0)
+
+    def alibi():
+        slopes = torch.exp2(-torch.arange(1, heads + 1, device="cuda") * 8.0 / heads)
+        score = lambda s, b, h, i, j: s - slopes[h] * (i - j)  # noqa: E731
+        return attention(True).with_rule(flex(True, score_mod=score), alibi_slopes=slopes)
+
+    def mask():
+        visible = torch.rand(1, 1, length, length, device="cuda") < 0.5
+        options = flex()
+        if options is not None:
+            sees = lambda b, h, i, j: visible[0, 0, i, j]  # noqa: E731
+            options["block_mask"] = create_block_mask(sees, None, None, length, length)
+        return attention(False).with_rule(options, mask=visible)
+
+    def bias():
+        added = random(1, heads, length, length)
+        score = lambda s, b, h, i, j: s + added[0, h, i, j]  # noqa: E731
+        return attention(False).with_rule(flex(score_mod=score), bias=added)
+
+    def dropout():
+        return attention(False).with_rule(dropout=0.1, dropout_seed=1)
+
+    for name, make in {"causal, softcap": softcap, "causal, ALiBi": alibi, "full, mask": mask, "full, bias": bias,
+                       "full, dropout": dropout}.items():  # fmt: skip
+        yield f"forward B4 H{heads} S{length} D128 {name}", make
+
+
 def rows(with_compiled):
     """(name, what makes its contenders), in the table's order."""
     heads_16 = {"heads": 16, "kv_heads": 16, "dim": 128}
@@ -228,6 +283,7 @@ def rows(with_compiled):
     }  # fmt: skip
     for name, make in beside.items():
         yield "forward " + name, lambda make=make: make().forward()
+    yield from rule_rows(with_compiled)
     for length in (2048, 4096, 8192, 16384, 32768):
         yield f"growth S{length}", lambda length=length: Attention(1, length, 16, 16, 128).forward()
     for batch, length in ((4, 4096), (1, 16384), (16, 512)):

@@ -17,6 +17,18 @@ std::string cache_name(const Shape& shape) {
   return {};
 }
 
+std::string rule_name(Rule rule) {
+  switch (rule) {
+    case Rule::kNone: break;
+    case Rule::kSoftcap: return ", softcap";
+    case Rule::kAlibi: return ", ALiBi";
+    case Rule::kMask: return ", mask";
+    case Rule::kBias: return ", bias";
+    case Rule::kDropout: return ", dropout";
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string Shape::name() const {
@@ -33,7 +45,7 @@ std::string Shape::name() const {
     return dtype_name + " decode" + heads + "/" + text(num_kv_heads) + tail + cache_name(*this);
   }
   return dtype_name + (pass == Pass::kForward ? " forward" : " backward") + heads + tail +
-         (causal ? " causal" : " full");
+         (causal ? " causal" : " full") + rule_name(rule);
 }
 
 std::int64_t Shape::stored_tokens() const {

@@ -19,6 +19,16 @@ enum class Source : std::uint8_t {
   kLatent,  // a contiguous one of MLA's latents, whose first value_dim elements are the values
 };
 
+/// What a call's scores have besides a scale and causal masking.
+enum class Rule : std::uint8_t {
+  kNone,
+  kSoftcap,  // of 30
+  kAlibi,
+  kMask,     // [1, 1, query_len, kv_len], half of it visible
+  kBias,     // [1, num_heads, query_len, kv_len], in the call's dtype
+  kDropout,  // of 0.1
+};
+
 /// Tokens of a page, and those that a sequence does not share, behind a shared prefix.
 inline constexpr std::int64_t kPageSize = 16;
 inline constexpr std::int64_t kOwnTokens = 64;
@@ -36,6 +46,7 @@ struct Shape {
   std::int64_t head_dim = 128;
   std::int64_t value_dim = 0;  // 0: head_dim
   bool causal = false;
+  Rule rule = Rule::kNone;  // forward over tensors alone; kAlibi where it is causal
 
   /// "f32 forward B1 H8 S2048 D128 full".
   std::string name() const;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -19,6 +20,19 @@ inline Context context_of(const std::string& kernels) {
   Context context = cuda_context();
   unsetenv(kKernelsVariable);
   return context;
+}
+
+/// `tensor` with one token's elements replaced.
+inline Tensor with_token(const Context& context, const Tensor& tensor, std::int64_t token,
+                         float value) {
+  const Context host;
+  Tensor changed = tensor.to_host();
+  Tensor spot(DType::kF32, {1, 1, tensor.size(2), tensor.size(3)});
+  std::fill_n(spot.data_as<float>(), spot.num_elements(), value);
+  copy(host, spot, changed.view().slice(1, token, token + 1));
+  Tensor there = changed.to(context);
+  context.synchronize();
+  return there;
 }
 
 class HopperKernelsTest : public CudaTest {

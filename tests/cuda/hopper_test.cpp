@@ -177,18 +177,6 @@ TEST_F(CudaHopper, SameBitsEveryTime) {
   }
 }
 
-/// `tensor` with one token's elements replaced.
-Tensor with_token(const Context& context, const Tensor& tensor, std::int64_t token, float value) {
-  const Context host;
-  Tensor changed = tensor.to_host();
-  Tensor spot(DType::kF32, {1, 1, tensor.size(2), tensor.size(3)});
-  std::fill_n(spot.data_as<float>(), spot.num_elements(), value);
-  copy(host, spot, changed.view().slice(1, token, token + 1));
-  Tensor there = changed.to(context);
-  context.synchronize();
-  return there;
-}
-
 TEST_F(CudaHopper, InfinityAndNanReachTheRowsThatSeeThem) {
   constexpr std::int64_t kLength = 700;
   const Tensor q = normal(DType::kBF16, {1, kLength, 4, 64}, 1);

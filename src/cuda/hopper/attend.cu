@@ -83,9 +83,10 @@ bool has_segments(const AttentionParams& call, SegmentSize size) {
   });
 }
 
-bool is_suited(const AttentionParams& call, const ForwardParams<float>& params) {
+bool is_suited(const AttentionParams& call, const ForwardParams<float>& params,
+               ForwardRules rules) {
   if (call.head_dim > kLongestHead || call.value_dim > kLongestHead) return false;
-  const int tile_rows = forward_sizes(columns_for(call)).tile_rows;
+  const int tile_rows = forward_sizes(columns_for(call), rules).tile_rows;
   return params.partials.maximum == nullptr && call.kv_layout.plain() &&
          call.k.dtype == call.q.dtype && call.v.dtype == call.q.dtype &&
          call.out.dtype == call.q.dtype && call.max_kv_len > 0 &&
@@ -95,10 +96,11 @@ bool is_suited(const AttentionParams& call, const ForwardParams<float>& params) 
 
 }  // namespace
 
-bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params) {
-  if (!is_suited(call, params)) return false;
+bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params,
+            ForwardRules rules) {
+  if (!is_suited(call, params, rules)) return false;
   const ForwardColumns columns = columns_for(call);
-  const ForwardSizes sizes = forward_sizes(columns);
+  const ForwardSizes sizes = forward_sizes(columns, rules);
   HopperForwardParams ready;
   ready.schedule = make_schedule(call, sizes.tile_rows);
   const std::optional<CUtensorMap> q =
@@ -131,8 +133,13 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
     ready.earlier = reinterpret_cast<float4*>(earlier->data());
   }
   const bool is_bf16 = call.q.dtype == DType::kBF16;
-  (is_bf16 ? launch_forward_bf16 : launch_forward_f16)(queue, blocks, columns, ready);
-  (is_bf16 ? finish_forward_bf16 : finish_forward_f16)(queue, params);
+  if (rules == ForwardRules::kAll) {
+    (is_bf16 ? launch_forward_rules_bf16 : launch_forward_rules_f16)(queue, blocks, columns, ready);
+    (is_bf16 ? finish_forward_rules_bf16 : finish_forward_rules_f16)(queue, params);
+  } else {
+    (is_bf16 ? launch_forward_bf16 : launch_forward_f16)(queue, blocks, columns, ready);
+    (is_bf16 ? finish_forward_bf16 : finish_forward_f16)(queue, params);
+  }
   return true;
 }
 

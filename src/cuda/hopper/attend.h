@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/attention_params.h"
+#include "cuda/kernels/forward_launch.h"
 #include "cuda/queue.h"
 
 namespace ladon::cuda {
@@ -20,11 +21,12 @@ namespace hopper {
 
 /// Enqueues the call and returns true where the kernel (forward.cuh) can compute it and it has
 /// enough rows to be worth it; else does nothing. `call` is the host's, `params` the same for
-/// kernels.
-bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
+/// kernels, with scores in the units of those rules.
+bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> params,
+            ForwardRules rules);
 
-/// The same for few query rows and few segments of keys, whose partial results have memory
-/// (decode_segments.cuh).
+/// The same, without further rules than a window, for few query rows and few segments of keys,
+/// whose partial results have memory (decode_segments.cuh).
 bool decode_segments(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
 
 /// The same for the gradients of q, k and v that the call wants (backward.cuh), after

@@ -218,9 +218,7 @@ class DecodeSegment {
   /// Scores become weights in shared memory. Leaves the rows' states and what sums must be
   /// multiplied by before each block.
   __device__ __forceinline__ void weigh(Scores& scores) {
-    typename ForwardScores<Half, ForwardRules::kWindow>::Staged staged;
-    ForwardScores<Half, ForwardRules::kWindow> rules(params_, sequence_, heads_, row_of(0), rows_,
-                                                     staged);
+    ForwardScores<Half, ForwardRules::kWindow> rules(params_, sequence_, heads_, row_of(0), rows_);
     if (is_active_) {
       rules.apply_rules(scores, block_, nullptr);
 #pragma unroll

@@ -1,5 +1,6 @@
-// Attention forward on Hopper's tensor cores, for q, k and v of one 16-bit dtype, heads up to 256,
-// with a scale and a window as the only rules (sinks and lse included).
+// Attention forward on Hopper's tensor cores, for q, k and v of one 16-bit dtype, heads up to 256.
+// The kernels of kWindow have a positive scale and a window as the only rules (sinks and lse
+// included), those of kAll every rule.
 //
 // A block of threads owns tiles of 128 query rows, 192 where heads are up to 64: tokens of one
 // query head, or of several that share a KV head. One thread copies (Q once, then K and V in blocks
@@ -11,11 +12,18 @@
 // raise no row's maximum, so weights are computed before it is known whether one does
 // (weigh_below()): no maxima, no exchange between lanes.
 //
-// There are two schedules because registers decide. With heads of 128 a warpgroup holds the scores
-// of two blocks (forward_pairs.cuh): the next scores and the last weighted sums are under way
-// behind each softmax. O of 256 columns, or three warpgroups of 160 registers, leave space for one
-// (forward_blocks.cuh): the weighted sums alone are under way, and the others' products. For heads
-// of 64 three warpgroups so are 18 % more than two with pairs.
+// There are two schedules for kWindow because registers decide. With heads of 128 a warpgroup holds
+// the scores of two blocks (forward_pairs.cuh): the next scores and the last weighted sums are
+// under way behind each softmax. O of 256 columns, or three warpgroups of 160 registers, leave
+// space for one (forward_blocks.cuh): the weighted sums alone are under way, and the others'
+// products. For heads of 64 three warpgroups so are 18 % more than two with pairs. With all rules
+// every shape takes its blocks one by one (forward_ruled_blocks.cuh): they need the registers of a
+// second block. Their scores are in natural units, and where there is dropout, all weights are
+// computed by weigh_any().
+//
+// How long rules take at least, at head_dim 128, beside 1024 cycles of tensor cores for a block of
+// keys: 1536 for softcap (three results of the special function units for each score, instead of
+// one). Dropout takes 8 blocks of Philox for a thread's 32 weights, about 500 instructions.
 //
 // Every step is the arithmetic of forward_mma.cuh, in the same order: the same blocks of keys,
 // segments, sums and folds (mostly by the same code; forward_weights.cuh has the rest), so a row
@@ -63,11 +71,11 @@
 
 namespace ladon::cuda::hopper {
 
-template <class Half, int kHead, int kValue>
-__global__ void __launch_bounds__(ForwardShape<kHead, kValue>::kThreads, 1)
+template <class Half, int kHead, int kValue, ForwardRules kRules>
+__global__ void __launch_bounds__(ForwardShape<kHead, kValue, kRules>::kThreads, 1)
     forward_wgmma(const __grid_constant__ HopperForwardParams params) {
-  using Memory = ForwardMemory<kHead, kValue>;
-  using Shape = ForwardShape<kHead, kValue>;
+  using Memory = ForwardMemory<kHead, kValue, kRules>;
+  using Shape = typename Memory::Shape;
   extern __shared__ unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(aligned_memory(shared));
   if (threadIdx.x == 0) {
@@ -84,10 +92,10 @@ __global__ void __launch_bounds__(ForwardShape<kHead, kValue>::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) ForwardProducer<kHead, kValue>(params, memory).run();
+    if (threadIdx.x == 0) ForwardProducer<kHead, kValue, kRules>(params, memory).run();
   } else {
     take_registers<Shape::kConsumerRegisters>();
-    ForwardConsumer<Half, kHead, kValue>(params, memory).run();
+    ForwardConsumer<Half, kHead, kValue, kRules>(params, memory).run();
   }
 }
 

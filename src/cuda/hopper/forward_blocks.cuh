@@ -29,6 +29,7 @@ class ForwardBlocks : public ForwardWarpgroup<Half, kHead, kValue> {
                                              const BlockRange& blocks,
                                              const volatile BlockRange& whole,
                                              RowState<float> (&total)[2]) {
+    constexpr bool kHolds = Base::Shape::kHoldsQueries;  // they are released already
     Weights weights;
     Steps steps;
     steps.first = blocks.begin;
@@ -36,7 +37,7 @@ class ForwardBlocks : public ForwardWarpgroup<Half, kHead, kValue> {
     finish_products<0>();
     hold_in_place(scores);
     this->release_keys();
-    if (block + 1 >= blocks.end) this->release_queries();
+    if (!kHolds && block + 1 >= blocks.end) this->release_queries();
     this->template weigh<true>(rules, scores, block, whole, steps, weights);
     for (; block + 1 < blocks.end; ++block) {
       this->settle(sums, steps, block);
@@ -45,7 +46,7 @@ class ForwardBlocks : public ForwardWarpgroup<Half, kHead, kValue> {
       finish_products<1>();
       hold_in_place(scores);
       this->release_keys();
-      if (block + 2 >= blocks.end) this->release_queries();
+      if (!kHolds && block + 2 >= blocks.end) this->release_queries();
       Weights next;  // products still read the others
       this->template weigh<true>(rules, scores, block + 1, whole, steps, next);
       finish_products<0>();

@@ -5,18 +5,20 @@
 
 #include "cuda/hopper/forward_blocks.cuh"
 #include "cuda/hopper/forward_pairs.cuh"
+#include "cuda/hopper/forward_ruled_blocks.cuh"
 
 namespace ladon::cuda::hopper {
 
-/// A warpgroup in the schedule of its shape.
-template <class Half, int kHead, int kValue>
-using ForwardScheduled =
+/// A warpgroup in the schedule of its shape and rules.
+template <class Half, int kHead, int kValue, ForwardRules kRules>
+using ForwardScheduled = std::conditional_t<
+    kRules == ForwardRules::kAll, ForwardRuledBlocks<Half, kHead, kValue>,
     std::conditional_t<ForwardShape<kHead, kValue>::kPairs, ForwardPairs<Half, kHead, kValue>,
-                       ForwardBlocks<Half, kHead, kValue>>;
+                       ForwardBlocks<Half, kHead, kValue>>>;
 
-template <class Half, int kHead, int kValue>
-class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue> {
-  using Base = ForwardScheduled<Half, kHead, kValue>;
+template <class Half, int kHead, int kValue, ForwardRules kRules>
+class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
+  using Base = ForwardScheduled<Half, kHead, kValue, kRules>;
   using Base::kRoundBlocks;
   using Base::memory_;
   using Base::queries_;
@@ -68,6 +70,7 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue> {
     this->keys_.make_uniform();
     this->values_.make_uniform();
     queries_.make_uniform();
+    if constexpr (Base::Shape::kHoldsQueries) this->hold_queries();
     this->skip(first_round<kRoundBlocks>(work.copied), first_round<kRoundBlocks>(work.blocks));
     this->template start_scores<0>(Base::first_scores(scores));
   }
@@ -81,8 +84,7 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue> {
     const Sequence& sequence = announced.sequence;
     const int first_row = tile.first_token * tile.heads.heads + Base::row_of_thread();
     const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
-    NoStagedScores none;
-    Scores rules(this->params_.forward, sequence, tile.heads, first_row, rows, none);
+    Scores rules(this->params_.forward, sequence, tile.heads, first_row, rows);
     this->run_blocks(rules, scores, sums, work.blocks, announced.blocks.whole[Base::group()],
                      total);
     this->skip((work.blocks.end + kRoundBlocks - 1) / kRoundBlocks * kRoundBlocks, work.copied.end);

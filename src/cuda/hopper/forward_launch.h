@@ -5,7 +5,12 @@
 
 #include "cuda/queue.h"
 
-namespace ladon::cuda::hopper {
+namespace ladon::cuda {
+
+template <class Compute>
+struct ForwardParams;
+
+namespace hopper {
 
 struct HopperForwardParams;
 
@@ -16,5 +21,14 @@ void launch_forward_bf16(Queue& queue, int blocks, ForwardColumns columns,
                          const HopperForwardParams& params);
 void launch_forward_f16(Queue& queue, int blocks, ForwardColumns columns,
                         const HopperForwardParams& params);
+/// The same with all rules.
+void launch_forward_rules_bf16(Queue& queue, int blocks, ForwardColumns columns,
+                               const HopperForwardParams& params);
+void launch_forward_rules_f16(Queue& queue, int blocks, ForwardColumns columns,
+                              const HopperForwardParams& params);
+/// Computes again what params.unfinished names, with all rules.
+void finish_forward_rules_bf16(Queue& queue, const ForwardParams<float>& params);
+void finish_forward_rules_f16(Queue& queue, const ForwardParams<float>& params);
 
-}  // namespace ladon::cuda::hopper
+}  // namespace hopper
+}  // namespace ladon::cuda

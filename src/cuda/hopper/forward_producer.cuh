@@ -6,11 +6,11 @@
 namespace ladon::cuda::hopper {
 
 /// The thread that copies. It has few registers: what it knows of a tile is in shared memory.
-template <int kHead, int kValue>
+template <int kHead, int kValue, ForwardRules kRules>
 class ForwardProducer {
  public:
-  using Memory = ForwardMemory<kHead, kValue>;
-  using Shape = ForwardShape<kHead, kValue>;
+  using Memory = ForwardMemory<kHead, kValue, kRules>;
+  using Shape = typename Memory::Shape;
 
   __device__ __forceinline__ ForwardProducer(const HopperForwardParams& params, Memory& memory)
       : params_(params), call_(params.forward.call), memory_(memory) {}
@@ -80,6 +80,10 @@ class ForwardProducer {
     copy.key_origin = sequence.key_origin;
     copy.out = sequence.out;
     copy.lse = sequence.lse;
+    if constexpr (kRules == ForwardRules::kAll) {
+      copy.index = sequence.index;
+      copy.dropout_index = sequence.dropout_index;
+    }
     forget_registers();
     TileBlocks& blocks = noted.blocks;
     blocks.copied = some_blocks(

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/hopper/forward_launch.h"
+#include "cuda/kernels/forward_launch.h"
 #include "cuda/kernels/softmax_state.cuh"
 
 namespace ladon::cuda::hopper {
@@ -11,21 +12,23 @@ namespace ladon::cuda::hopper {
 inline constexpr int kMostConsumers = 3;
 
 /// kHead and kValue: columns of K and of V, which may be more than the heads have.
-template <int kHead, int kValue>
+template <int kHead, int kValue, ForwardRules kRules = ForwardRules::kWindow>
 struct ForwardShape {
   // Warpgroups that compute, of 64 query rows each.
   static constexpr int kConsumers = kHead > 64 ? 2 : 3;
   static constexpr int kTileRows = kConsumers * 64;
   // Which schedule: forward_pairs.cuh or forward_blocks.cuh. It takes so many blocks of keys a
-  // round.
-  static constexpr bool kPairs = kHead > 64 && kHead <= 192;
+  // round. Rules need the registers of a second block's scores.
+  static constexpr bool kPairs = kRules == ForwardRules::kWindow && kHead > 64 && kHead <= 192;
   static constexpr int kRoundBlocks = kPairs ? 2 : 1;
   // Blocks in a buffer of keys: large copies are faster, but longer heads leave no space. Buffers
   // of values hold one.
-  static constexpr int kKeyBlocks = kHead == 128 ? 2 : 1;
+  static constexpr int kKeyBlocks = kPairs && kHead == 128 ? 2 : 1;
   static constexpr int kSegmentBlocks = segment_size_of(kHead, kValue).blocks();
+  // Products read queries from registers, where there are some left for them.
+  static constexpr bool kHoldsQueries = kHead == 64 && kRules == ForwardRules::kWindow;
   static constexpr int kQueryStages = kHead > 64 ? 1 : 2;
-  static constexpr int kKeyStages = kHead > 64 ? 2 : 4;
+  static constexpr int kKeyStages = kHead > 128 || kKeyBlocks == 2 ? 2 : 4;
   static constexpr int kValueStages = kHead > 192 ? 2 : 4;
   // Sums of earlier segments are in shared memory, or where it is too small, in global memory.
   static constexpr bool kSumsInShared = kHead <= 192;
@@ -41,20 +44,25 @@ struct ForwardSizes {
   int buffer_keys;             // keys of a copy
   std::int64_t earlier_bytes;  // of global memory, for each block of threads
 };
-template <int kHead, int kValue>
+template <int kHead, int kValue, ForwardRules kRules>
 constexpr ForwardSizes forward_sizes() {
-  using Shape = ForwardShape<kHead, kValue>;
+  using Shape = ForwardShape<kHead, kValue, kRules>;
   return {Shape::kTileRows, Shape::kKeyBlocks * kBlockKeys,
           Shape::kSumsInShared ? 0 : std::int64_t{Shape::kTileRows} * kValue * 4};
 }
+template <ForwardRules kRules>
 constexpr ForwardSizes forward_sizes(ForwardColumns columns) {
   switch (columns) {
-    case ForwardColumns::k64: return forward_sizes<64, 64>();
-    case ForwardColumns::k128: return forward_sizes<128, 128>();
-    case ForwardColumns::k192And128: return forward_sizes<192, 128>();
+    case ForwardColumns::k64: return forward_sizes<64, 64, kRules>();
+    case ForwardColumns::k128: return forward_sizes<128, 128, kRules>();
+    case ForwardColumns::k192And128: return forward_sizes<192, 128, kRules>();
     case ForwardColumns::k256: break;
   }
-  return forward_sizes<256, 256>();
+  return forward_sizes<256, 256, kRules>();
+}
+constexpr ForwardSizes forward_sizes(ForwardColumns columns, ForwardRules rules) {
+  return rules == ForwardRules::kWindow ? forward_sizes<ForwardRules::kWindow>(columns)
+                                        : forward_sizes<ForwardRules::kAll>(columns);
 }
 
 }  // namespace ladon::cuda::hopper

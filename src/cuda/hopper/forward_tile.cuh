@@ -38,9 +38,9 @@ struct AnnouncedTile {
   int value_row;
 };
 
-template <int kHead, int kValue>
+template <int kHead, int kValue, ForwardRules kRules = ForwardRules::kWindow>
 struct ForwardMemory {
-  using Shape = ForwardShape<kHead, kValue>;
+  using Shape = ForwardShape<kHead, kValue, kRules>;
   static constexpr int kHeadBoxes = kHead / kBoxColumns;
   static constexpr int kValueBoxes = kValue / kBoxColumns;
   // Of one box.

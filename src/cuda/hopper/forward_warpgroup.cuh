@@ -15,12 +15,12 @@ namespace ladon::cuda::hopper {
 
 /// A warpgroup that computes 64 rows of each tile. What is seldom needed is computed anew each
 /// time: registers are few.
-template <class Half, int kHead, int kValue>
+template <class Half, int kHead, int kValue, ForwardRules kRules = ForwardRules::kWindow>
 class ForwardWarpgroup {
  public:
-  using Memory = ForwardMemory<kHead, kValue>;
-  using Shape = ForwardShape<kHead, kValue>;
-  using Scores = ForwardScores<Half, ForwardRules::kWindow>;
+  using Memory = ForwardMemory<kHead, kValue, kRules>;
+  using Shape = typename Memory::Shape;
+  using Scores = ForwardScores<Half, kRules>;
   using Sums = ForwardSums<Half, kValue / 8>;
   using BlockScores = float[kKeyGroups][4];
   using Weights = std::uint32_t[kWeightSteps][4];
@@ -90,6 +90,19 @@ class ForwardWarpgroup {
     QuadValues total;              // of earlier segments
   };
 
+  /// Loads the warp's queries to registers, and releases their buffer.
+  __device__ __forceinline__ void hold_queries() {
+    const int row = warp() * 16 + lane() % 16;
+    const std::uint32_t queries = shared_address(memory_.queries[queries_.stage()]);
+#pragma unroll
+    for (int step = 0; step < kHead / 16; ++step) {
+      load_matrices(held_queries_[step], queries +
+                                             static_cast<unsigned>(step / 4 * Memory::kQueryBytes) +
+                                             swizzled_offset(row, step % 4 * 2 + lane() / 16));
+    }
+    release_queries();
+  }
+
   /// S = Q K^T of block kPlace of a buffer of keys.
   template <int kPlace>
   __device__ __forceinline__ void start_scores(BlockScores& scores) {
@@ -103,11 +116,16 @@ class ForwardWarpgroup {
 #pragma unroll
     for (int step = 0; step < kHead / 16; ++step) {
       const int inside = step % 4 * 32;
-      const std::uint64_t a = queries.descriptor(step / 4 * Memory::kQueryBytes + inside);
       const std::uint64_t b =
           keys.descriptor(step / 4 * Memory::kKeyBytes + inside + kPlace * Memory::kBlockBytes);
-      step == 0 ? start_product<Half, false>(scores, a, b)
-                : start_product<Half, true>(scores, a, b);
+      if constexpr (Shape::kHoldsQueries) {
+        step == 0 ? start_product<Half, false, false>(scores, held_queries_[step], b)
+                  : start_product<Half, false, true>(scores, held_queries_[step], b);
+      } else {
+        const std::uint64_t a = queries.descriptor(step / 4 * Memory::kQueryBytes + inside);
+        step == 0 ? start_product<Half, false>(scores, a, b)
+                  : start_product<Half, true>(scores, a, b);
+      }
     }
     commit_products();
   }
@@ -131,7 +149,10 @@ class ForwardWarpgroup {
   template <bool kMayStart, class Whole>
   __device__ __forceinline__ void weigh(Scores& rules, BlockScores& scores, int block,
                                         const Whole& whole, Steps& steps, Weights& weights) {
-    if (block < whole.begin || block >= whole.end) rules.apply_rules(scores, block, nullptr);
+    constexpr bool kAll = kRules == ForwardRules::kAll;
+    if (kAll || block < whole.begin || block >= whole.end) {
+      rules.apply_rules(scores, block, nullptr);
+    }
     steps.starts_segment = kMayStart && block % Shape::kSegmentBlocks == 0;
     if (steps.starts_segment) {
       steps.finished.set(row_sum(steps.segment[0]), row_sum(steps.segment[1]));
@@ -139,12 +160,16 @@ class ForwardWarpgroup {
       steps.segment[1] = {};
     }
     const float factor = params_.forward.factor;
-    steps.raises = steps.starts_segment ||
+    // Weights that dropout changes stay in the place of the scores.
+    const bool drops = kAll && call_.rules.dropout;
+    const unsigned kept = drops ? rules.kept(block) : 0;
+    steps.raises = steps.starts_segment || drops ||
                    !weigh_below<Half>(scores, factor, steps.offset, steps.segment, weights);
     if (steps.raises) {
       steps.rescale.set_pair(0, weigh_any<Half>(scores, factor, steps.segment));
 #pragma unroll
       for (int i = 0; i < 2; ++i) steps.offset[i] = offset_of<Half>(steps.segment[i], factor);
+      if (drops) rules.drop(scores, kept);
 #pragma unroll
       for (int i = 0; i < kWeightSteps; ++i) rounded_weights<Half>(scores, i, weights[i]);
     }
@@ -177,6 +202,7 @@ class ForwardWarpgroup {
   RingPosition<Memory::kTiles> tiles_;
   RingPosition<Shape::kKeyStages> keys_;
   RingPosition<Shape::kValueStages> values_;
+  std::uint32_t held_queries_[Shape::kHoldsQueries ? kHead / 16 : 1][4];
 
  private:
   /// The thread's sums of earlier segments.

@@ -179,7 +179,7 @@ class LatentScores {
   __device__ __forceinline__ Scores rules_of(int rows) {
     return Scores(params_.forward, call_.sequences[work_.sequence],
                   work_.heads(static_cast<int>(call_.group)),
-                  work_.first_row + warp() * 16 + lane() / 4, rows, none_);
+                  work_.first_row + warp() * 16 + lane() / 4, rows);
   }
 
   /// S = Q K^T.
@@ -342,7 +342,6 @@ class LatentScores {
   const AttentionParams& call_;
   LatentMemory& memory_;
   const LatentWork& work_;
-  NoStagedScores none_;
   std::uint32_t queries_[kRegisterSteps][4];
   unsigned scored_ = 0;  // blocks
   unsigned stored_ = 0;  // blocks of weights

@@ -61,8 +61,38 @@ inline bool only_scale_and_window(const ScoreRules& rules) {
          rules.mask.data == nullptr && !rules.dropout;
 }
 
-/// scale * q.k after softcap, and its derivative with respect to scale * q.k. A cap past the range
-/// of Compute has no effect; one too small for 1 / cap is that range's smallest.
+/// Softcap: what it makes of scale * q.k, and the derivative. A cap past the range of Compute has
+/// no effect; one too small for 1 / cap is that range's smallest.
+template <class Compute>
+class Softcap {
+ public:
+  __device__ explicit Softcap(const ScoreRules& rules) {
+    constexpr double kLargestCap = sizeof(Compute) == 8 ? 1e300 : 1e30;
+    if (rules.softcap == 0 || rules.softcap >= kLargestCap) return;
+    cap_ = static_cast<Compute>(rules.softcap < 1 / kLargestCap ? 1 / kLargestCap : rules.softcap);
+    if constexpr (sizeof(Compute) == 8) {
+      inverse_ = 1 / cap_;
+    } else {
+      inverse_ = __fdividef(1, cap_);  // without code for what is out of range
+    }
+  }
+
+  __device__ bool is_on() const { return cap_ != 0; }
+
+  /// Where it is on.
+  __device__ Compute score(Compute scaled) const { return cap_ * tanh(scaled * inverse_); }
+  __device__ Compute slope(Compute scaled) const {
+    // 4 e / (1 + e)^2: 1 - tanh^2 would cancel where tanh is near 1.
+    const Compute e = exp(-2 * fabs(scaled * inverse_));
+    return 4 * e / ((1 + e) * (1 + e));
+  }
+
+ private:
+  Compute cap_ = 0;
+  Compute inverse_ = 0;
+};
+
+/// A score after softcap, if there is one, and its derivative with respect to scale * q.k.
 template <class Compute>
 struct Softcapped {
   Compute score;
@@ -70,14 +100,9 @@ struct Softcapped {
 };
 template <class Compute>
 __device__ inline Softcapped<Compute> softcapped(const ScoreRules& rules, Compute scaled) {
-  constexpr double kLargestCap = sizeof(Compute) == 8 ? 1e300 : 1e30;
-  if (rules.softcap == 0 || rules.softcap >= kLargestCap) return {scaled, 1};
-  const double in_range = rules.softcap < 1 / kLargestCap ? 1 / kLargestCap : rules.softcap;
-  const Compute cap = static_cast<Compute>(in_range);
-  const Compute x = scaled / cap;
-  // 4 e / (1 + e)^2: 1 - tanh^2 would cancel where tanh is near 1.
-  const Compute e = exp(-2 * fabs(x));
-  return {cap * tanh(x), 4 * e / ((1 + e) * (1 + e))};
+  const Softcap<Compute> softcap(rules);
+  if (!softcap.is_on()) return {scaled, 1};
+  return {softcap.score(scaled), softcap.slope(scaled)};
 }
 
 /// Adds ALiBi and bias to a softcapped score and masks it: -inf where the query may not see the

@@ -233,8 +233,9 @@ void attend(Queue& queue, const AttentionParams& call) {
     const PartialMemory<float> memory(queue, call, folds_all ? 1 : segments.most);
     params.partials = memory.partials();
     if (folds_all) params.folded = 1;
-    if (is_hopper(queue.kernels()) && is_window &&
-        (hopper::decode_segments(queue, call, params) || hopper::attend(queue, call, params))) {
+    if (is_hopper(queue.kernels()) &&
+        ((is_window && hopper::decode_segments(queue, call, params)) ||
+         hopper::attend(queue, call, params, kind.rules))) {
       return;
     }
     run(

@@ -56,11 +56,7 @@ struct ForwardMemory {
   static constexpr int kQueryBytes = (kShared ? 16 : kWarps * 16) * kTileRowBytes;  // of a tile
   using Stream = TileStream<Half, kWarps, tile_elements(kRules)>;
   typename Stream::Memory stream;
-  /// A warp's own. It looks at scores and copies rows by turns.
-  union {
-    typename ForwardScores<Half, kRules>::Staged scores;
-    typename Stream::Offsets offsets;
-  } staged[kWarps];
+  typename Stream::Offsets offsets[kWarps];
   // The scores of all warps where they share rows. Else sums of earlier segments; those of 16 rows
   // are computed apart.
   Kept exchanged[kShared                   ? kKeyGroups * 32
@@ -98,10 +94,10 @@ class ForwardTile {
         first_row_(static_cast<int>(task.row_tile) * kRows),
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        stream_(params, sequence, task, memory.stream, memory.staged[warp_].offsets),
+        stream_(params, sequence, task, memory.stream, memory.offsets[warp_]),
         heads_{static_cast<int>(task.kv_head * params.call.group),
                static_cast<int>(params.call.group)},
-        scores_(params, sequence, heads_, row_of(0), rows_, memory.staged[warp_].scores),
+        scores_(params, sequence, heads_, row_of(0), rows_),
         sums_(stream_.value_columns(), kShared ? warp_ * kSumGroups : 0) {}
 
   __device__ __forceinline__ void run() {

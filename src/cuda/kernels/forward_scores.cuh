@@ -1,8 +1,6 @@
 // Scores of the tensor-core forward kernels: those of a warp's 16 query rows and a block of 64
-// keys, in the registers of its threads. Rules are applied to them here, and they become weights.
-//
-// A thread has two rows, lane / 4 of the warp's 16 and the one 8 below, and of each group of 8 keys
-// two columns: scores[n][e] is of row e / 2 and key 8 n + 2 (lane % 4) + e % 2.
+// keys, in the registers of its threads (forward_rules.cuh says which has what). Rules are applied
+// to them here, and they become weights.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +8,10 @@
 
 #include "cuda/kernels/forward.cuh"
 #include "cuda/kernels/forward_launch.h"
+#include "cuda/kernels/forward_rules.cuh"
 #include "cuda/kernels/tensor_core.cuh"
 
 namespace ladon::cuda {
-
-inline constexpr int kKeyGroups = kBlockKeys / 8;
-inline constexpr int kScoresPerThread = kKeyGroups * 4;
 
 /// Weights are relative to a maximum that may be this much too small, as a power of two: as long as
 /// it is, what was summed before need not be rescaled. Which keys raise it depends on the row
@@ -96,46 +92,34 @@ __device__ __forceinline__ RowState<float> row_sum(RowState<float> state) {
   return state;
 }
 
-/// Scores in shared memory, where loops that are not unrolled can reach them: each thread's own.
-struct StagedScores {
-  float scores[kScoresPerThread][32];
-};
-struct NoStagedScores {};
-
 template <class Half, ForwardRules kRules>
 class ForwardScores {
   static constexpr bool kAll = kRules == ForwardRules::kAll;
 
  public:
-  using Scores = float[kKeyGroups][4];
-  using Staged = std::conditional_t<kAll, StagedScores, NoStagedScores>;
+  using Scores = ThreadScores;
 
   /// `first_row` is the thread's first, of the sequence's `rows`.
   __device__ __forceinline__ ForwardScores(const ForwardParams<float>& params,
                                            const Sequence& sequence, const RowHeads& heads,
-                                           int first_row, int rows, Staged& staged)
+                                           int first_row, int rows)
       : params_(params),
         rules_(params.call.rules),
         sequence_(sequence),
-        staged_(staged),
         lane_(static_cast<int>(threadIdx.x) % 32) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + i * 8;
       if (row >= rows) continue;
       const QueryRow query = heads.query_of(row);
-      token_[i] = static_cast<int>(query.token);
-      head_[i] = static_cast<int>(query.head);
-      const KeyRange window = window_of(rules_, sequence, token_[i]);
-      begin_[i] = static_cast<int>(window.begin);
-      end_[i] = static_cast<int>(window.end > window.begin ? window.end : window.begin);
+      rows_.token[i] = static_cast<int>(query.token);
+      rows_.head[i] = static_cast<int>(query.head);
+      const KeyRange window = window_of(rules_, sequence, rows_.token[i]);
+      rows_.begin[i] = static_cast<int>(window.begin);
+      rows_.end[i] = static_cast<int>(window.end > window.begin ? window.end : window.begin);
     }
   }
 
-  /// Without an index into registers.
-  __device__ __forceinline__ QueryRow query_of(int row) const {
-    return {row == 0 ? token_[0] : token_[1], row == 0 ? head_[0] : head_[1]};
-  }
   /// Which of the current block's keys the rows do not see, one bit for each score.
   __device__ __forceinline__ unsigned masked() const { return masked_; }
 
@@ -144,17 +128,10 @@ class ForwardScores {
     const int first = first_key(block);
     if constexpr (kRules == ForwardRules::kWindow) {
       apply_window(scores, first);
-    } else if (params_.only_scales) {
-      apply_scales(scores, first, key_scales);
     } else {
-      for_each_score(scores, first, [&](float dot, int key, int row) {
-        const int begin = row == 0 ? begin_[0] : begin_[1];
-        const int end = row == 0 ? end_[0] : end_[1];
-        if (key < begin || key >= end) return -INFINITY;
-        if (is_scaled()) dot *= key_scales[key - first];
-        return masked_score(rules_, sequence_, query_of(row), key,
-                            softcapped(rules_, dot * static_cast<float>(rules_.scale)).score);
-      });
+      apply_scales(scores, key_scales);
+      if (!params_.only_scales) rules_of(first).apply(scores);
+      apply_window(scores, first);
     }
   }
 
@@ -186,18 +163,18 @@ class ForwardScores {
   __device__ __forceinline__ void scale_weights(Scores& weights, int block,
                                                 const float* value_scales) {
     if constexpr (kAll) {
-      if (!rules_.dropout) {
-        if (is_scaled()) apply_value_scales(weights, value_scales);
-        return;
-      }
-      const int first = first_key(block);
-      int i = 0;
-      for_each_score(weights, first, [&](float weight, int key, int row) {
-        if (is_masked(i++)) return 0.0F;
-        weight *= dropout_factor<float>(rules_, sequence_, query_of(row), key);
-        return is_scaled() ? weight * value_scales[key - first] : weight;
-      });
+      if (rules_.dropout) drop(weights, kept(block));
+      if (is_scaled()) apply_value_scales(weights, value_scales);
     }
+  }
+
+  /// Dropout alone, where there is some: which weights of a block are kept, and what becomes of
+  /// all.
+  __device__ __forceinline__ unsigned kept(int block) const {
+    return rules_of(first_key(block)).kept();
+  }
+  __device__ __forceinline__ void drop(Scores& weights, unsigned kept) const {
+    BlockRules::drop(rules_, weights, kept);
   }
 
  private:
@@ -226,6 +203,9 @@ class ForwardScores {
   __device__ __forceinline__ bool is_scaled() const {
     return params_.call.kv_layout.k_scales != nullptr;
   }
+  __device__ __forceinline__ BlockRules rules_of(int first) const {
+    return {rules_, sequence_, rows_, first, static_cast<int>(fresh(threadIdx.x)) % 32};
+  }
   __device__ __forceinline__ bool is_masked(int i) const { return (masked_ >> i & 1U) != 0; }
 
   /// Keys are counted from the sequence's first that is held.
@@ -238,31 +218,33 @@ class ForwardScores {
 
   __device__ __forceinline__ void apply_window(Scores& scores, int first) const {
     const int last = first + kBlockKeys - 1;
-    if (first >= begin_[0] && first >= begin_[1] && last < end_[0] && last < end_[1]) return;
+    if (first >= rows_.begin[0] && first >= rows_.begin[1] && last < rows_.end[0] &&
+        last < rows_.end[1])
+      return;
     const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;  // seldom needed, so not kept
 #pragma unroll
     for (int n = 0; n < kKeyGroups; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int key = key_of(first, n, e, lane);
-        if (key < begin_[e / 2] || key >= end_[e / 2]) scores[n][e] = -INFINITY;
+        if (key < rows_.begin[e / 2] || key >= rows_.end[e / 2]) scores[n][e] = -INFINITY;
       }
     }
   }
 
-  /// A quantised cache without other rules than a window.
-  __device__ __forceinline__ void apply_scales(Scores& scores, int first,
-                                               const float* key_scales) const {
-    const float scale = static_cast<float>(rules_.scale);
+  /// Products become scale * q.k; those of a quantised cache have the scales of their keys, too.
+  __device__ __forceinline__ void apply_scales(Scores& scores, const float* key_scales) const {
+    if (is_scaled()) {
 #pragma unroll
-    for (int n = 0; n < kKeyGroups; ++n) {
-      const float2 of_keys = scales_of(key_scales, n);
+      for (int n = 0; n < kKeyGroups; ++n) {
+        const float2 of_keys = scales_of(key_scales, n);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        scores[n][e] = scores[n][e] * (e % 2 == 0 ? of_keys.x : of_keys.y) * scale;
+        for (int e = 0; e < 4; ++e) scores[n][e] *= e % 2 == 0 ? of_keys.x : of_keys.y;
       }
     }
-    apply_window(scores, first);
+    const float scale = static_cast<float>(rules_.scale);
+#pragma unroll
+    for (int i = 0; i < kScoresPerThread; ++i) scores[i / 4][i % 4] *= scale;
   }
   __device__ __forceinline__ void apply_value_scales(Scores& weights,
                                                      const float* value_scales) const {
@@ -281,32 +263,11 @@ class ForwardScores {
     return *reinterpret_cast<const float2*>(scales + n * 8 + lane_ % 4 * 2);
   }
 
-  /// Calls change(score, key, row) for each of the thread's scores. By way of shared memory, so
-  /// that the rules are compiled once and not for each register.
-  template <class Change>
-  __device__ __forceinline__ void for_each_score(Scores& scores, int first, const Change& change) {
-    auto& staged = staged_.scores;
-#pragma unroll
-    for (int i = 0; i < kScoresPerThread; ++i) staged[i][lane_] = scores[i / 4][i % 4];
-#pragma unroll 1
-    for (int i = 0; i < kScoresPerThread; ++i) {
-      const bool lower = i % 4 >= 2;
-      staged[i][lane_] =
-          change(staged[i][lane_], key_of(first, i / 4, i % 4, lane_), lower ? 1 : 0);
-    }
-#pragma unroll
-    for (int i = 0; i < kScoresPerThread; ++i) scores[i / 4][i % 4] = staged[i][lane_];
-  }
-
   const ForwardParams<float>& params_;
   const ScoreRules& rules_;
   const Sequence& sequence_;
-  Staged& staged_;
   const int lane_;
-  int token_[2] = {};
-  int head_[2] = {};
-  int begin_[2] = {};  // the keys that a row's window leaves
-  int end_[2] = {};
+  ThreadRows rows_;
   unsigned masked_ = 0;
 };
 
