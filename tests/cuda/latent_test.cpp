@@ -260,7 +260,9 @@ TEST_F(CudaLatent, Fp8Latents) {
       view.k = view.v = latents.data();
       view.k_slot_stride = view.v_slot_stride = problem.head_dim;
       view.k_head_stride = view.v_head_stride = problem.head_dim;
-      if (view.format.scaled) view.k_scales = view.v_scales = factors.data_as<float>();
+      if (view.format.scaled) {
+        view.k_scales = view.v_scales = static_cast<const float*>(factors.data());
+      }
       view.scale_slot_stride = view.scale_head_stride = 1;
       view.sequences = sequences;
       return view;

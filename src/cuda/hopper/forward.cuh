@@ -16,10 +16,11 @@
 // the scores of two blocks (forward_pairs.cuh): the next scores and the last weighted sums are
 // under way behind each softmax. O of 256 columns, or three warpgroups of 160 registers, leave
 // space for one (forward_blocks.cuh): the weighted sums alone are under way, and the others'
-// products. For heads of 64 three warpgroups so are 18 % more than two with pairs. With all rules
-// every shape takes its blocks one by one (forward_ruled_blocks.cuh): they need the registers of a
-// second block. Their scores are in natural units, and where there is dropout, all weights are
-// computed by weigh_any().
+// products. For heads of 64 three warpgroups so are 18 % more than two with pairs, and queries in
+// registers another 4 to 5 %: the shared memory's port has less to deliver. With all rules every
+// shape takes its blocks one by one (forward_ruled_blocks.cuh): they need the registers of a second
+// block. Their scores are in natural units, and where there is dropout, all weights are computed by
+// weigh_any().
 //
 // How long rules take at least, at head_dim 128, beside 1024 cycles of tensor cores for a block of
 // keys: 1536 for softcap (three results of the special function units for each score, instead of
@@ -53,17 +54,18 @@
 // blocks of all tiles, with a tile's first scores beside the last weighted sums of the one before,
 // ptxas 13.0 serialises the products (C7511), though no register is spilled.
 //
-// Lost: scores of two blocks by one product (m64n128k16), with the weighted sums of two blocks
-// behind their softmax and warpgroups in turns (named barriers): D128 2 to 5 % less with segments
-// of 512, the same with 1024; without turns less. Turns with heads of 64: 3 % less. Queries in two
-// buffers (2 % more at S1024, if there were space beside the earlier sums); buffers of one block of
-// keys where there is room for two (D128 3 % less); weighted sums before the next scores (15 %
-// less); folds that read all groups at once beside the next scores (spills), or four instead of
-// eight (1 % less, S1024 3 %); results stored through shared memory (1 % less); weights by
-// weigh_any() alone in a tile's first and last block (4 % less); queries prefetched to L2
-// (nothing); sums of earlier segments in registers (they spill), and of heads of 128 in global
-// memory (12 % less). Without folds 8 % more (when no scores were behind them), without copies 10 %
-// more when the power is at its limit.
+// Lost: queries in registers with heads of 128 (a quarter of them 1 to 3 % less, five eighths 4 to
+// 6 %, all 3 to 12 %, with spills); scores of two blocks by one product (m64n128k16), with the
+// weighted sums of two blocks behind their softmax and warpgroups in turns (named barriers): D128 2
+// to 5 % less with segments of 512, the same with 1024; without turns less. Turns with heads of 64:
+// 3 % less. Queries in two buffers (2 % more at S1024, if there were space beside the earlier
+// sums); buffers of one block of keys where there is room for two (D128 3 % less); weighted sums
+// before the next scores (15 % less); folds that read all groups at once beside the next scores
+// (spills), or four instead of eight (1 % less, S1024 3 %); results stored through shared memory (1
+// % less); weights by weigh_any() alone in a tile's first and last block (4 % less); queries
+// prefetched to L2 (nothing); sums of earlier segments in registers (they spill), and of heads of
+// 128 in global memory (12 % less). Without folds 8 % more (when no scores were behind them),
+// without copies 10 % more when the power is at its limit.
 #pragma once
 
 #include "cuda/hopper/forward_consumer.cuh"
