@@ -58,5 +58,14 @@ TEST_F(CudaRandomCases, AllAreRight) {
               worst.describe().c_str());
 }
 
+// f16 weights that dropout makes larger, in a block of keys that hardly raises the maximum: they
+// were infinite.
+TEST_F(CudaRandomCases, LargeWeightsUnderDropout) {
+  Random random(20261116, 7978);
+  const CaseData data(random_case(random));
+  ASSERT_EQ(data.problem().dtype, DType::kF16);
+  EXPECT_EQ(check_case(cuda_context(), data, truth_of(data), nullptr), "");
+}
+
 }  // namespace
 }  // namespace ladon::test

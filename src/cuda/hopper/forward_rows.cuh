@@ -28,6 +28,7 @@ struct FinishedRow {
         finish_row(params.call.rules, head, total.maximum * params.natural, total.sum,
                    exp2f(kWeightShift<Half>));
     lse = result.lse;
+    const float weight = result.weight * params.kept_factor;
     // 0 where the row saw no key, even where the sums are not.
     const bool is_seen = total.sum != 0;
     float zeros[2] = {};  // NaN where a sum is infinite or NaN
@@ -38,8 +39,8 @@ struct FinishedRow {
       zeros[0] = fmaf(first, 0.0F, zeros[0]);
       zeros[1] = fmaf(second, 0.0F, zeros[1]);
       // -0 becomes 0.
-      pairs[n] = pack<Half>(is_seen ? first * result.weight + 0.0F : 0.0F,
-                            is_seen ? second * result.weight + 0.0F : 0.0F);
+      pairs[n] = pack<Half>(is_seen ? first * weight + 0.0F : 0.0F,
+                            is_seen ? second * weight + 0.0F : 0.0F);
     }
     is_finite = !is_seen || zeros[0] + zeros[1] == 0;
   }

@@ -224,6 +224,7 @@ void attend(Queue& queue, const AttentionParams& call) {
                              params.aligned_k && params.aligned_v;
     params.factor = static_cast<float>(is_window ? call.rules.scale * log2e : log2e);
     params.natural = is_window ? static_cast<float>(call.rules.scale) : 1.0F;
+    if (call.rules.dropout) params.kept_factor = static_cast<float>(call.rules.dropout_scale);
     if (takes_latents && hopper::attend_latents(queue, call, params, segments.most)) return;
     if (is_window && rows <= 8 && !kind.streamed && call.value_dim <= kTileColumns) {
       params.folded = folded_segments(queue, call, segments);

@@ -22,6 +22,9 @@ struct ForwardParams {
   // `natural` brings a score to natural units.
   float factor = 1;
   float natural = 1;
+  // What results are multiplied by in the end: f16 has no room for weights that dropout made
+  // larger.
+  float kept_factor = 1;
   bool only_scales = false;  // of int8 caches: no rules beyond a positive scale and a window
   bool aligned_q = false;    // rows can be read 16 bytes at a time
   bool aligned_k = false;

@@ -131,12 +131,13 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
   }
   const RowResult<Compute> result = finish_row(
       call.rules, head, total.maximum * static_cast<Compute>(params.natural), total.sum, unit);
+  const Compute weight = result.weight * params.kept_factor;
   const std::int64_t start =
       sequence.out + token * call.out.token_stride + head * call.out.head_stride;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     if (column + c * kWarp >= call.value_dim) break;
-    const Compute out = total.sum == 0 ? Compute{0} : sums[c] * result.weight;
+    const Compute out = total.sum == 0 ? Compute{0} : sums[c] * weight;
     store_element(call.out.data, call.out.dtype, start + column + c * kWarp, out + Compute{0});
   }
   if (column == 0 && call.lse.data != nullptr) {

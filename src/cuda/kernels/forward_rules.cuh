@@ -76,12 +76,10 @@ class BlockRules {
     const std::int64_t first = first_ + rules_.dropout_key;
     return first % 4 == 0 ? kept_of_quads(first) : kept_of_any(first);
   }
-  /// The others become 0, and these larger.
-  __device__ __forceinline__ static void drop(const ScoreRules& rules, ThreadScores& weights,
-                                              unsigned kept) {
-    const auto scale = static_cast<float>(rules.dropout_scale);
+  /// The others become 0, or stay NaN. These are as they were: ForwardParams::kept_factor.
+  __device__ __forceinline__ static void drop(ThreadScores& weights, unsigned kept) {
     for_each(weights, [&](float& weight, int n, int e) {
-      weight *= (kept >> (n * 4 + e) & 1U) != 0 ? scale : 0.0F;
+      weight *= (kept >> (n * 4 + e) & 1U) != 0 ? 1.0F : 0.0F;
     });
   }
 

@@ -174,7 +174,7 @@ class ForwardScores {
     return rules_of(first_key(block)).kept();
   }
   __device__ __forceinline__ void drop(Scores& weights, unsigned kept) const {
-    BlockRules::drop(rules_, weights, kept);
+    BlockRules::drop(weights, kept);
   }
 
  private:

@@ -277,8 +277,8 @@ __device__ __forceinline__ void store_row(const ForwardParams<float>& params,
   }
   const std::int64_t start = sequence.out + query.token * call.out.token_stride +
                              query.head * call.out.head_stride + first_value;
-  sums.store(i, exists, result.weight, total.sum != 0, static_cast<Half*>(call.out.data) + start,
-             params.aligned_out);
+  sums.store(i, exists, result.weight * params.kept_factor, total.sum != 0,
+             static_cast<Half*>(call.out.data) + start, params.aligned_out);
 }
 
 /// Sets the infinities and NaN of a tile to 0, by the first kThreads of a block.
