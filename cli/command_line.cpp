@@ -299,18 +299,17 @@ std::vector<SubcommandDescription> described(const CLI::App& app) {
   return all;
 }
 
-/// For an unknown option: the one that was probably meant.
-std::string suggestion(const CLI::App& app, const std::string& message) {
-  // "The following arguments were not expected: 8k --contex".
-  const std::size_t begin = message.find(" --");
-  if (begin == std::string::npos || message.find("not expected: ") == std::string::npos) return {};
-  std::string given = message.substr(begin + 1);
-  given.erase(std::min(given.find_first_of(" =\n"), given.size()));
+/// About the first of the words that the command does not know.
+std::string unexpected(const CLI::App& app, const std::vector<std::string>& words) {
+  const auto option = std::find_if(words.begin(), words.end(),
+                                   [](const std::string& word) { return word.starts_with('-'); });
+  if (option == words.end()) return "unexpected argument '" + words.front() + "'";
+  const std::string given = option->substr(0, option->find('='));
   std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  for (const CLI::Option* known : app.get_options()) {
+    for (const std::string& name : known->get_lnames()) names.push_back("--" + name);
   }
-  return did_you_mean(given, names);
+  return "no option '" + given + "'" + did_you_mean(given, names);
 }
 
 /// The subcommand that was given, or the app itself.
@@ -354,6 +353,10 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
     if (!general) std::swap(words[0], words[1]);
   }
   const std::string first = words.empty() ? "" : words.front();
+  const std::size_t most = first == "completion" ? 2 : 1;
+  if ((first == "completion" || first == "manual") && words.size() > most) {
+    throw UsageError(first + ": unexpected argument '" + words[most] + "'");
+  }
   if (first == "completion") {
     return print_text(completion_script(words.size() == 2 ? words[1] : "", described(app)));
   }
@@ -375,9 +378,10 @@ std::function<int()> parse_command_line(int argc, const char* const* argv) {
     return print_text(std::string(version_text.what()) + "\n");
   } catch (const CLI::ParseError& error) {
     const std::string name = chosen(app).get_name();
-    throw UsageError((name == "ladon" ? "" : name + ": ") + one_line(error.what()) +
-                     suggestion(chosen(app), error.what()) + "; see ladon " +
-                     (name == "ladon" ? "" : name + " ") + "--help");
+    const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+    throw UsageError((name == "ladon" ? "" : name + ": ") +
+                     (unknown.empty() ? one_line(error.what()) : unexpected(chosen(app), unknown)) +
+                     "; see ladon " + (name == "ladon" ? "" : name + " ") + "--help");
   } catch (const UsageError& error) {
     throw UsageError(chosen(app).get_name() + ": " + error.what());
   }

@@ -81,10 +81,11 @@ void print_report(const Comparison& comparison) {
   const LayerMeasurement& first = comparison.rows.front();
   const bool on_cpu = comparison.options.machinery.device.is_cpu();
   std::printf(
-      "\nCeilings, measured in turns with each row (here the first's): %s GFLOP/s of %s,"
-      "\n%s GB/s of memory %s. Decoding must read all weights and the cache for each token.\n"
-      "Errors: against plain loops in double, relative to the largest output; at most %s "
-      "allowed.\n",
+      "\nCeilings, measured in turns with each row (here the first's):\n"
+      "%s GFLOP/s of %s, %s GB/s of memory %s.\n"
+      "Decoding must read all weights and the cache for each token.\n"
+      "Errors: against plain loops in double, relative to the largest output;\n"
+      "at most %s allowed.\n",
       format_rate(first.fma_gflops).c_str(), on_cpu ? "multiply-adds" : "a matrix product",
       format_rate(first.read_gbps).c_str(), on_cpu ? "read" : "copied",
       format_error(first.allowed).c_str());

@@ -376,6 +376,9 @@ int run_convert(const ConvertOptions& options) {
   }
   if (!options.json) {
     print_rows(rows, options);
+    for (const std::string* path : {&options.output, &options.plot}) {
+      if (!path->empty()) std::printf("wrote %s\n", shown_output(*path).c_str());
+    }
     return kExitGood;
   }
   Json document = json_document("convert");

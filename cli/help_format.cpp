@@ -53,7 +53,8 @@ std::vector<std::string> choices(const CLI::Option& option) {
     }
     if (!ended) return {};
     ended = word.ends_with(',');
-    found.push_back(word.substr(0, word.size() - (ended ? 1 : 0)));
+    if (ended) word.pop_back();
+    if (!word.ends_with(":N")) found.push_back(word);  // cuda:N stands for many
   }
   return found.size() > 1 ? found : std::vector<std::string>();
 }

@@ -76,6 +76,16 @@ bool has_plain_mlp(const std::string& family) {
   return std::find(kPlain.begin(), kPlain.end(), family) != kPlain.end();
 }
 
+/// The families whose output layer is the table of embeddings where the config does not say, as in
+/// transformers; all others have two tables.
+bool ties_embeddings(const std::string& family) {
+  constexpr std::array<std::string_view, 13> kTied{
+      "bert", "bloom",   "cohere", "cohere2", "falcon",  "gpt2",      "gpt_bigcode",
+      "opt",  "gpt_neo", "mpt",    "t5",      "smollm3", "starcoder2"};
+  return family.starts_with("gemma") ||
+         std::find(kTied.begin(), kTied.end(), family) != kTied.end();
+}
+
 ModelShape read_shape(const Fields& fields) {
   ModelShape shape;
   const std::int64_t layers =
@@ -151,7 +161,8 @@ double parameters_of(const Fields& fields, const ModelShape& shape, const std::s
     mlps = first * dense +
            (layers - first) * embed * (matrices * (experts * expert_inner + shared) + experts);
   }
-  const double tables = fields.flag("tie_word_embeddings").value_or(true) ? 1 : 2;
+  const double tables =
+      fields.flag("tie_word_embeddings").value_or(ties_embeddings(family)) ? 1 : 2;
   return *vocabulary * embed * tables + layers * attention_parameters(fields, shape) + mlps;
 }
 

@@ -94,13 +94,13 @@ std::vector<std::string> notes_of(const ModelShape& model, const PlanOptions& op
   }
   if (model.has_windows()) {
     notes.emplace_back(
-        "windows: the model's own row drops keys outside the windows; the other rows keep every "
-        "token");
+        "windows: the model's own row drops keys outside the windows;\n"
+        "the other rows keep every token");
   }
   if (!model.loadable) {
     notes.push_back(
         "the family " + model.name +
-        " is not supported by Ladon; the figures come from the usual fields of its config");
+        " is not supported by Ladon;\nthe figures come from the usual fields of its config");
   }
   return notes;
 }
@@ -199,7 +199,8 @@ void print_ranks(const ModelShape& model, const PlanOptions& options, const Link
               link.name.c_str(), seconds_text(link.latency).c_str(),
               format_bytes(whole_bytes(link.bandwidth)).c_str(), table.text().c_str());
   std::printf(
-      "decode: one token of each sequence; prefill: the whole context; both through all layers.\n"
+      "decode: one token of each sequence; prefill: the whole context;\n"
+      "both through all layers.\n"
       "Times are for the messages alone; computation can hide some of them.\n");
 }
 

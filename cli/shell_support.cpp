@@ -32,7 +32,7 @@ std::string bash(const Subcommands& subcommands) {
   std::string names;
   std::string cases;
   for (const SubcommandDescription& sub : subcommands) {
-    names += (names.empty() ? "" : " ") + sub.name;
+    names += sub.name + " ";
     std::string options;
     std::string values;
     for (const OptionDescription& option : sub.options) {
@@ -52,8 +52,8 @@ std::string bash(const Subcommands& subcommands) {
   return "# bash completion of ladon\n_ladon() {\n  local word=${COMP_WORDS[COMP_CWORD]}\n"
          "  local before=${COMP_WORDS[COMP_CWORD-1]} words\n  COMPREPLY=()\n"
          "  case ${COMP_WORDS[1]} in\n" +
-         cases + "    *) words=\"" + names +
-         " help --help --version\" ;;\n  esac\n"
+         cases + "    completion) words=\"bash zsh fish\" ;;\n    *) words=\"" + names +
+         "completion manual help --help --version\" ;;\n  esac\n"
          "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n}\n"
          "complete -o filenames -F _ladon ladon\n";
 }
@@ -120,6 +120,8 @@ std::string completion_script(std::string_view shell, const Subcommands& subcomm
   if (shell == "bash") return bash(subcommands);
   if (shell == "zsh") return zsh(subcommands);
   if (shell == "fish") return fish(subcommands);
+  if (shell.empty())
+    throw UsageError("completion: no shell is named; there are bash, zsh and fish");
   throw UsageError("no shell '" + std::string(shell) + "'" +
                    did_you_mean(shell, {"bash", "zsh", "fish"}) + "; there are bash, zsh and fish");
 }

@@ -69,7 +69,8 @@ void add_product(Tensor& y, std::int64_t first, const Tensor& a, const Tensor& x
                  std::int64_t from) {
   for (std::int64_t row = 0; row < a.size(0); ++row) {
     for (std::int64_t n = 0; n < a.size(1); ++n) {
-      add_row(y, first + row, a.data_as<float>()[row * a.size(1) + n], x, from + n);
+      const auto factor = static_cast<double>(a.data_as<float>()[row * a.size(1) + n]);
+      add_row(y, first + row, factor, x, from + n);
     }
   }
 }

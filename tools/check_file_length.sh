@@ -9,12 +9,13 @@ limit=400
 exempt=()
 
 list_files() {
-  local patterns=('*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' '*.py')
+  local patterns=('*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' '*.py' '*.sh' '*.js' '*.cmake' '*CMakeLists.txt' dev)
   # New files that are not added yet count too. Without git (a tarball), look at the tree itself.
   if ! git ls-files --cached --others --exclude-standard -- "${patterns[@]}" 2>/dev/null; then
     find . \( -name build -o -name install -o -name '.?*' \) -prune -o -type f \
       \( -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh' \
-      -o -name '*.py' \) -printf '%P\n'
+      -o -name '*.py' -o -name '*.sh' -o -name '*.js' -o -name '*.cmake' -o -name CMakeLists.txt \
+      -o -path ./dev \) -printf '%P\n'
   fi
 }
 

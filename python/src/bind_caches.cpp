@@ -224,6 +224,12 @@ void bind_caches(nb::module_& module) {
   nb::class_<Cache>(module, "KvCache",
                     "Keys and values of past tokens: contiguous, a sliding window, or pages of a "
                     "PagePool.")
+      .def("__init__",
+           [](Cache*, const nb::args&, const nb::kwargs&) {
+             throw nb::type_error(
+                 "KvCache: use KvCache.contiguous(), KvCache.window() or KvCache.paged(), with "
+                 "**layer.cache_options() for a layer");
+           })
       .def_static(
           "contiguous", &make_contiguous, nb::arg("kwargs"),
           nb::sig(("def contiguous(*, " + options + ", capacity: int = 0) -> KvCache").c_str()),

@@ -43,7 +43,8 @@ int errno_in(std::string_view message) {
   return 0;
 }
 
-/// The message with the operation as Python calls it: "KvCache::save: ..." is "KvCache.save: ...".
+/// The message with the operation and the argument as Python calls them: "KvCache::save: ..." is
+/// "KvCache.save: ...", and dropout's members are keywords of their own.
 std::string in_python(std::string message) {
   const std::size_t end = message.find(": ");
   std::string operation = message.substr(0, end);
@@ -52,7 +53,15 @@ std::string in_python(std::string message) {
   for (std::size_t at = operation.find("::"); at != std::string::npos; at = operation.find("::")) {
     operation.replace(at, 2, ".");
   }
-  return end == std::string::npos ? operation : operation + message.substr(end);
+  if (end == std::string::npos) return operation;
+  std::string rest = message.substr(end);
+  constexpr std::string_view kDropout = ": dropout.";
+  if (rest.starts_with(": dropout.probability:")) {
+    rest.replace(0, std::string_view(": dropout.probability").size(), ": dropout");
+  } else if (rest.starts_with(kDropout)) {
+    rest[kDropout.size() - 1] = '_';
+  }
+  return operation + rest;
 }
 
 }  // namespace

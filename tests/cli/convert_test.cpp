@@ -117,6 +117,7 @@ TEST_F(CliConvert, LossesAreMeasuredOnTheWrittenWeights) {
       calibrated({"--to", "mqa", "--merge", "mean", "--no-refit", "--output", path("mean")}));
   EXPECT_GT(mean.at("rows")[1].at("error"), row.at("error"));
   const Outcome table = run_ladon(arguments({"--to", "mqa", "--output", path("blind")}));
+  EXPECT_TRUE(table.out.ends_with("\nwrote " + path("blind") + "\n")) << table.out;
   EXPECT_EQ(table.status, 0);
   EXPECT_NE(table.out.find("Weights alone"), std::string::npos);
 }

@@ -269,6 +269,18 @@ TEST(CliPlan, WeightsStandBesideTheCache) {
   const std::int64_t weights = 2 * (2LL * 128256 * 4096 + 32LL * (41943040 + 176160768));
   EXPECT_EQ(model["weight_bytes"], weights);
   EXPECT_EQ(model["max_context"], 8192);
+  // A config may leave out what is its family's default.
+  std::string silent = kLlama3Config;
+  const std::string tied = "\"tie_word_embeddings\":false,";
+  silent.erase(silent.find(tied), tied.size());
+  const auto weights_of = [&](const std::string& config) {
+    write_bytes(temp / "other.json", config);
+    return document_of(
+        {"plan", "--config", (temp / "other.json").string()})["models"][0]["weight_bytes"];
+  };
+  EXPECT_EQ(weights_of(silent), weights);
+  silent.replace(silent.find("llama"), 5, "gemma");
+  EXPECT_EQ(weights_of(silent), weights - 2 * 128256LL * 4096);
   auto caches =
       caches_of(document_of({"plan", "--config", temp.path().string(), "--memory", "24GiB"}));
   // 32 layers * 8 KV heads * 256 numbers * 2 bytes = 131,072 bytes a token.
@@ -299,7 +311,7 @@ TEST(CliPlan, WarnsPastTheModelsContext) {
 TEST(CliPlan, WindowedRowsExplainThemselves) {
   const Outcome outcome = run_ladon({"plan", "--model", "mistral-7b", "--context", "32k"});
   EXPECT_NE(outcome.out.find(
-                "windows: the model's own row drops keys outside the windows; the other rows "
+                "windows: the model's own row drops keys outside the windows;\nthe other rows "
                 "keep every token"),
             std::string::npos)
       << outcome.out;

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -51,7 +52,7 @@ struct Expected {
 };
 
 Real at(const Tensor& tensor, std::int64_t index) {
-  return load_element(tensor.data(), tensor.dtype(), index);
+  return static_cast<Real>(load_element(tensor.data(), tensor.dtype(), index));
 }
 
 /// Elements of one random magnitude, some of them equal, some 0.
@@ -149,7 +150,7 @@ class Truth {
     if (seen <= 0) return;
 
     std::vector<Real> weight(static_cast<std::size_t>(seen));
-    Real top = -INFINITY;
+    Real top = -std::numeric_limits<Real>::infinity();
     Real size = 0;
     for (std::int64_t key = 0; key < seen; ++key) {
       const std::int64_t k = key_index(key, head, dim);

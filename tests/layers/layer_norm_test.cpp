@@ -43,16 +43,18 @@ Elements expected_rows(const Kind& kind, const Elements& x, const Elements& weig
   Elements y;
   const auto length = static_cast<std::size_t>(dim);
   for (std::size_t row = 0; row * length < x.size(); ++row) {
-    const double* const from = x.data() + row * length;
+    const std::vector<long double> from(x.data() + row * length, x.data() + (row + 1) * length);
     const double* const w = weight.data() + row % static_cast<std::size_t>(kind.heads) * length;
     long double mean = 0;
-    for (std::size_t i = 0; i < length; ++i) mean += kind.centered ? from[i] : 0;
+    for (const long double element : from) mean += kind.centered ? element : 0;
     mean /= static_cast<long double>(dim);
     long double squares = 0;
-    for (std::size_t i = 0; i < length; ++i) squares += (from[i] - mean) * (from[i] - mean);
-    const long double rms = std::sqrt(squares / static_cast<long double>(dim) + kEpsilon);
+    for (const long double element : from) squares += (element - mean) * (element - mean);
+    const long double rms =
+        std::sqrt(squares / static_cast<long double>(dim) + static_cast<long double>(kEpsilon));
     for (std::size_t i = 0; i < length; ++i) {
-      y.push_back(static_cast<double>((from[i] - mean) / rms * (w[i] + kOffset)));
+      const auto factor = static_cast<long double>(w[i] + kOffset);
+      y.push_back(static_cast<double>((from[i] - mean) / rms * factor));
     }
   }
   return y;

@@ -163,8 +163,8 @@ TEST(ContextParallelErrors, EveryOptionMustBeTheSame) {
        }},
   };
   for (const auto& [name, change] : changes) {
-    expect_refusal("ranks disagree: " + name + ": ", refusals([&](Call& call) {
-                     if (call.own == 1) change(call);
+    expect_refusal("ranks disagree: " + name + ": ", refusals([&apply = change](Call& call) {
+                     if (call.own == 1) apply(call);
                    }));
   }
 }

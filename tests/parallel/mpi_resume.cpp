@@ -44,7 +44,7 @@ double step_of(const ladon::Context& context, Layer& layer, ladon::AdamW& optimi
   optimiser.step(context);
   double loss = 0;
   for (std::int64_t i = 0; i < forward.out.num_elements(); ++i) {
-    const double y = forward.out.template data_as<float>()[i];
+    const auto y = static_cast<double>(forward.out.template data_as<float>()[i]);
     loss += y * y;
   }
   return loss;

@@ -53,7 +53,7 @@ std::vector<double> train(const Context& context, Layer& layer, double learning_
     const TrainingForward forward = layer.forward_training(context, {.query = x});
     double loss = 0;
     for (std::int64_t i = 0; i < forward.out.num_elements(); ++i) {
-      const double y = forward.out.template data_as<float>()[i];
+      const auto y = static_cast<double>(forward.out.template data_as<float>()[i]);
       loss += y * y;
     }
     losses.push_back(loss);

@@ -111,10 +111,19 @@ def test_layers():
         layer.parameters("jax")
 
 
+def test_messages_name_keywords():
+    with pytest.raises(ladon.InvalidArgumentError, match="^attention: dropout: got 2, "):
+        ladon.attention(Q, Q, Q, dropout=2)
+    with pytest.raises(ladon.InvalidArgumentError, match="^attention: dropout_first_key: got -1, "):
+        ladon.attention(Q, Q, Q, dropout=0.1, dropout_first_key=-1)
+
+
 def test_objects_that_were_never_made():
     for kind in (ladon.KvCache, ladon.SavedForward):
         with pytest.raises(TypeError):
             kind()
+    with pytest.raises(TypeError, match=r"^KvCache: use KvCache.contiguous\(\), "):
+        ladon.KvCache(num_kv_heads=2, head_dim=8)
     for kind in (ladon.MultiHeadAttention, ladon.Context, ladon.PagePool):
         empty = kind.__new__(kind)
         with pytest.raises((TypeError, RuntimeError)):
