@@ -72,7 +72,7 @@ void KvCache::Impl::check_sequence(std::string_view operation, std::int64_t sequ
     fail(operation, "sequence",
          "got " + std::to_string(sequence) + ", expected 0 to " +
              std::to_string(options_.batch - 1) + ": the cache has " +
-             std::to_string(options_.batch) + " sequences");
+             std::to_string(options_.batch) + (options_.batch == 1 ? " sequence" : " sequences"));
   }
 }
 
