@@ -2,11 +2,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "ladon/error.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "layer_call.h"
@@ -43,6 +46,26 @@ nb::object cached_forward(const Layer& self, const Array& x, Cache& cache, const
   return give_result(out, std::move(memory), x.framework(), context);
 }
 
+/// A call without a cache: messages have x for the argument that is query in C++.
+template <class Call>
+auto with_name_of_x(const Call& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    std::string message = error.what();
+    constexpr std::string_view kArgument = ": query: ";
+    const std::size_t at = message.find(": ");  // behind the operation
+    if (at != std::string::npos && message.compare(at, kArgument.size(), kArgument) == 0) {
+      message.replace(at, kArgument.size(), ": x: ");
+    }
+    constexpr std::string_view kOwner = "query's";
+    if (const std::size_t owner = message.find(kOwner); owner != std::string::npos) {
+      message.replace(owner, kOwner.size(), "x's");
+    }
+    throw Error(error.code(), message);
+  }
+}
+
 nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
                    const nb::kwargs& kwargs) {
   Keywords keywords("forward", kwargs);
@@ -75,7 +98,9 @@ nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle v
     weights = weights_for(context, *self.layer, inputs.views());
     call.weights = weights.view();
   }
-  Tensor result = reading(self, [&] { return self.layer->forward(context, inputs.views(), call); });
+  Tensor result = with_name_of_x([&] {
+    return reading(self, [&] { return self.layer->forward(context, inputs.views(), call); });
+  });
   const Framework framework = inputs.query.framework();
   if (!out.absent()) {
     without_gil([&] { copy(context, result.view(), out.writable_view()); });
@@ -114,8 +139,10 @@ nb::object forward_training(const Layer& self, nb::handle x, nb::handle key, nb:
   const BoundContext& context = keywords.context(inputs.query.device());
   keywords.finish();
   arguments.refuse(keywords, false);
-  TrainingForward result = reading(self, [&] {
-    return self.layer->forward_training(context, inputs.views(), arguments.call());
+  TrainingForward result = with_name_of_x([&] {
+    return reading(self, [&] {
+      return self.layer->forward_training(context, inputs.views(), arguments.call());
+    });
   });
   return give_training(std::move(result), inputs.query.framework(), context);
 }

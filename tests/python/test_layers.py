@@ -206,6 +206,10 @@ def test_queries_of_their_own(make, random):
     everything = np.concatenate([past, x], axis=1)
     wanted = layer(query, key=everything, query_positions=[[9], [11]])
     np.testing.assert_allclose(out, wanted, atol=1e-5)
+    with pytest.raises(ladon.InvalidArgumentError, match="forward: x: got"):
+        layer(random(2, 1, 23))
+    with pytest.raises(ladon.InvalidArgumentError, match="forward: key: got .* x's"):
+        layer(x, key=random(3, 1, 24))
     with pytest.raises(ladon.InvalidArgumentError, match="query: got it without a cache"):
         layer(x, query=query)
     with pytest.raises(ladon.InvalidArgumentError, match="query_positions: got a number beside a cache"):
