@@ -62,11 +62,23 @@ class ElementBackward {
         q_transposed_(arena.take<Scalar>(params.head_dim * kTileRows<V>)),
         dout_(arena.take<Scalar>(kTileRows<V> * value_dim_)),
         dout_transposed_(arena.take<Scalar>(params.value_dim * kTileRows<V>)),
-        key_staging_(arena.take<Scalar>(kKeyBlock * params.head_dim)),
-        value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
+        key_staging_(arena.take<Scalar>(kBackwardKeys * spread_stride<Scalar>(params.head_dim))),
+        value_staging_(arena.take<Scalar>(kBackwardKeys * params.value_dim)) {}
 
-  /// Called first, with the task's keys. Here they are read in place.
-  void load_keys(const KeySpan&) {}
+  /// Called first, with the task's keys, up to kBackwardKeys: every tile of rows reads them, and
+  /// keys by columns too. With an empty span, each block is loaded when it is scored.
+  void load_keys(const KeySpan& task) {
+    const AttentionParams& params = task.params;
+    first_key_ = task.begin;
+    end_key_ = task.end;
+    task_keys_ = load_kv<KvPart::kKeys>(
+        task, Staging<Scalar>{.data = key_staging_,
+                              .dim = params.head_dim,
+                              .stride = spread_stride<Scalar>(params.head_dim),
+                              .always = rows_collide(params.k.token_stride, params.k.dtype)});
+    task_values_ =
+        load_kv<KvPart::kValues>(task, Staging<Scalar>{value_staging_, params.value_dim});
+  }
 
   /// Packs q and dout of a tile for any block of keys.
   void load_rows(const AttentionParams& params, const Sequence& sequence, const QueryRows& rows,
@@ -82,15 +94,13 @@ class ElementBackward {
   void score(const KeySpan& span, const BackwardScores<Scalar>& tile) {
     const AttentionParams& params = span.params;
     const std::int64_t count = span.count();
-    keys_ = load_block(head_rows(params.k, span.sequence.k, span.kv_head, span.begin), count,
-                       params.head_dim, Staging<Scalar>{key_staging_, params.head_dim});
+    if (span.begin < first_key_ || span.end > end_key_) load_keys(span);
+    keys_ = task_keys_.from(span.begin - first_key_, 0);
     gemm<V, Layout::kRows>({.rows = count, .width = tile.width, .depth = params.head_dim}, keys_,
                            {q_transposed_, tile.width}, {tile.scores, tile.width});
     if (tile.dscores == nullptr) return;
-    const RowBlock<const Scalar> values =
-        load_block(head_rows(params.v, span.sequence.v, span.kv_head, span.begin), count,
-                   params.value_dim, Staging<Scalar>{value_staging_, params.value_dim});
-    gemm<V, Layout::kRows>({.rows = count, .width = tile.width, .depth = params.value_dim}, values,
+    gemm<V, Layout::kRows>({.rows = count, .width = tile.width, .depth = params.value_dim},
+                           task_values_.from(span.begin - first_key_, 0),
                            {dout_transposed_, tile.width}, {tile.dscores, tile.width});
   }
 
@@ -124,8 +134,12 @@ class ElementBackward {
   Scalar* dout_transposed_;  // [value_dim][width]
   Scalar* key_staging_;
   Scalar* value_staging_;
-  RowBlock<const Scalar> keys_;
-  bool finite_ = true;  // all elements of q and dout are finite
+  std::int64_t first_key_ = 0;  // of those that are loaded
+  std::int64_t end_key_ = 0;
+  RowBlock<const Scalar> task_keys_;
+  RowBlock<const Scalar> task_values_;
+  RowBlock<const Scalar> keys_;  // of the span that was scored last
+  bool finite_ = true;           // all elements of q and dout are finite
 };
 
 }  // namespace

@@ -170,29 +170,45 @@ inline void store_row(const double* from, std::int64_t n, void* to, DType dtype)
   }
 }
 
-/// A buffer for rows in the compute type, `dim` elements apart. Rows that are shorter are padded
-/// with zeros.
+/// A buffer for rows in the compute type. Rows that are shorter than `dim` are padded with zeros.
 template <class Scalar>
 struct Staging {
   Scalar* data = nullptr;
   std::int64_t dim = 0;
+  std::int64_t stride = dim;  // elements from one row to the next
+  bool always = false;        // rows that could be read in place are staged too
 };
+
+// Rows that are read by columns are staged this far apart, so that their lines spread over the sets
+// of L1.
+template <class Scalar>
+inline std::int64_t spread_stride(std::int64_t dim) {
+  constexpr auto kLine = kCacheLine / static_cast<std::int64_t>(sizeof(Scalar));
+  return round_up(dim, kLine) + (round_up(dim, kLine) / kLine % 2 == 0 ? kLine : 0);
+}
+
+/// Whether a column through a block of 64 rows at this distance does not stay in L1. The sets of an
+/// L1 on x86-64 repeat after 4 KiB, and it has at least 8 ways: rows a multiple of 1 KiB apart, as
+/// tokens of most models are, have 16 lines and more for each set that they reach.
+inline bool rows_collide(std::int64_t stride, DType dtype) {
+  return stride * static_cast<std::int64_t>(size_of(dtype)) % 1024 == 0;
+}
 
 /// The first `rows` rows of a matrix, `dim` elements of each, in the compute type: in place where
 /// the matrix has that type, else converted into the staging buffer. With staging.dim above `dim`,
-/// rows are always staged: their readers load whole vectors and need the zeros.
+/// rows are staged too: their readers load whole vectors and need the zeros.
 template <class Scalar>
 inline RowBlock<const Scalar> load_block(const Matrix& matrix, std::int64_t rows, std::int64_t dim,
                                          Staging<Scalar> staging) {
-  if (matrix.dtype == kDTypeOf<Scalar> && staging.dim == dim) {
+  if (matrix.dtype == kDTypeOf<Scalar> && staging.dim == dim && !staging.always) {
     return {static_cast<const Scalar*>(matrix.data), matrix.stride};
   }
   for (std::int64_t row = 0; row < rows; ++row) {
-    Scalar* to = staging.data + row * staging.dim;
+    Scalar* to = staging.data + row * staging.stride;
     load_row(at(matrix.data, matrix.dtype, row * matrix.stride), matrix.dtype, dim, to);
     for (std::int64_t i = dim; i < staging.dim; ++i) to[i] = 0;
   }
-  return {staging.data, staging.dim};
+  return {staging.data, staging.stride};
 }
 
 /// The tokens of one head as rows, from `token` on. `offset` is the sequence's first element.
@@ -312,8 +328,8 @@ inline void load_kv_row(const AttentionParams& params, const Sequence& sequence,
 }
 
 /// The keys or values of a span, in any cache layout: in place where they are in consecutive slots
-/// of the compute type, else staged. With staging.dim above the row's own length they are always
-/// staged.
+/// of the compute type, else staged. With staging.dim above the row's own length they are staged
+/// too.
 template <KvPart kPart, class Scalar>
 inline RowBlock<const Scalar> load_kv(const KeySpan& span, Staging<Scalar> staging) {
   const AttentionParams& params = span.params;
@@ -327,16 +343,16 @@ inline RowBlock<const Scalar> load_kv(const KeySpan& span, Staging<Scalar> stagi
     return load_block(head_rows(operand, offset, span.kv_head, first), span.count(), dim, staging);
   }
   if (slots_contiguous(layout, sequence, span.begin, span.end) &&
-      operand.dtype == kDTypeOf<Scalar> && staging.dim == dim) {
+      operand.dtype == kDTypeOf<Scalar> && staging.dim == dim && !staging.always) {
     const std::int64_t row = kv_row<kPart>(params, sequence, span.kv_head, first);
     return {static_cast<const Scalar*>(operand.data) + row, operand.token_stride};
   }
   for (std::int64_t key = span.begin; key < span.end; ++key) {
-    Scalar* to = staging.data + (key - span.begin) * staging.dim;
+    Scalar* to = staging.data + (key - span.begin) * staging.stride;
     load_kv_row<kPart>(params, sequence, span.kv_head, kv_slot(layout, sequence, key), dim, to);
     for (std::int64_t i = dim; i < staging.dim; ++i) to[i] = 0;
   }
-  return {staging.data, staging.dim};
+  return {staging.data, staging.stride};
 }
 
 template <class Scalar>

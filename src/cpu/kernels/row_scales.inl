@@ -61,7 +61,7 @@ class RowScalesRun {
       // Written so that a NaN stays: it may belong to a key that no row sees.
       if (!(key_norms_[key] <= largest_norm)) largest_norm = key_norms_[key];
     }
-    products_.load_keys({params_, sequence, task.kv_head, 0, 0});  // scores alone need no keys
+    products_.load_keys({params_, sequence, task.kv_head, 0, 0});  // block by block
     const std::int64_t row_count = sequence.query_len * params_.group;
     for (std::int64_t row = 0; row < row_count; row += kTileRows<V>) {
       set_rows(rows_, params_, sequence,

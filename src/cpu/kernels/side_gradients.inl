@@ -27,6 +27,7 @@ inline void add_bias_gradient(const AttentionParams& params, const BiasGradientT
   const std::int64_t kv_head = first_head / params.group;
   const std::int64_t row_end = smaller(task.token_end, sequence.query_len) * heads_per_token;
   const std::int64_t key_end = smaller(task.key_end, sequence.kv_len);
+  products.load_keys({params, sequence, kv_head, 0, 0});  // block by block
   for (std::int64_t row = task.token_begin * heads_per_token; row < row_end; row += kTileRows<V>) {
     set_rows(tile.rows, params, sequence,
              {.first_head = first_head,

@@ -90,7 +90,7 @@ class ElementProducts {
   ElementProducts(const AttentionParams& params, std::int64_t tiles, ScratchArena& arena)
       : q_(arena.take<Scalar>(tiles * params.head_dim * kTileRows<V>)),
         key_staging_(arena.take<Scalar>(kKeyBlock * params.head_dim)),
-        value_staging_(arena.take<Scalar>(kKeyBlock * params.value_dim)) {}
+        value_staging_(arena.take<Scalar>(kKeyBlock * spread_stride<Scalar>(params.value_dim))) {}
 
   void load_queries(const AttentionParams& params, const Sequence& sequence, std::int64_t tile,
                     const QueryRows& rows, std::int64_t width, Scalar* scratch) {
@@ -102,8 +102,14 @@ class ElementProducts {
   /// some of them.
   void load_block(const KeySpan& span, bool masks) {
     keys_ = load_kv<KvPart::kKeys>(span, Staging<Scalar>{key_staging_, span.params.head_dim});
-    values_ =
-        load_kv<KvPart::kValues>(span, Staging<Scalar>{value_staging_, span.params.value_dim});
+    // Values are read by columns, in every tile of the strip.
+    const Operand& v = span.params.v;
+    const std::int64_t dim = span.params.value_dim;
+    values_ = load_kv<KvPart::kValues>(
+        span, Staging<Scalar>{.data = value_staging_,
+                              .dim = dim,
+                              .stride = spread_stride<Scalar>(dim),
+                              .always = rows_collide(v.token_stride, v.dtype)});
     guard_ = masks && !all_finite(values_, span.count(), span.params.value_dim);
   }
 
