@@ -27,7 +27,8 @@ inline void* at(void* data, DType dtype, std::int64_t index) {
 inline void prefetch_row(const char* row, std::int64_t bytes) {
   const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) %
                                                static_cast<std::uintptr_t>(kCacheLine));
-  for (std::int64_t byte = -begin; byte < bytes; byte += kCacheLine) prefetch_line(row + byte);
+  const char* const end = row + bytes;
+  for (const char* line = row - begin; line < end; line += kCacheLine) prefetch_line(line);
 }
 
 /// Prefetches `dim` elements of an operand into L2.

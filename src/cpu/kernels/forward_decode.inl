@@ -95,10 +95,12 @@ struct WeightedBlock {
 /// q.k as dot products with sums of this type.
 template <class Sums>
 struct DotScores {
-  static constexpr std::int64_t kKeysAtOnce = kDotKeys;
-
-  /// Scores of size.rows rows and size.width keys, at most kKeysAtOnce; size.depth is the length of
-  /// a query in factors.
+  /// How many keys score() takes at a time.
+  static std::int64_t keys_at_once(std::int64_t rows) {
+    return rows == 1 ? kDotKeysOfOneRow : kDotKeys;
+  }
+  /// Scores of size.rows rows and size.width keys, at most keys_at_once(); size.depth is the length
+  /// of a query in factors.
   template <DType kStored, class Scalar>
   static void score(ProductSize size, RowBlock<Scalar> q, StoredRows keys, Scalar* scores) {
     dot_products<Sums, kStored>(
@@ -275,11 +277,14 @@ class DecodeRows {
   [[gnu::noinline]] void score(const KeyRows& block) {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
                                               scratch_.staging);
+    RowsAhead values(params_, params_.v, block.v, task_.kv_head_count, params_.value_dim);
     Products::with_keys(keys.dtype(), [&](auto stored) {
-      for (std::int64_t key = 0; key < block.count; key += Products::kKeysAtOnce) {
-        const std::int64_t count = smaller(Products::kKeysAtOnce, block.count - key);
+      const std::int64_t step = Products::keys_at_once(task_.row_count);
+      for (std::int64_t key = 0; key < block.count; key += step) {
+        const std::int64_t count = smaller(step, block.count - key);
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
-          prefetch_rows(params_.v, block.v, key, key + count, head, params_.value_dim);
+          values.move_to(key, head);
+          for (std::int64_t i = 0; i < count; ++i) values.prefetch_next();
           Products::template score<decltype(stored)::kDType>(
               {.rows = task_.row_count,
                .width = count,
@@ -334,9 +339,8 @@ class DecodeRows {
 
   void add_values(const KeyRows& block, const KeyRows& next, std::int64_t head,
                   const typename Products::WeightScale* weight_scales) {
-    const std::int64_t size = static_cast<std::int64_t>(size_of(params_.k.dtype));
-    const RowsAhead ahead{
-        {next.k, head * params_.k.head_stride * size}, next.count, params_.head_dim * size};
+    RowsAhead ahead(params_, params_.k, next.k, task_.kv_head_count, params_.head_dim);
+    ahead.start_share(head, next.count);
     Products::add_values(
         WeightedBlock<V>{
             .params = params_,

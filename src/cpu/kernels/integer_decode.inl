@@ -183,7 +183,10 @@ struct IntegerDecode : DotScores<typename V::Integers> {
   using Sums = typename V::Integers;
   using WeightScale = WordScale;
   static constexpr bool kScaled = true;
-  static constexpr std::int64_t kKeysAtOnce = Sums::kFoldsKeys ? kFoldedKeys : kDotKeys;
+
+  static std::int64_t keys_at_once(std::int64_t rows) {
+    return Sums::kFoldsKeys ? kFoldedKeys : DotScores<Sums>::keys_at_once(rows);
+  }
 
   /// f32 queries are owed more than 16 bits. Sums of 511 products of -128 and -32768 fit 32 bits.
   /// Elements are taken in pairs.

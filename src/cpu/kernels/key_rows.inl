@@ -44,15 +44,59 @@ inline void find_rows(KeyRows& block, const AttentionParams& params, const Seque
   }
 }
 
-/// Prefetches one head's elements of some rows: hardware prefetchers stop at the end of a page, and
-/// reads alternate between K and V.
-inline void prefetch_rows(const Operand& operand, const char* const* rows, std::int64_t begin,
-                          std::int64_t end, std::int64_t head, std::int64_t dim) {
-  const std::int64_t size = static_cast<std::int64_t>(size_of(operand.dtype));
-  for (std::int64_t i = begin; i < end; ++i) {
-    prefetch_row(rows[i] + head * operand.head_stride * size, dim * size);
+/// Rows of a task's heads, to prefetch. A task that has all heads prefetches them in the order in
+/// which they are stored, token by token, whatever the order in which they are worked on: hardware
+/// prefetchers follow, and one core reads 35 GB/s instead of 23, of the 42 of a plain read (Zen 5,
+/// tokens of 2 and 8 KiB). Parts of tokens are prefetched head by head, as they are worked on; in
+/// the other order they were up to 10 % slower.
+struct RowsAhead {
+  const char* const* rows;  // of the first head
+  std::int64_t head_bytes;  // from one head to the next
+  std::int64_t bytes;       // of a head
+  bool whole_tokens;
+  // The next row, and the heads of a token whose rows are prefetched.
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+  std::int64_t first_head = 0;
+  std::int64_t end_head;
+  std::int64_t count = 0;  // of rows, for advance()
+  std::int64_t done = 0;   // work since the last row, times count
+
+  RowsAhead(const AttentionParams& params, const Operand& operand, const char* const* all_rows,
+            std::int64_t heads, std::int64_t dim)
+      : rows(all_rows), whole_tokens(heads == params.num_kv_heads), end_head(heads) {
+    const auto size = static_cast<std::int64_t>(size_of(operand.dtype));
+    head_bytes = operand.head_stride * size;
+    bytes = dim * size;
   }
-}
+
+  /// Continues at a token and head, where the order is not that of memory.
+  void move_to(std::int64_t at_token, std::int64_t at_head) {
+    if (whole_tokens) return;
+    token = at_token;
+    head = first_head = at_head;
+    end_head = at_head + 1;
+  }
+  /// Starts with the share of one head, and has as many rows for advance().
+  void start_share(std::int64_t of_head, std::int64_t tokens) {
+    count = tokens;
+    move_to(0, of_head);
+    if (!whole_tokens) return;
+    token = of_head * tokens / end_head;
+    head = of_head * tokens % end_head;
+  }
+  void prefetch_next() {
+    prefetch_row(rows[token] + head * head_bytes, bytes);
+    if (++head < end_head) return;
+    head = first_head;
+    ++token;
+  }
+  /// Call after `work` of `total` units, which must be the same in every call: prefetches `count`
+  /// rows evenly.
+  void advance(std::int64_t work, std::int64_t total) {
+    for (done += work * count; done >= total; done -= total) prefetch_next();
+  }
+};
 
 /// A block's rows of K or V for the products: in place where load_stored() can read them, else
 /// converted into the staging buffer, which holds one head.

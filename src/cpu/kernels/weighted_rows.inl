@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/key_rows.inl"
 #include "cpu/kernels/operands.inl"
 #include "cpu/kernels/score_rules.inl"
 #include "cpu/kernels/stored_rows.inl"
@@ -50,20 +51,6 @@ struct WeightRows {
 
 // Keys that are summed between two prefetches. (With 4, int8 on AVX2 was 2 % slower.)
 inline constexpr std::int64_t kAheadKeys = 16;
-
-/// Rows to prefetch while values are summed: evenly over the work, whole rows one after the other.
-struct RowsAhead {
-  StoredRows rows;
-  std::int64_t count = 0;
-  std::int64_t bytes = 0;  // of a row
-  std::int64_t next = 0;
-  std::int64_t done = 0;  // work since the last row, times count
-
-  /// Call after `work` of `total` units, which must be the same in every call.
-  void advance(std::int64_t work, std::int64_t total) {
-    for (done += work * count; done >= total; done -= total) prefetch_row(rows[next++], bytes);
-  }
-};
 
 /// Values converted to the compute type, one key per step.
 template <class V, DType kStored>
