@@ -170,6 +170,33 @@ TEST_P(PromisedRuns, P6_ATileDoesNotDependOnTheStripItIsIn) {
   }
 }
 
+TEST_P(PromisedRuns, P6_TheSameBitsWhereTokensCollideInTheCache) {
+  // Rows a multiple of 1 KiB apart are staged, those of the same numbers elsewhere are not.
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    for (const bool rules : {false, true}) {
+      Case problem{.batch = 2,
+                   .query_len = 90,
+                   .kv_len = 330,
+                   .num_heads = 16,
+                   .num_kv_heads = 8,
+                   .head_dim = 64,
+                   .value_dim = 64,
+                   .dtype = dtype,
+                   .kv_dtype = dtype};
+      if (rules) {
+        problem.scale = 40;  // scores so steep that their rows are scaled anew
+        problem.causal = true;
+        problem.bias = {.present = true, .full = {false, true, true, true}};
+        problem.mask = {.present = true, .full = {true, false, true, true}};
+      }
+      const CaseResults expected = run(context_, CaseData(problem));
+      problem.memory = Memory::kHeadsFirst;
+      const CaseResults results = run(context_, CaseData(problem));
+      EXPECT_TRUE(test::same_bits(results, expected)) << problem.describe();
+    }
+  }
+}
+
 // ---- memory ----------------------------------------------------------------------------------
 
 /// Peak resident memory of this process in MiB; -1 where the system does not tell.
