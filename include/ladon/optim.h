@@ -6,8 +6,8 @@
 // Context of that device.
 //
 // A Parameter must stay where it is as long as an optimiser refers to it (layers keep theirs in
-// place; moving a layer ends that), and keep its dtype and shape. Its gradient may come after the
-// optimiser, but before the first step. A call that throws has changed nothing.
+// place; moving a layer ends that), and keep its dtype, shape and device. Its gradient may come
+// after the optimiser, but before the first step. A call that throws has changed nothing.
 #pragma once
 
 #include <cstdint>
