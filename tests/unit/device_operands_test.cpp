@@ -274,6 +274,17 @@ TEST_F(LayerOperands, StepsOfLatentAttention) {
                  [&] { latent_.expand_values(cpu_, latents); });
 }
 
+TEST_F(LayerOperands, OptimisersWhoseLayerHasMoved) {
+  for (Parameter& parameter : multi_head_.named_parameters()) parameter.make_gradient(cpu_);
+  AdamW adamw(cpu_, multi_head_.parameters(), {});
+  multi_head_.to(device_);
+  expect_refused("AdamW::step", "parameters[0].value (q_proj.weight)", [&] { adamw.step(cpu_); });
+  expect_refused(
+      "AdamW::step", "optimiser", [&] { adamw.step(device_); }, true);
+  multi_head_.to(cpu_);
+  EXPECT_NO_THROW(adamw.step(cpu_));
+}
+
 TEST_F(LayerOperands, OptimisersWhoseParameterHasMoved) {
   const auto moved_after = [&](const std::function<void(Parameter&)>& make_and_step) {
     Parameter weight = Parameter::zeros("w", DType::kBF16, {3});
