@@ -88,15 +88,20 @@ TEST_F(AttentionOperands, OverACache) {
                                         {"sinks", &Views::sinks}},
                                        run);
   expect_each_refused<TensorView>("attention", {{"out", &Views::out}, {"lse", &Views::lse}}, run);
-  // The other way round, and caches whose values and scales are memory of their own.
-  KvCache there = KvCache::contiguous(
-      device_, {.num_kv_heads = kHeads, .head_dim = kDim, .format = DType::kI8});
-  there.append(device_, device_q_, device_q_);
-  expect_refused("attention", "cache.k", [&] { attention(cpu_, q_, there.view(), {}, out_); });
-  expect_refused(
-      "attention", "q", [&] { attention(device_, q_, there.view(), {}, out_); }, true);
-  expect_refused(
-      "attention", "cache.k", [&] { attention(device_, device_q_, cache.view(), {}, out_); }, true);
+  // The other way round. What is on the device is taken there, scales included.
+  for (const DType format : {DType::kF32, DType::kI8}) {
+    const KvCacheOptions options{.num_kv_heads = kHeads, .head_dim = kDim, .format = format};
+    KvCache there = KvCache::contiguous(device_, options);
+    there.append(device_, device_q_, device_q_);
+    Tensor device_out = device(DType::kF32, q_.shape());
+    EXPECT_NO_THROW(attention(device_, device_q_, there.view(), {}, device_out, device_lse_));
+    expect_refused("attention", "cache.k", [&] { attention(cpu_, q_, there.view(), {}, out_); });
+    expect_refused(
+        "attention", "q", [&] { attention(device_, q_, there.view(), {}, device_out); }, true);
+    expect_refused(
+        "attention", "cache.k",
+        [&] { attention(device_, device_q_, cache.view(), {}, device_out); }, true);
+  }
 }
 
 TEST_F(AttentionOperands, Backward) {
