@@ -232,7 +232,7 @@ std::string AttentionWorkload::check_dkv(const Context& reference, bool last_key
 }
 
 std::string AttentionWorkload::check(const Context& context) {
-  const Context reference = reference_beside(context);
+  const Context reference = reference_for(context);
   if (shape_.pass == Pass::kBackward) attention(context, q_, k_, v_, options_, out_, lse_);
   run(context);
   if (cache_.has_value()) return check_cached(context, reference);

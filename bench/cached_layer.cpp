@@ -139,7 +139,7 @@ Tensor CachedLayer::expected_token(const Context& context, const Context& refere
 }
 
 double CachedLayer::prompt_error(const Context& context) {
-  const Context reference = reference_beside(context);
+  const Context reference = reference_for(context);
   run_prompt(context);
   const std::int64_t first = std::min(kCheckedTokens, lengths_.prompt);
   const std::int64_t before = lengths_.prompt - 1;
@@ -160,7 +160,7 @@ double CachedLayer::prompt_error(const Context& context) {
 }
 
 double CachedLayer::token_error(const Context& context) {
-  const Context reference = reference_beside(context);
+  const Context reference = reference_for(context);
   run_token(context);
   const Tensor truth = expected_token(context, reference, token_.to_host());
   truncate(lengths_.context);

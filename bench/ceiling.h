@@ -34,7 +34,7 @@ constexpr bool counts_bytes(Limit limit) {
 Limit limit_here(const Context& context, Limit wanted);
 
 /// The most flops of a limit that is not memory, on all of the context's threads and with its
-/// instructions; a product is one of two square matrices of `dtype`, which is no bound that the
+/// instructions; a product is one of two square matrices of `dtype`, which is not a bound that the
 /// hardware sets, but what the rest of a model gets. `dtype` is what FMA computes in: f64, or f32
 /// for all others. The context must outlive the work.
 Work compute_ceiling(const Context& context, Limit limit, DType dtype);

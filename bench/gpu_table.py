@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ladon's Python package beside PyTorch on one GPU, in turns, on the same data: attention forward and
+"""Ladon's Python package compared with PyTorch on one GPU, in turns, on the same data: attention forward and
 backward, neighbours of round shapes, windows, packed batches, growth, and whole layers.
 
     python3 bench/gpu_table.py [--filter TEXT] [--rounds N] [--no-compile]
@@ -271,7 +271,7 @@ def rows(with_compiled):
         yield "forward " + name, lambda make=make: make().forward()
     for name, make in shapes.items():
         yield "backward " + name, lambda make=make: make().backward()
-    beside = {
+    neighbours = {
         "B4 H16 S4000": lambda: Attention(4, 4000, **heads_16),
         "B4 H16 S4100": lambda: Attention(4, 4100, **heads_16),
         "B4 H16 S4096 D120": lambda: Attention(4, 4096, 16, 16, 120),
@@ -281,7 +281,7 @@ def rows(with_compiled):
         "H16 16384 tokens packed as 1000, 5000, 300, 8192, 1892": lambda: Attention(
             1, 0, **heads_16, packed=[1000, 5000, 300, 8192, 1892]),
     }  # fmt: skip
-    for name, make in beside.items():
+    for name, make in neighbours.items():
         yield "forward " + name, lambda make=make: make().forward()
     yield from rule_rows(with_compiled)
     for length in (2048, 4096, 8192, 16384, 32768):

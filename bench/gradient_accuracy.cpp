@@ -151,7 +151,7 @@ void compare_gradients(Session& session, Isa isa, const Shape& shape) {
   Peer* const pytorch = session.peer("pytorch");
   if (pytorch == nullptr) return;
   const std::unique_ptr<Context> context = session.make_context(isa);
-  const Context reference = reference_beside(*context);
+  const Context reference = reference_for(*context);
   const Inputs inputs = random_inputs(reference, shape);
   Gradients theirs = empty_gradients(reference, inputs, DType::kBF16);
   if (!ask_peer(*pytorch, shape, inputs, theirs)) {

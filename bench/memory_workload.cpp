@@ -96,7 +96,7 @@ class AdamWStep final : public Workload {
   std::string check(const Context& context) override {
     constexpr std::int64_t kChecked = 1001;
     std::vector<Tensor> values;
-    const Context reference = reference_beside(context);
+    const Context reference = reference_for(context);
     for (const Context* where : {&context, &reference}) {
       Parameter part = make(*where, kChecked);
       AdamW(*where, {&part}, {}).step(*where);

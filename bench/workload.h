@@ -22,7 +22,7 @@ class Workload {
 };
 
 /// A context of the reference with as many threads as this one has.
-inline Context reference_beside(const Context& context) {
+inline Context reference_for(const Context& context) {
   ContextOptions options;
   options.num_threads = context.num_threads();
   options.isa = Isa::kReference;

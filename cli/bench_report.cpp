@@ -185,7 +185,7 @@ void BenchTable::begin() {
   }
 }
 
-/// Kernels have a line of their own where a column has no space.
+/// Kernels have a separate line where a column has no space.
 void BenchTable::begin_kernels(const std::string& kernels) {
   begin();
   if (narrow_ && kernels != kernels_) std::printf("%s kernels\n", kernels.c_str());

@@ -58,7 +58,7 @@ ModelShape deepseek(const char* name, const char* title, std::int64_t embed_dim,
           .windows = no_windows(layers)};
 }
 
-/// A preset with what is published about it beside its config.
+/// A preset with what is published about it outside its config.
 ModelShape with(ModelShape shape, std::int64_t max_context, double weight_bytes) {
   shape.max_context = max_context;
   shape.weight_bytes = static_cast<std::int64_t>(weight_bytes);

@@ -61,7 +61,7 @@ bool is_stream(const fs::path& path) {
 /// library's own files have it.
 constexpr std::string_view kTemporary = ".tmp-";
 
-/// Removes what runs that were killed have left beside the target.
+/// Removes what runs that were killed have left next to the target.
 void remove_leftovers(const fs::path& target) {
   const std::string prefix = target.filename().string() + std::string(kTemporary);
   std::error_code error;

@@ -52,7 +52,7 @@ class SelfTest {
   void promise(const std::string& what, bool kept);
 
   Context context_;
-  Context single_;     // the same kernels on one thread, or in a stream of its own
+  Context single_;     // the same kernels on one thread, or in a separate stream
   Context reference_;  // the truth
   std::uint64_t seed_;
   double slack_;

@@ -21,7 +21,7 @@ endmacro()
 
 # ladon_add_convert(target otherwise sources...): the conversions, or without Eigen the functions that
 # refuse. Only these files see Eigen: its inline functions must not meet the kernels' flags, and
-# whoever uses the installed library does not need it.
+# users of the installed library do not need it.
 function(ladon_add_convert target otherwise)
   if(NOT LADON_WITH_CONVERT)
     target_sources(${target} PRIVATE ${otherwise})

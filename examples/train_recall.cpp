@@ -135,7 +135,7 @@ Settings parse(std::span<char* const> arguments) {
     }
   }
   if (settings.compare && settings.dtype != ladon::DType::kF32) {
-    throw std::invalid_argument("--compare: runs both dtypes, expected no --dtype beside it");
+    throw std::invalid_argument("--compare: runs both dtypes, expected no --dtype with it");
   }
   return settings;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fails on a source file longer than 400 lines: it wants splitting.
-# Usage: check_file_length.sh; it looks at the checkout that it lies in.
+# Usage: check_file_length.sh; it looks at the checkout that it is in.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -9,12 +9,12 @@ limit=400
 exempt=()
 
 list_files() {
-  local patterns=('*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' '*.py' '*.sh' '*.js' '*.cmake' '*CMakeLists.txt' dev)
+  local patterns=('*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' '*.py' '*.sh' '*.js' '*.c' '*.S' '*.cmake' '*CMakeLists.txt' dev)
   # New files that are not added yet count too. Without git (a tarball), look at the tree itself.
   if ! git ls-files --cached --others --exclude-standard -- "${patterns[@]}" 2>/dev/null; then
     find . \( -name build -o -name install -o -name '.?*' \) -prune -o -type f \
       \( -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh' \
-      -o -name '*.py' -o -name '*.sh' -o -name '*.js' -o -name '*.cmake' -o -name CMakeLists.txt \
+      -o -name '*.py' -o -name '*.sh' -o -name '*.js' -o -name '*.c' -o -name '*.S' -o -name '*.cmake' -o -name CMakeLists.txt \
       -o -path ./dev \) -printf '%P\n'
   fi
 }

@@ -27,7 +27,7 @@ for object in "$@"; do
       *)
         globals=$((globals + 1))
         if [[ ${name,,} != *kernel* ]]; then
-          echo "error: $object: global symbol ($type) that is no kernel table: $name"
+          echo "error: $object: global symbol ($type) that is not a kernel table: $name"
           failures=$((failures + 1))
         fi
         ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Times Ladon's attention beside that of ggml, llama.cpp's library: bench/peers/ggml.sh [FOLDER [ROUNDS]].
+# Times Ladon's attention and that of ggml, llama.cpp's library: bench/peers/ggml.sh [FOLDER [ROUNDS]].
 # FOLDER has ggml's sources (ggml/ of a checkout of llama.cpp). Without one they are taken from llama-cpp-python, on PyPI (77 MB).
 # Both are built in build/ggml_release, as Release for this machine.
 set -euo pipefail

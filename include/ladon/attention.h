@@ -71,7 +71,8 @@ struct AttentionOptions {
   /// Gives the positions that causal, window and ALiBi go by. Each sequence uses its own lengths.
   Alignment alignment = Alignment::kBottomRight;
   /// The same for any part of the keys, in place of an alignment: query i of every sequence has
-  /// position i + position_offset among the keys of this call. It may lie before or after them all.
+  /// position i + position_offset among the keys of this call. It may be before or after all of
+  /// them.
   std::optional<std::int64_t> position_offset{};
   /// A query at position p sees keys in [p - left, p + right]. Empty: no limit on that side.
   std::optional<std::int64_t> window_left{};

@@ -130,7 +130,7 @@ class LADON_API AttentionLayer {
   /// Where the weights are.
   DeviceId device() const noexcept;
   /// Moves weights and gradients to the Context's device. Optimisers that refer to them, and saved
-  /// forward calls, stay valid on the old device alone: make them anew.
+  /// forward calls, are refused until the layer is back on the old device: make them anew.
   virtual void to(const Context& context);
 
   /// [batch, query_len, embed_dim], or [query_len, embed_dim] where the inputs have no batch.

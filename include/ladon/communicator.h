@@ -4,7 +4,7 @@
 // A rank is a process (ladon/mpi.h: a program's own MPI_Comm) or a thread of this one
 // (make_thread_communicators()). Ladon starts neither. An engine moves bytes from rank to rank;
 // everything else is built on that once, for all engines. Engines never sum floating-point numbers:
-// they would do so in an order of their own. Ladon sums, in the order of ranks.
+// their order would differ. Ladon sums, in the order of ranks.
 //
 // All ranks make the same calls in the same order. Every call first compares what the ranks are
 // about to do, before data moves: where they disagree, or one of them refuses its arguments, every
@@ -78,7 +78,7 @@ class LADON_API Communicator {
   /// Why nothing goes through this end any more; empty while all is well.
   const std::string& broken() const noexcept { return broken_; }
 
-  /// Ranks of the same color (0 or more) make a communicator of their own, ordered by key and then
+  /// Ranks of the same color (0 or more) make a communicator, ordered by key and then
   /// by rank. Options stay the same. Every rank must call it.
   std::unique_ptr<Communicator> split(int color, int key);
 

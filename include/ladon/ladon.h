@@ -1,4 +1,4 @@
-// Everything: includes the other headers and adds nothing.
+// Everything but ladon/mpi.h and ladon/nccl.h, which need the headers of their engines.
 #pragma once
 
 #include "ladon/alibi.h"
@@ -11,6 +11,7 @@
 #include "ladon/context_parallel.h"
 #include "ladon/context_parallel_latent.h"
 #include "ladon/convert.h"
+#include "ladon/device.h"
 #include "ladon/dtype.h"
 #include "ladon/error.h"
 #include "ladon/graph.h"
@@ -18,6 +19,7 @@
 #include "ladon/isa.h"
 #include "ladon/kv_cache.h"
 #include "ladon/kv_cache_view.h"
+#include "ladon/kv_format.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
 #include "ladon/npy.h"

@@ -63,7 +63,7 @@ struct LADON_API LatentAttentionOptions {
 ///   kv_a_layernorm.weight [kv_rank]
 ///   kv_b_proj.weight [num_heads * (nope_dim + value_dim), kv_rank]
 ///   o_proj.weight [embed_dim, num_heads * value_dim]   o_proj.bias
-/// Calls may give a key input of its own, which the latents then come from; a value input throws,
+/// Calls may give a separate key input, which the latents then come from; a value input throws,
 /// because values come from the latents too.
 class LADON_API LatentAttention final : public AttentionLayer {
  public:

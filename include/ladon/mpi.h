@@ -127,7 +127,7 @@ class MpiCommunicator final : public Communicator {
 
   void abort(std::string_view reason) noexcept override {
     try {
-      // Kept for good: nobody may ever receive it.
+      // Kept for good: it may never be received.
       auto* const text = new std::string(reason.substr(0, kMostReason));
       for (int other = 0; other < size_; ++other) {
         if (other == rank_) continue;

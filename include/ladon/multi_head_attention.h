@@ -15,7 +15,7 @@
 namespace ladon {
 
 /// What one q/k norm spans: a head, or all heads of a token together (OLMo 2), or a head with
-/// weights of its own (Cohere).
+/// its own weights (Cohere).
 enum class QkNormSpan : std::uint8_t { kHead, kAllHeads, kEachHead };
 
 struct MultiHeadAttentionOptions {

@@ -2,7 +2,7 @@
 //
 // This header is compiled by programs that use NCCL (2.18 or newer); the library itself does not
 // need it. In CMake link ladon::nccl, which exists where find_package(ladon) found NCCL. The
-// program makes its communicator as NCCL describes: one ncclUniqueId, which a channel of its own
+// program makes its communicator as NCCL describes: one ncclUniqueId, which a separate channel
 // brings to all ranks, and ncclCommInitRank() with one GPU for each rank.
 //
 // Messages are staged in pinned memory and in memory of the GPU, and go by ncclSend() and

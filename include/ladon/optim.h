@@ -5,9 +5,10 @@
 // is continued from there. What an optimiser keeps is on the parameters' device; calls take a
 // Context of that device.
 //
-// A Parameter must stay where it is as long as an optimiser refers to it (layers keep theirs in
-// place; moving a layer ends that), and keep its dtype and shape. Its gradient may come after the
-// optimiser, but before the first step. A call that throws has changed nothing.
+// A Parameter object must keep its address as long as an optimiser refers to it (layers keep theirs
+// in place; moving or assigning the layer object ends that), and its dtype, shape and device. Its
+// gradient may come after the optimiser, but before the first step. A call that throws has changed
+// nothing.
 #pragma once
 
 #include <cstdint>

@@ -119,8 +119,8 @@ struct SafetensorsItem {
 };
 
 /// Writes a file as the format's own library does: tensors by falling size of their elements, then
-/// by name; the header padded so that all of them are aligned. Views may be strided. Written beside
-/// `path` and renamed: when this throws, an older file of that name is as it was.
+/// by name; the header padded so that all of them are aligned. Views may be strided. Written next
+/// to `path` and renamed: when this throws, an older file of that name is as it was.
 LADON_API void write_safetensors(const std::filesystem::path& path,
                                  std::span<const SafetensorsItem> tensors,
                                  const std::map<std::string, std::string>& metadata = {});

@@ -33,7 +33,7 @@ class LADON_API Tensor {
   /// Memory whose content is not set: for outputs that are written whole.
   static Tensor uninitialized(const Context& context, DType dtype, const Dims& shape);
   static Tensor uninitialized(DType dtype, const Dims& shape);
-  /// On the host: numbers in row-major order, rounded to dtype.
+  /// On the host: values in row-major order, rounded to dtype.
   static Tensor from_values(DType dtype, const Dims& shape, std::span<const double> values);
   static Tensor from_values(DType dtype, const Dims& shape, std::initializer_list<double> values) {
     return from_values(dtype, shape, std::span<const double>(values.begin(), values.size()));

@@ -79,7 +79,7 @@ class Array {
   TensorView view_;
 };
 
-/// An array on a GPU for whoever is not PyTorch: DLPack is all it has.
+/// An array on a GPU for consumers other than PyTorch: DLPack is all it has.
 struct DeviceArray {
   TensorView view;
   nb::object owner;

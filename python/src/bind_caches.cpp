@@ -151,7 +151,7 @@ std::int64_t prefix(Cache& self, nb::handle sequence, nb::handle token_ids, bool
   });
 }
 
-/// Keys or values of a sequence as an array of its own.
+/// Keys or values of a sequence as a separate array.
 nb::object read_back(const Cache& self, nb::handle sequence, nb::handle dtype, nb::handle framework,
                      bool keys) {
   const char* const name = keys ? "KvCache.keys" : "KvCache.values";
@@ -352,7 +352,7 @@ void bind_caches(nb::module_& module) {
       .def_prop_ro("window_left", number(&KvCache::window_left))
       .def_ro("capacity", &Cache::capacity,
               "Of a contiguous cache that was given one; 0: it grows.")
-      .def_ro("spare", &Cache::spare, "Of a window: the keys that it keeps beside it.")
+      .def_ro("spare", &Cache::spare, "Of a window: how many older keys it keeps as well.")
       .def(
           "__deepcopy__", [](const Cache& self, nb::handle /*memo*/) { return fork(self); },
           nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> KvCache"))

@@ -44,7 +44,7 @@ int errno_in(std::string_view message) {
 }
 
 /// The message with the operation and the argument as Python calls them: "KvCache::save: ..." is
-/// "KvCache.save: ...", and dropout's members are keywords of their own.
+/// "KvCache.save: ...", and dropout's members are separate keywords.
 std::string in_python(std::string message) {
   const std::size_t end = message.find(": ");
   std::string operation = message.substr(0, end);

@@ -1,8 +1,8 @@
 // Communicators as Python holds them, and the engine whose messages Python objects carry.
 //
 // Calls run without the GIL, and an engine takes it for each of its functions: while a call waits
-// for other ranks, other Python threads run. A call may hold locks of objects.h then; whoever waits
-// for one of these has given up the GIL first, so there is no deadlock.
+// for other ranks, other Python threads run. A call may hold locks of objects.h then; a thread that
+// waits for one of these has given up the GIL first, so there is no deadlock.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -2,9 +2,9 @@
 // in one object at the same time: each has a lock, shared by calls that only read.
 //
 // Locks are taken after the GIL is given up, layers before caches, and given back before it is
-// taken again: nobody waits for a lock with the GIL in hand, so there is no deadlock. A long call
-// does take it for a moment, locks in hand, for signal handlers (interrupt.h): those may use any
-// object but the call's own.
+// taken again: no thread waits for a lock while it holds the GIL, so there is no deadlock. A long
+// call does take it for a moment, locks in hand, for signal handlers (interrupt.h): those may use
+// any object but the call's own.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -96,6 +96,10 @@ LayerComparison compare_layers(const Context& context, const AttentionLayer& bef
              std::to_string(before.num_heads()) + " as before");
   }
   check_head_order(head_order, before.num_heads());
+  const Operation operation(kOperation, context);
+  check_device(operation, "before", before.device());
+  check_device(operation, "after", after.device());
+  check_device(operation, {"x", x});
   check_present(kOperation, {"x", x});
   if ((x.rank() != 2 && x.rank() != 3) || x.size(x.rank() - 1) != before.embed_dim() ||
       x.num_elements() == 0) {

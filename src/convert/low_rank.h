@@ -1,4 +1,4 @@
-// The best approximation of M x by an up-projection of fewer numbers, where x has second moments C
+// The best approximation of M x by an up-projection of lower rank, where x has second moments C
 // and errors are weighted: of M C M^T and a metric, its principal components.
 #pragma once
 

@@ -16,7 +16,7 @@ namespace ladon::convert {
 RealMatrix input_moments(std::string_view operation, const Context& host,
                          const Calibration* calibration, std::int64_t width);
 
-/// Throws Error (kUnsupported) where keys or values have an input of their own.
+/// Throws Error (kUnsupported) where keys or values have a separate input.
 void require_self_attention(std::string_view operation, const MultiHeadAttentionOptions& options);
 
 struct LayerMoments {

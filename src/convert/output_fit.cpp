@@ -132,6 +132,10 @@ OutputFit::OutputFit(OutputFit&&) noexcept = default;
 OutputFit& OutputFit::operator=(OutputFit&&) noexcept = default;
 
 void OutputFit::add(const Context& context, const ConstTensorView& x) {
+  const Operation operation(kAdd, context);
+  check_device(operation, "before", impl_->before->device());
+  check_device(operation, "after", impl_->after->device());
+  check_device(operation, {"x", x});
   const convert::HostContext host(context);
   const Tensor output = impl_->before->forward(context, x).to_host();
   const Tensor attended = attended_rows(context, *impl_->after, x);
@@ -166,6 +170,7 @@ void OutputFit::add(const Context& context, const ConstTensorView& x) {
 
 void OutputFit::apply(const Context& context, AttentionLayer& after,
                       std::optional<double> ridge) const {
+  check_device(Operation(kApply, context), "after", after.device());
   const std::string name = out_name(after) + ".weight";
   if (after.num_heads() * after.value_dim() != impl_->width ||
       after.embed_dim() != impl_->before->embed_dim()) {

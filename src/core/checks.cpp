@@ -173,7 +173,7 @@ void check_no_self_overlap(std::string_view operation, const NamedView& output) 
 void check_apart(std::string_view operation, const NamedView& output, const NamedView& other) {
   if (overlaps(output.view, other.view)) {
     fail(operation, output.name,
-         "got memory that overlaps " + std::string(other.name) + ", expected memory of its own");
+         "got memory that overlaps " + std::string(other.name) + ", expected separate memory");
   }
 }
 

@@ -11,9 +11,26 @@
 
 namespace ladon {
 
-/// The largest number of a quantised format, which the largest magnitude of a row becomes.
+/// The largest value of a quantised format, which the largest magnitude of a row becomes. Names all
+/// dtypes, so that the compiler points here when there is a new one.
 constexpr double largest_quantised(DType dtype) noexcept {
-  return dtype == DType::kF8E4M3 ? 448 : 127;
+  switch (dtype) {
+    case DType::kI8: return 127;
+    case DType::kF8E4M3: return 448;
+    case DType::kF64:
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kBool:
+    case DType::kU8:
+    case DType::kI16:
+    case DType::kU16:
+    case DType::kI32:
+    case DType::kU32:
+    case DType::kI64:
+    case DType::kU64: break;
+  }
+  return 0;  // not quantised
 }
 
 /// `count` tokens whose slots follow each other. Rows are counted in elements from the operands'

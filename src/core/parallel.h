@@ -130,7 +130,7 @@ class InterruptCheck {
   std::atomic<bool> stopped_{false};
 };
 
-/// parallel_for for long work into memory that nobody reads if it fails: an InterruptCheck runs
+/// parallel_for for long work into memory that is not read if it fails: an InterruptCheck runs
 /// before each task but the first, and what it throws ends it. Tasks of seconds run it themselves.
 template <class Body>
 void interruptible_for(const Workers& workers, int threads, std::int64_t count, Body&& body) {

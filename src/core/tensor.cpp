@@ -101,7 +101,7 @@ Tensor Tensor::from_values(DType dtype, const Dims& shape, std::span<const doubl
   const std::size_t wanted = dense_bytes(dtype, shape) / size_of(dtype);
   if (values.size() != wanted) {
     fail("Tensor::from_values", "values",
-         "got " + std::to_string(values.size()) + " numbers, expected " + std::to_string(wanted) +
+         "got " + std::to_string(values.size()) + " values, expected " + std::to_string(wanted) +
              " for shape " + shape.to_string());
   }
   Tensor tensor = uninitialized(dtype, shape);

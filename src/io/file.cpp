@@ -38,7 +38,7 @@ void sync_folder(const std::filesystem::path& folder) noexcept {
 /// What stands between a target's name and the number of the process that writes it.
 constexpr std::string_view kTemporary = ".tmp-";
 
-/// Whether nobody writes to this file: its writer holds a lock on it, and lives.
+/// Whether no process writes to this file: a writer holds a lock on it for as long as it lives.
 bool is_abandoned(const std::filesystem::path& path, pid_t writer) noexcept {
   if (::kill(writer, 0) == 0 || errno != ESRCH) return false;
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -48,7 +48,7 @@ bool is_abandoned(const std::filesystem::path& path, pid_t writer) noexcept {
   return free;
 }
 
-/// Removes what processes that were killed have left beside the target. Nothing here is a failure:
+/// Removes what processes that were killed have left next to the target. Nothing here is a failure:
 /// the next save tries again.
 void remove_leftovers(const std::filesystem::path& target) {
   const std::string prefix = target.filename().string().append(kTemporary);
@@ -170,7 +170,7 @@ AtomicFile::AtomicFile(std::string_view operation, const std::filesystem::path& 
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0 && errno != EEXIST) break;
   }
-  if (descriptor_ < 0) refuse_errno("create a file beside it");
+  if (descriptor_ < 0) refuse_errno("create a file next to it");
   static_cast<void>(::flock(descriptor_, LOCK_EX | LOCK_NB));  // for is_abandoned()
   if (exists) static_cast<void>(::fchmod(descriptor_, status.st_mode & 0777U));
 }

@@ -1,5 +1,6 @@
 #include "ladon/attention_layer.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -102,7 +103,8 @@ void AttentionLayer::to(const Context& context) {
   std::vector<Parameter> moved;  // all of them first, so that a failure leaves this layer as it was
   moved.reserve(parameters_.size());
   for (const Parameter& parameter : parameters_) moved.push_back(parameter.to(context));
-  parameters_ = std::move(moved);
+  // In place: optimisers have the parameters' addresses.
+  std::move(moved.begin(), moved.end(), parameters_.begin());
 }
 
 Tensor AttentionLayer::forward(const Context& context, const ConstTensorView& x, KvCache& cache,

@@ -7,7 +7,7 @@
 
 namespace ladon {
 
-/// A norm's numbers beside its weight; most have an epsilon alone.
+/// A norm's parameters other than its weight; most have an epsilon alone.
 struct NormConstants {
   // NOLINTNEXTLINE(google-explicit-constructor)
   NormConstants(double the_epsilon, double the_offset = 0, bool is_centered = false)

@@ -10,6 +10,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -79,7 +80,8 @@ void check_gradient(const Operation& operation, std::size_t index, const Paramet
   check_shape(operation, gradient, parameter.value.shape());
 }
 
-/// What a constructor asks. A gradient that is not there yet may come with the first backward().
+/// What a constructor requires. A gradient that is not there yet may come with the first
+/// backward().
 void check_parameters(const Operation& operation, std::span<Parameter* const> parameters) {
   check_distinct(operation, parameters);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -88,7 +90,22 @@ void check_parameters(const Operation& operation, std::span<Parameter* const> pa
   }
 }
 
-/// What a step asks: the weights that the state was made for, and a gradient for each.
+/// What the optimiser keeps of a parameter must be where the parameter is now.
+template <class State>
+void check_kept(const Operation& operation, const State& state) {
+  const auto check = [&](const Tensor& kept) {
+    if (kept.rank() != 0) check_device(operation, "optimiser", kept.device());
+  };
+  check(state.master);
+  if constexpr (std::is_base_of_v<AdamW::Moments, State>) {
+    check(state.first);
+    check(state.second);
+  } else {
+    check(state.velocity);
+  }
+}
+
+/// What a step requires: the weights that the state was made for, and a gradient for each.
 template <class State>
 void check_states(const Operation& operation, const std::vector<State>& states) {
   for (std::size_t i = 0; i < states.size(); ++i) {
@@ -100,6 +117,7 @@ void check_states(const Operation& operation, const std::vector<State>& states) 
     check_dtype(operation, value, states[i].dtype);
     check_shape(operation, value, states[i].shape);
     check_gradient(operation, i, parameter);
+    check_kept(operation, states[i]);
   }
 }
 

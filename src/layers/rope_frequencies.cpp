@@ -142,7 +142,7 @@ void check_scaling_fields(std::string_view operation, const RopeScalingOptions& 
        "got " + std::to_string(static_cast<int>(scaling.kind)) + ", expected a RopeScaling");
 }
 
-/// The base whose slowest pair, over this length, turns about as often as before.
+/// The base whose slowest pair, over this length, rotates about as often as before.
 double dynamic_base(double base, double rotary_dim, const RopeScalingOptions& scaling) {
   const double context = std::max(context_of(scaling), scaling.original_context);
   const double stretch = scaling.factor * context / scaling.original_context - (scaling.factor - 1);
@@ -230,10 +230,11 @@ void check_explicit(std::string_view operation, const RopeOptions& options,
                     std::int64_t rotary_dim) {
   // A base or a scaling in addition to frequencies would silently have no effect.
   if (options.base != RopeOptions{}.base) {
-    fail(operation, "base", "got a base beside explicit frequencies, expected the default");
+    fail(operation, "base", "got a base alongside explicit frequencies, expected the default");
   }
   if (!(options.scaling == RopeScalingOptions{})) {
-    fail(operation, "scaling", "got a scaling beside explicit frequencies, expected the default");
+    fail(operation, "scaling",
+         "got a scaling alongside explicit frequencies, expected the default");
   }
   if (std::cmp_not_equal(options.frequencies.size(), rotary_dim / 2)) {
     fail(operation, "frequencies",

@@ -248,7 +248,7 @@ void CollectiveCall::agree(const CallSignature& signature, const std::string* re
   }
   if (refusing.empty() && different == 0) return;
   const std::vector<std::string> texts = exchange_texts(records, text);
-  if (refusal != nullptr) return;  // this rank has an Error of its own
+  if (refusal != nullptr) return;  // this rank has its own Error
   if (!refusing.empty()) {
     throw Error(ErrorCode::kCommunication,
                 where() + ": " + list_of(refusing) +

@@ -91,7 +91,7 @@ class CollectiveCall {
 };
 
 /// Runs one call: check(CallSignature&) validates this rank's arguments and describes them, work(
-/// CollectiveCall&) communicates and computes into memory of its own, publish() writes the results.
+/// CollectiveCall&) communicates and computes into its own memory, publish() writes the results.
 template <class Check, class Work, class Publish>
 void run_collective(Communicator& communicator, std::string_view operation, const Check& check,
                     const Work& work, const Publish& publish) {

@@ -56,7 +56,7 @@ std::vector<std::int64_t> cut_by_work(const AttentionOptions& options, std::int6
   double sum = 0;
   std::int64_t token = 0;
   for_each_token(options, query_len, kv_len, [&](std::int64_t work) {
-    // A border goes before the token whose middle lies past it.
+    // A border goes before the token whose middle is past it.
     const double middle = sum + static_cast<double>(work) / 2;
     while (static_cast<std::int64_t>(borders.size()) < parts &&
            middle > total * static_cast<double>(borders.size()) / static_cast<double>(parts)) {

@@ -99,20 +99,20 @@ std::optional<std::int64_t> SpreadCall::only_split(std::int64_t sequence,
 /// kPartialBytes on every rank.
 std::vector<std::vector<SpreadCall::Piece>> SpreadCall::batches(std::int64_t bytes_of_query) const {
   std::vector<std::vector<Piece>> all;
-  std::int64_t room = 0;
+  std::int64_t space = 0;
   for (std::int64_t b = 0; b < sizes_.num_sequences; ++b) {
     const std::int64_t ranks = cache_.communicator_.size();
     const std::int64_t most_splits = (num_splits({.sequence = b}) + ranks - 1) / ranks;
     const std::int64_t bytes = most_splits * bytes_of_query;
     const std::int64_t query_len = query_len_of(b);
     for (std::int64_t first = 0; first < query_len;) {
-      if (room < bytes) {
+      if (space < bytes) {
         all.emplace_back();
-        room = std::max(bytes, kPartialBytes);
+        space = std::max(bytes, kPartialBytes);
       }
-      const std::int64_t length = std::min(query_len - first, room / bytes);
+      const std::int64_t length = std::min(query_len - first, space / bytes);
       all.back().push_back({b, first, length});
-      room -= length * bytes;
+      space -= length * bytes;
       first += length;
     }
   }

@@ -42,7 +42,8 @@ inline const Operations kWithValues{Operation::kForward, Operation::kForwardNew,
 inline const Operations kAllOperations{Operation::kForward, Operation::kForwardNew,
                                        Operation::kBackward, Operation::kWeights};
 
-/// A legal call of every operation. All views are of f32 (mask: bool) memory with room to spare.
+/// A legal call of every operation. All views are of f32 (mask: bool) memory, longer than they
+/// need.
 class Call {
  public:
   Call() {
@@ -259,13 +260,12 @@ class AttentionErrors : public testing::TestWithParam<Isa> {
     Call touching;
     const std::int64_t size = touching[output].num_elements();
     for (const std::int64_t at : {std::int64_t{0}, size - 1}) {
-      expect_refusal(
-          {operation},
-          output + ": got memory that overlaps " + other + ", expected memory of its own",
-          [&](Call& call) { place(call, at); });
+      expect_refusal({operation},
+                     output + ": got memory that overlaps " + other + ", expected separate memory",
+                     [&](Call& call) { place(call, at); });
     }
     place(touching, size);
-    EXPECT_NO_THROW(touching.run(context_, operation)) << output << " beside " << other;
+    EXPECT_NO_THROW(touching.run(context_, operation)) << output << " next to " << other;
   }
 
   /// A stride of 0, and strides that let two rows meet in one element.

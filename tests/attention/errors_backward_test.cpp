@@ -1,5 +1,5 @@
-// Every refusal of what attention_backward() takes beside q, k, v and options: what the forward
-// call saved, and the gradients. And what is no error: gradients that interleave in one buffer.
+// Every refusal of what attention_backward() takes besides q, k, v and options: what the forward
+// call saved, and the gradients. And what is not an error: gradients that interleave in one buffer.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -173,7 +173,7 @@ TEST_P(AttentionErrors, InterleavedViewsOfOneBufferAreNotRefused) {
   Tensor packed_lse(DType::kF32, lse_shape);
   const AttentionOptions options{.causal = true};
   attention(context_, q, k, v, options, out, lse);
-  // The output lies between the inputs, in the same buffer.
+  // The output is between the inputs, in the same buffer.
   attention(context_, packed.q(), packed.k(), packed.v(), options, packed.rest(), packed_lse);
   expect_same_bits(out, packed.rest(), "out");
   expect_same_bits(lse, packed_lse, "lse");
@@ -209,7 +209,7 @@ TEST_P(AttentionErrors, InterleavedViewsThatMeetAreRefused) {
                                  {out, lse, out, {}},
                                  {gradients.q(), too_early, gradients.v(), {}, {}});
             }),
-            "attention_backward: dq: got memory that overlaps dk, expected memory of its own");
+            "attention_backward: dq: got memory that overlaps dk, expected separate memory");
   expect_same_bits(before, gradients.memory, "gradients");
 }
 

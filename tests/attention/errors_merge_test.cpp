@@ -15,7 +15,8 @@
 namespace ladon::test {
 namespace {
 
-/// A legal merge of two parts, to be spoiled in one place. Views are of f32 memory with room.
+/// A legal merge of two parts, to be spoiled in one place. Views are of f32 memory, longer than
+/// they need.
 struct MergeCall {
   MergeCall() {
     std::uint64_t seed = 0;
@@ -168,7 +169,7 @@ TEST(MergeErrors, Dtypes) {
 
 TEST(MergeErrors, Shapes) {
   for (const Named& tensor : kTensors) {
-    if (tensor.name == "out") continue;  // the others are held against it
+    if (tensor.name == "out") continue;  // the others are compared with it
     MergeCall legal;
     const Dims shape = tensor.view(legal).shape();
     for (int dim = 0; dim < shape.rank(); ++dim) {
@@ -210,11 +211,11 @@ TEST(MergeErrors, Overlaps) {
       MergeCall touching;
       const std::int64_t size = output.view(touching).num_elements();
       expect_refusal(
-          output.name + ": got memory that overlaps " + input.name + ", expected memory of its own",
+          output.name + ": got memory that overlaps " + input.name + ", expected separate memory",
           [&](MergeCall& call) { place(call, size - 1); });
       if (size + input.view(touching).num_elements() > 256) continue;
       place(touching, size);
-      EXPECT_NO_THROW(touching.run()) << output.name << " beside " << input.name;
+      EXPECT_NO_THROW(touching.run()) << output.name << " next to " << input.name;
     }
   }
   expect_refusal(

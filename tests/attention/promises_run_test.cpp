@@ -1,4 +1,4 @@
-// The design's promises about how results come about: the same bits whatever runs beside them,
+// The design's promises about how results come about: the same bits whatever runs next to them,
 // linear memory, and use from many threads.
 
 #include <gtest/gtest.h>
@@ -255,7 +255,7 @@ TEST_P(PromisedRuns, P7_MemoryIsLinear) {
 
 TEST(PromiseMemory, P7_At32768ForwardAndBackwardStayBelow64MiB) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers keep memory of their own";
+  GTEST_SKIP() << "sanitizers keep memory themselves";
 #endif
   const Context context;
   if (context.isa() == Isa::kReference) GTEST_SKIP() << "the reference is too slow at this length";

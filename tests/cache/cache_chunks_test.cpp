@@ -301,7 +301,7 @@ TEST_P(CacheChunks, TheFunctionalFormLeavesThePastAlone) {
     EXPECT_LE(
         relative_difference(second.out, Tensor::copy_of(context_, truth.view().slice(0, 5, 12))),
         1e-5);
-    // What both hold lies in the same slots of the same memory.
+    // What both hold is in the same slots of the same memory.
     const KvCacheView a = first.cache.view();
     const KvCacheView b = second.cache.view();
     EXPECT_EQ(a.k, b.k);

@@ -57,7 +57,7 @@ TEST(CacheErrors, Options) {
   error_of([] { PagePool(host_context(), kOptions, 1 << 30, 1 << 30); }, ErrorCode::kOutOfMemory);
 }
 
-/// Every kind, with a few tokens in it, and no room for many more.
+/// Every kind, with a few tokens in it, and no space for many more.
 std::vector<KvCache> filled_caches() {
   std::vector<KvCache> caches;
   caches.push_back(KvCache::contiguous(host_context(), kOptions, 8));

@@ -71,7 +71,7 @@ MultiHeadAttention make_layer(bool window) {
 class Faults : public testing::TestWithParam<std::string> {
  protected:
   /// Two sequences of 20 and 17 tokens; a fork of them that has gone on; and an empty cache of as
-  /// many. In a pool there is a prefix besides that nobody holds.
+  /// many. In a pool there is a prefix besides that is unowned.
   World make_world() const {
     World world;
     const std::string kind = GetParam();
@@ -240,7 +240,7 @@ TEST_P(Faults, SaveAndLoad) {
           saved.caches[0].save(host_context(), path);
         } catch (...) {
           stop_failing();
-          // Whole in any case, and nothing beside it. (The new one may be there already, when the
+          // Whole in any case, and nothing next to it. (The new one may be there already, when the
           // last allocation fails, that of the folder's name.)
           const std::string now = read_bytes(path);
           EXPECT_TRUE(now == old || now == wanted);

@@ -198,7 +198,7 @@ TEST_P(CacheFile, TooFewPagesLoseNothing) {
   EXPECT_NE(message.find("got 6 free pages of 10, expected 8"), std::string::npos) << message;
   EXPECT_EQ(state_of(context_, cache), before);
   EXPECT_EQ(pool->statistics().free_pages, 6);
-  // The old content counts until the new one is there; without it there is room.
+  // The old content counts until the new one is there; without it there is space.
   cache.reset();
   cache.load(context_, folder / "cache");
   EXPECT_EQ(content_of(context_, cache, 0), content_of(context_, large, 0));
@@ -210,7 +210,7 @@ TEST_P(CacheFile, TooFewPagesLoseNothing) {
       << full;
 }
 
-/// Loading may give up prefixes that nobody holds, but not for a file that turns out to be damaged.
+/// Loading may give up prefixes that are unowned, but not for a file that turns out to be damaged.
 TEST_P(CacheFile, ADamagedFileCostsNoPrefix) {
   const TempFolder folder;
   const KvCacheOptions options = options_of(DType::kF32, 1);

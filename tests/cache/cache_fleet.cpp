@@ -279,8 +279,8 @@ bool Fleet::expect_room(const Member& member, const Chunk& chunk,
 void Fleet::grow(Member& member) const {
   const std::int64_t longest = longest_of(member.tokens);
   if (options_.kind != "contiguous" || longest <= member.capacity) return;
-  const auto room = static_cast<std::uint64_t>(std::max<std::int64_t>(longest, 64));
-  member.capacity = static_cast<std::int64_t>(std::bit_ceil(room));
+  const auto space = static_cast<std::uint64_t>(std::max<std::int64_t>(longest, 64));
+  member.capacity = static_cast<std::int64_t>(std::bit_ceil(space));
 }
 
 void Fleet::forget_from(Member& member, std::size_t b, std::int64_t length) {

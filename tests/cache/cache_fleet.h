@@ -33,7 +33,7 @@ struct Chunk {
   std::vector<Tokens> after;  // the sequences with them
   std::vector<std::int64_t> counts;
   bool with_lengths = true;
-  Tensor k{}, v{};  // wider than what is appended: rows do not lie side by side
+  Tensor k{}, v{};  // wider than what is appended: rows are not contiguous
   ConstTensorView k_view{}, v_view{};
 
   std::span<const std::int64_t> lengths() const {
@@ -65,7 +65,7 @@ class Fleet {
   void remove(std::size_t at);
   void fork(std::size_t at);
   void reorder(Member& member, const std::vector<std::int64_t>& from);
-  /// Where there is no room, sees the append refused. Returns whether it ran.
+  /// Where there is no space, sees the append refused. Returns whether it ran.
   bool append(Member& member, const Chunk& chunk);
   /// An append that is never committed; `during` runs before its end.
   bool abandon(Member& member, const Chunk& chunk, const std::function<void()>& during);
@@ -81,7 +81,7 @@ class Fleet {
   void adopt(Member& member, std::size_t b, const Tokens& wanted);
   void forget_prefixes();
 
-  /// Poisons what nobody holds, then compares everything.
+  /// Poisons what is unowned, then compares everything.
   void check();
 
  private:

@@ -1,5 +1,5 @@
-// The simple model beside which the random test of caches runs: a sequence is a list of tokens, and
-// a pool is a few sets of page numbers.
+// The simple model that the random test of caches compares with: a sequence is a list of tokens,
+// and a pool is a few sets of page numbers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,8 +42,8 @@ inline std::vector<std::int64_t> ids_of(const Tokens& tokens, std::size_t count)
 /// Number `i` of a token's key or value in one head. Seven bits and a power of two, and the first
 /// is the largest: every storage holds it exactly, i8 too, so that the model knows each bit.
 inline double number_of(const Token& token, bool value, std::int64_t head, std::int64_t i) {
-  const auto turn = static_cast<unsigned>((value ? 31 : 0) + 13 * head + 7 * i) % 50U;
-  const auto bits = static_cast<std::int64_t>((token.digest >> turn) & 0xffU);
+  const auto shift = static_cast<unsigned>((value ? 31 : 0) + 13 * head + 7 * i) % 50U;
+  const auto bits = static_cast<std::int64_t>((token.digest >> shift) & 0xffU);
   const double scale = std::ldexp(1, -static_cast<int>(token.digest & 3U));
   return (i == 0 ? 127.0 : static_cast<double>(std::min<std::int64_t>(bits, 254) - 127)) * scale;
 }
@@ -89,7 +89,7 @@ inline std::string difference(const KvCacheView& view, std::size_t b, const Toke
 using Table = std::vector<std::int32_t>;
 
 /// Who owns which page, which are published under which whole prefix, and which of those are held
-/// by nobody, in the order in which they were left. It does not guess which page is taken next, nor
+/// unowned, in the order in which they were left. It does not guess which page is taken next or
 /// whether a shared page is copied: it is told, and says whether that could be.
 class PoolModel {
  public:
@@ -153,7 +153,7 @@ class PoolModel {
     while (!kept_.empty()) forget(kept_.front());
   }
 
-  /// What is published can be found again, whoever holds it now: it must not be poisoned.
+  /// What is published can be found again, whichever cache holds it now: it must not be poisoned.
   void mark_published(std::vector<bool>& live) const {
     for (const auto& [page, prefix] : prefix_of_) {
       for (std::size_t i = 0; i < page_size_; ++i) {

@@ -1,4 +1,4 @@
-// Thousands of random operations on several caches and forks at once, beside the model of
+// Thousands of random operations on several caches and forks at once, compared with the model of
 // cache_fleet.h. Pools are small, so that they run out in the middle of a batch and evict all the
 // time. A failure prints the seed and the step.
 #include <gtest/gtest.h>

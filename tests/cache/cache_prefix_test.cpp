@@ -1,4 +1,4 @@
-// Sequences that share a prefix: one read of it serves all, and nobody can tell.
+// Sequences that share a prefix: one read of it serves all, without a trace in the results.
 
 #include <gtest/gtest.h>
 

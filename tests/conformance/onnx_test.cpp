@@ -7,7 +7,7 @@
 //                                                    terms, and inputs are of order 1.
 // The f32 bound is fair: the expected values of all Attention nodes, f16 ones too, are double
 // results rounded once (ONNX's generator promotes to float64, and recomputing in double gives the
-// same bits); those of RotaryEmbedding were made in f32 and lie within 1e-7 of the double result.
+// same bits); those of RotaryEmbedding were made in f32 and are within 1e-7 of the double result.
 #include <gtest/gtest.h>
 
 #include <algorithm>

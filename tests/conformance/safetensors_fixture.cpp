@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// The format is little-endian, and the bytes below are taken as they lie.
+// The format is little-endian, and the bytes below are read in place.
 static_assert(std::endian::native == std::endian::little);
 
 [[noreturn]] void fail(const std::string& message) {
@@ -88,7 +88,7 @@ class SafetensorsFile {
   void copy_bytes(const std::string& name, void* to, std::size_t num_bytes) const {
     const auto [begin, end] =
         entry(name).at("data_offsets").get<std::pair<std::size_t, std::size_t>>();
-    if (begin > end || end > data_.size()) fail(name + " lies outside the file");
+    if (begin > end || end > data_.size()) fail(name + " is outside the file");
     if (end - begin != num_bytes) fail(name + " has a shape that does not fit its bytes");
     if (num_bytes != 0) std::memcpy(to, data_.data() + begin, num_bytes);
   }

@@ -39,7 +39,7 @@ struct OnnxCase {
   bool wants(const std::string& output_slot) const { return expected.contains(output_slot); }
 };
 
-/// LADON_CONFORMANCE_DIR if that is set, else ../shared/conformance beside the project.
+/// LADON_CONFORMANCE_DIR if that is set, else ../shared/conformance next to the project.
 std::filesystem::path conformance_dir();
 
 /// The two files of the suite in `dir`.

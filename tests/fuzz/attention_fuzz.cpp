@@ -36,7 +36,7 @@ Integer parse_number(const std::string& flag, const std::string& value) {
   const char* const end = value.data() + value.size();
   const auto [stop, error] = std::from_chars(value.data(), end, number);
   if (error != std::errc{} || stop != end) {
-    throw std::invalid_argument(flag + ": '" + value + "' is no number");
+    throw std::invalid_argument(flag + ": '" + value + "' is not a number");
   }
   return number;
 }

@@ -14,7 +14,7 @@
 
 namespace {
 
-/// A folder whose files lie in memory.
+/// A folder whose files are in memory.
 struct Folder {
   Folder() {
     std::filesystem::create_symlink(config.path(), temp / "config.json");

@@ -12,7 +12,7 @@
 
 namespace {
 
-/// A folder whose config.json lies in memory.
+/// A folder whose config.json is in memory.
 struct Folder {
   Folder() { std::filesystem::create_symlink(file.path(), temp / "config.json"); }
 

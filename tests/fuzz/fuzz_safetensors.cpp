@@ -17,8 +17,8 @@ void use(const ladon::SafetensorsFile& file) {
     total += entry.num_bytes;
     if (!file.has(entry.name)) std::abort();
     if (!entry.dtype || entry.shape.size() > static_cast<std::size_t>(ladon::kMaxRank)) continue;
-    const ladon::Tensor widened = file.load(entry.name, ladon::DType::kF64);
-    if (file.load(entry.name).num_elements() != widened.num_elements()) std::abort();
+    const ladon::Tensor converted = file.load(entry.name, ladon::DType::kF64);
+    if (file.load(entry.name).num_elements() != converted.num_elements()) std::abort();
   }
   if (total > 1U << 20U) std::abort();  // more than an input can hold
 }

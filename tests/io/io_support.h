@@ -73,7 +73,7 @@ struct IndexLine {
   std::string expected;
 };
 
-/// LADON_CONFORMANCE_DIR if that is set, else ../shared/conformance beside the project.
+/// LADON_CONFORMANCE_DIR if that is set, else ../shared/conformance next to the project.
 inline std::filesystem::path conformance_folder(const std::string& name) {
   const char* chosen = std::getenv("LADON_CONFORMANCE_DIR");
   const std::filesystem::path folder =

@@ -1,4 +1,4 @@
-// Bytes that can be opened by a path and lie in memory alone: for tests that open thousands of
+// Bytes that can be opened by a path and are in memory alone: for tests that open thousands of
 // files and fuzzers that open millions.
 #pragma once
 

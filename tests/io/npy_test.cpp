@@ -146,7 +146,7 @@ TEST_F(Npy, BothByteOrders) {
 }
 
 TEST_F(Npy, FortranOrder) {
-  // Element [i, j, k] of shape (2, 3, 2) lies at i + 2 j + 6 k.
+  // Element [i, j, k] of shape (2, 3, 2) is at i + 2 j + 6 k.
   const Tensor array = read(npy_bytes(dictionary("|u1", "True", "(2, 3, 2)"), "abcdefghijkl"));
   EXPECT_EQ(array.shape(), (Dims{2, 3, 2}));
   EXPECT_EQ(bytes_of(array), "agciekbhdjfl");

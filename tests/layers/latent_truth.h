@@ -52,8 +52,8 @@ inline double temperature(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
 
-inline void turn(const LatentAttentionOptions& options, std::int64_t position,
-                 std::span<double> x) {
+inline void rotate(const LatentAttentionOptions& options, std::int64_t position,
+                   std::span<double> x) {
   const std::size_t pairs = x.size() / 2;
   const RopeScalingOptions& scaling = options.rope.scaling;
   const bool yarn = scaling.kind == RopeScaling::kYarn;
@@ -66,9 +66,9 @@ inline void turn(const LatentAttentionOptions& options, std::int64_t position,
       magnitude = options.rope.magnitude;
     }
     if (yarn) {
-      // The pair that turns `turns` times over the original context.
-      const auto pair_of = [&](double turns) {
-        return dim * std::log(scaling.original_context / (turns * 2 * std::numbers::pi)) /
+      // The pair that rotates `rotations` times over the original context.
+      const auto pair_of = [&](double rotations) {
+        return dim * std::log(scaling.original_context / (rotations * 2 * std::numbers::pi)) /
                (2 * std::log(options.rope.base));
       };
       const double low = std::max(0.0, std::floor(pair_of(scaling.beta_fast)));
@@ -123,16 +123,16 @@ inline Tensor latent_truth(const LatentAttention& layer, const Tensor& x,
         query = linear(layer, "q_b_proj", low);
       }
       for (std::int64_t h = 0; h < o.num_heads; ++h) {
-        turn(o, position,
-             std::span(query).subspan(size(h * (o.nope_dim + o.rope_dim) + o.nope_dim),
-                                      size(o.rope_dim)));
+        rotate(o, position,
+               std::span(query).subspan(size(h * (o.nope_dim + o.rope_dim) + o.nope_dim),
+                                        size(o.rope_dim)));
       }
       queries.push_back(std::move(query));
       const Row both = linear(layer, "kv_a_proj_with_mqa", token);
       Row latent(both.begin(), both.begin() + o.kv_rank);
       if (o.kv_norm) rms_norm(layer, "kv_a_layernorm", o.norm_epsilon, latent);
       Row rope_key(both.begin() + o.kv_rank, both.end());
-      turn(o, position, rope_key);
+      rotate(o, position, rope_key);
       latents.push_back(linear(layer, "kv_b_proj", latent));  // expanded: keys and values
       rope_keys.push_back(std::move(rope_key));
     }

@@ -343,7 +343,7 @@ TEST_P(MultiHeadCalls, TheShortcutForOnePositionGivesTheGeneralBits) {
       for (const bool rich : {false, true}) {
         MultiHeadAttentionOptions options{.embed_dim = 20, .num_heads = 4, .dtype = dtype};
         if (rich) options = rich_options(dtype);
-        options.sinks = false;  // a sink is no shortcut: it takes a share of the one weight
+        options.sinks = false;  // a sink leaves no shortcut: it takes a share of the one weight
         options.num_kv_heads = kv_heads;
         MultiHeadAttention layer = make_layer(options);
         for (const std::int64_t batch : {1, 3, 65}) {

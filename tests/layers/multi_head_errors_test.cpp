@@ -282,7 +282,7 @@ TEST(MultiHeadErrors, AParameterFromItsOwnMemory) {
   MultiHeadAttention& layer = sentinel.layer();
   const ConstTensorView turned = layer.parameter("q_proj.weight").value.view().transpose(0, 1);
   EXPECT_EQ(error_of([&] { layer.set_parameter(host_context(), "q_proj.weight", turned); }),
-            "copy: to: got memory that overlaps from, expected memory of its own");
+            "copy: to: got memory that overlaps from, expected separate memory");
   sentinel.expect_unchanged();
 }
 

@@ -108,7 +108,7 @@ struct Problem {
   }
 };
 
-/// Every size in every place, beside many others.
+/// Every size in every place, among many others.
 std::vector<Problem> problems() {
   std::vector<Problem> all;
   const std::size_t count = std::size(kSizes);
@@ -318,7 +318,7 @@ TEST_P(Projection, ARowsBitsAreItsOwn) {
           EXPECT_TRUE(same_bits(among.view().slice(0, row - first, row - first + 1), only(y)))
               << where << ", among " << count;
         }
-        // dx has 6's numbers in it before anything is added.
+        // dx has 6's elements in it before anything is added.
         const Rows fresh = rows_of(sum_dtype(dtype), rows, in, 6);
         Tensor gradient = Tensor::copy_of(context_, only(fresh));
         add_input_gradient(context_, only(dy), w.view(), gradient);

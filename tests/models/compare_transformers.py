@@ -133,7 +133,7 @@ def newer_cases(layers):
 
 
 def deepseek_cases(layers):
-    """All layers dense: experts are no concern of attention."""
+    """All layers dense: experts do not concern attention."""
     t = transformers
     sizes = dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=6, num_hidden_layers=2,
                  intermediate_size=64, moe_intermediate_size=16, vocab_size=99, kv_lora_rank=20,

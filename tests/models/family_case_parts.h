@@ -20,7 +20,7 @@ void add_linear(TensorMap& tensors, TensorMaker& maker, const std::string& name,
                 int in, int bias_size);
 PlainLinear linear_of(const TensorMap& tensors, const std::string& name, bool transposed = false);
 
-/// What a family's plain attention has beside its projections.
+/// What a family's plain attention has besides its projections.
 using Finish = std::function<void(PlainAttention& plain, int layer)>;
 
 /// "model.layers.%.self_attn." with the layer's number.

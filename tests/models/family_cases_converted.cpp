@@ -12,7 +12,7 @@ std::vector<FamilyCase> converted_cases() {
   constexpr int kValue = 5;
   struct Layer {
     int kv_rank, nope;
-    std::vector<double> turns;
+    std::vector<double> frequencies;
     double magnitude, scale;
   };
   const std::vector<Layer> layers = {{10, 6, {0.9, 0.05, 0.4, 0.2}, 1.5, 0.3},
@@ -31,7 +31,7 @@ std::vector<FamilyCase> converted_cases() {
   TensorMaker maker(12);
   for (int n = 0; n < setup.num_layers; ++n) {
     const Layer& layer = layers[static_cast<std::size_t>(n)];
-    const int rope = 2 * static_cast<int>(layer.turns.size());
+    const int rope = 2 * static_cast<int>(layer.frequencies.size());
     const auto add = [&](const std::string& proj, int out, int in, bool bias) {
       add_linear(setup.tensors, maker, layer_prefix(setup.prefix_in_file, n) + proj, {out, in}, in,
                  bias ? out : 0);
@@ -48,7 +48,7 @@ std::vector<FamilyCase> converted_cases() {
     plain.num_heads = kHeads;
     plain.kv_rank = layer.kv_rank;
     plain.nope = layer.nope;
-    plain.rope = 2 * static_cast<int>(layer.turns.size());
+    plain.rope = 2 * static_cast<int>(layer.frequencies.size());
     plain.value = kValue;
     plain.embed = kEmbed;
     plain.query_up = linear_of(tensors, prefix + "q_proj");
@@ -56,8 +56,8 @@ std::vector<FamilyCase> converted_cases() {
     plain.expanded = linear_of(tensors, prefix + "kv_b_proj");
     plain.out = linear_of(tensors, prefix + "o_proj");
     plain.scale = layer.scale;
-    plain.turns = layer.turns;
-    plain.turn_magnitude = layer.magnitude;
+    plain.frequencies = layer.frequencies;
+    plain.rope_magnitude = layer.magnitude;
     return PlainRun([plain](const Rows& x) { return plain.run(x); });
   };
   std::vector<FamilyCase> cases;

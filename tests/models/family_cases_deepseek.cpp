@@ -94,8 +94,9 @@ double mscale(double factor, double weight) { return 0.1 * weight * std::log(fac
 std::vector<FamilyCase> deepseek_cases() {
   const auto yarn = [](double factor, double over, double under) {
     return [=](PlainLatent& plain) {
-      plain.turns = yarn_turns(kRope, 100, {.factor = factor, .context = 32, .fast = 4, .slow = 1});
-      plain.turn_magnitude = mscale(factor, over) / mscale(factor, under);
+      plain.frequencies =
+          yarn_frequencies(kRope, 100, {.factor = factor, .context = 32, .fast = 4, .slow = 1});
+      plain.rope_magnitude = mscale(factor, over) / mscale(factor, under);
       plain.scale *= std::pow(mscale(factor, under), 2);
     };
   };
@@ -119,8 +120,8 @@ std::vector<FamilyCase> deepseek_cases() {
   cases.push_back(latent_case(
       "deepseek_v3_half_split", "deepseek_v3", 12, false, R"("rope_interleave":false})",
       [](PlainLatent& plain) {
-        plain.turns = plain_turns(kRope, 10000);
-        plain.neighbours_turn = false;
+        plain.frequencies = plain_frequencies(kRope, 10000);
+        plain.interleaved = false;
       },
       /*outer=*/""));
   return cases;

@@ -28,7 +28,9 @@ std::vector<FamilyCase> falcon_cases() {
                     "self_attention", outer);
   };
   const Sizes mqa{24, 4, 1, 6};
-  const Finish rope = [](PlainAttention& plain, int) { plain.turns = plain_turns(6, 10000); };
+  const Finish rope = [](PlainAttention& plain, int) {
+    plain.frequencies = plain_frequencies(6, 10000);
+  };
   cases.push_back(fused_case(
       falcon("falcon_mqa", R"("num_attention_heads":4,"num_hidden_layers":2,"multi_query":true,
         "alibi":false,"bias":false,"new_decoder_architecture":false,"parallel_attn":true,
@@ -41,7 +43,7 @@ std::vector<FamilyCase> falcon_cases() {
         "rope_theta":500000})",
              ""),
       grouped, "query_key_value", "dense", per_group_rows(grouped), true,
-      [](PlainAttention& plain, int) { plain.turns = plain_turns(4, 500000); }));
+      [](PlainAttention& plain, int) { plain.frequencies = plain_frequencies(4, 500000); }));
   const Sizes heads{24, 6, 6, 4};
   cases.push_back(
       fused_case(falcon("falcon_alibi", R"("num_attention_heads":6,"num_hidden_layers":2,

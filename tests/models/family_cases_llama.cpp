@@ -29,9 +29,9 @@ std::vector<FamilyCase> llama_cases() {
       "torch_dtype":"float16","use_cache":true,"tie_word_embeddings":false,"max_sequence_length":2048,
       "intermediate_size":64,"initializer_range":0.02,"pad_token_id":-1})");
     setup.other_tensors = {"rotary_emb.inv_freq"};
-    cases.push_back(
-        separate_case(std::move(setup), sizes, false, false,
-                      [](PlainAttention& plain, int) { plain.turns = plain_turns(6, 10000); }));
+    cases.push_back(separate_case(
+        std::move(setup), sizes, false, false,
+        [](PlainAttention& plain, int) { plain.frequencies = plain_frequencies(6, 10000); }));
     for (int layer = 0; layer < 2; ++layer) {
       cases.back().tensors.emplace(
           "model.layers." + std::to_string(layer) + ".self_attn.rotary_emb.inv_freq",
@@ -47,14 +47,15 @@ std::vector<FamilyCase> llama_cases() {
         "original_max_position_embeddings":24,"rope_type":"llama3"},"torch_dtype":"bfloat16"})",
                  2, /*outer=*/""),
       {20, 6, 2, 8}, true, true, [](PlainAttention& plain, int) {
-        plain.turns = llama3_turns(8, 500, {.factor = 4, .low = 1, .high = 3, .context = 24});
+        plain.frequencies =
+            llama3_frequencies(8, 500, {.factor = 4, .low = 1, .high = 3, .context = 24});
       }));
-  cases.push_back(
-      separate_case(llama_like("llama_linear", "llama", R"({"model_type":"llama","hidden_size":24,
+  cases.push_back(separate_case(
+      llama_like("llama_linear", "llama", R"({"model_type":"llama","hidden_size":24,
         "num_attention_heads":4,"num_key_value_heads":2,"num_hidden_layers":2,"dtype":"float32",
         "rope_parameters":{"rope_type":"linear","factor":3,"rope_theta":1000}})"),
-                    {24, 4, 2, 6}, false, false,
-                    [](PlainAttention& plain, int) { plain.turns = linear_turns(6, 1000, 3); }));
+      {24, 4, 2, 6}, false, false,
+      [](PlainAttention& plain, int) { plain.frequencies = linear_frequencies(6, 1000, 3); }));
   cases.push_back(separate_case(
       llama_like("llama_yarn", "llama", R"({"model_type":"llama","hidden_size":24,
         "num_attention_heads":2,"num_key_value_heads":1,"num_hidden_layers":1,
@@ -63,27 +64,30 @@ std::vector<FamilyCase> llama_cases() {
         "beta_fast":4,"beta_slow":1}})",
                  1),
       {24, 2, 1, 12}, false, false, [](PlainAttention& plain, int) {
-        plain.turns = yarn_turns(12, 100, {.factor = 8, .context = 32, .fast = 4, .slow = 1});
-        plain.turn_magnitude = 0.1 * std::log(8.0) + 1;
+        plain.frequencies =
+            yarn_frequencies(12, 100, {.factor = 8, .context = 32, .fast = 4, .slow = 1});
+        plain.rope_magnitude = 0.1 * std::log(8.0) + 1;
       }));
-  const Finish turns_of_8 = [](PlainAttention& plain, int) { plain.turns = plain_turns(8, 10000); };
+  const Finish rope_of_8 = [](PlainAttention& plain, int) {
+    plain.frequencies = plain_frequencies(8, 10000);
+  };
   const std::string mistral = R"({"model_type":"mistral","hidden_size":20,"head_dim":8,
     "num_attention_heads":4,"num_key_value_heads":2,"num_hidden_layers":2,"rope_theta":10000.0,
     "sliding_window":)";
   cases.push_back(separate_case(llama_like("mistral", "mistral", mistral + "4}"), {20, 4, 2, 8},
                                 false, false, [=](PlainAttention& plain, int layer) {
-                                  turns_of_8(plain, layer);
+                                  rope_of_8(plain, layer);
                                   plain.window = 4;
                                 }));
   cases.push_back(separate_case(llama_like("mistral_full", "mistral", mistral + "null}"),
-                                {20, 4, 2, 8}, false, false, turns_of_8));
+                                {20, 4, 2, 8}, false, false, rope_of_8));
   return cases;
 }
 
 std::vector<FamilyCase> qwen_and_gemma_cases() {
   std::vector<FamilyCase> cases;
   const Finish qwen2 = [](PlainAttention& plain, int layer) {
-    plain.turns = plain_turns(6, 1000000);
+    plain.frequencies = plain_frequencies(6, 1000000);
     if (layer >= 1) plain.window = 3;
   };
   const std::string qwen = R"("hidden_size":24,"num_attention_heads":4,"num_key_value_heads":2,
@@ -105,7 +109,7 @@ std::vector<FamilyCase> qwen_and_gemma_cases() {
                                                qwen + R"("max_window_layers":0})",
                                            3),
                                 {24, 4, 2, 6}, true, false, [](PlainAttention& plain, int) {
-                                  plain.turns = plain_turns(6, 1000000);
+                                  plain.frequencies = plain_frequencies(6, 1000000);
                                 }));
   cases.push_back(separate_case(
       llama_like("qwen3", "qwen3", R"({"model_type":"qwen3","attention_bias":false,"head_dim":10,
@@ -113,7 +117,7 @@ std::vector<FamilyCase> qwen_and_gemma_cases() {
         "rms_norm_eps":0.01,"rope_scaling":null,"rope_theta":1000000,"sliding_window":null,
         "use_sliding_window":false,"max_window_layers":2})"),
       {24, 6, 3, 10}, false, false, [](PlainAttention& plain, int) {
-        plain.turns = plain_turns(10, 1000000);
+        plain.frequencies = plain_frequencies(10, 1000000);
         plain.norm_epsilon = 0.01;
       }));
   TensorMaker maker(9);
@@ -131,7 +135,7 @@ std::vector<FamilyCase> qwen_and_gemma_cases() {
         "cache_implementation":"hybrid","hidden_activation":"gelu_pytorch_tanh"})",
                                3),
                     {20, 4, 2, 8}, false, false, [](PlainAttention& plain, int layer) {
-                      plain.turns = plain_turns(8, 10000);
+                      plain.frequencies = plain_frequencies(8, 10000);
                       plain.scale = 1 / std::sqrt(5.0);
                       plain.softcap = 2;
                       if (layer % 2 == 0) plain.window = 4;
@@ -147,9 +151,9 @@ std::vector<FamilyCase> qwen_and_gemma_cases() {
         "quantization_config":{"quant_method":"mxfp4","modules_to_not_convert":["x"]}})",
                  3),
       {20, 4, 2, 12}, true, true, [](PlainAttention& plain, int layer) {
-        plain.turns = yarn_turns(
+        plain.frequencies = yarn_frequencies(
             12, 150, {.factor = 16, .context = 40, .truncate = false, .fast = 4, .slow = 1});
-        plain.turn_magnitude = 0.1 * std::log(16.0) + 1;
+        plain.rope_magnitude = 0.1 * std::log(16.0) + 1;
         if (layer == 1) plain.window = 5;
       }));
   for (int layer = 0; layer < 3; ++layer) {

@@ -44,7 +44,8 @@ FamilyCase gemma3_case(const std::string& name, const std::string& rope, double 
                     {20, 4, 2, 8}, false, false, [=](PlainAttention& plain, int layer) {
                       const bool windowed = (layer + 1) % window_every != 0;
                       if (windowed) plain.window = 4;
-                      plain.turns = windowed ? plain_turns(8, 500) : linear_turns(8, 9000, factor);
+                      plain.frequencies = windowed ? plain_frequencies(8, 500)
+                                                   : linear_frequencies(8, 9000, factor);
                       plain.scale = 1 / std::sqrt(5.0);
                       plain.norm_epsilon = 0.02;
                       for (double& weight : plain.query_norm) weight += 1;
@@ -80,8 +81,8 @@ FamilyCase phi3_case(const std::string& name, const std::string& kind, int conte
       std::move(setup), sizes, "qkv_proj", "o_proj", rows, false, [=](PlainAttention& plain, int) {
         const double original = context > 8 ? 8 : 12;
         plain.window = 9;
-        plain.turns = divided_turns(6, 10000, context > 8 ? kLong : kShort);
-        plain.turn_magnitude = std::sqrt(1 + std::log(64 / original) / std::log(original));
+        plain.frequencies = divided_frequencies(6, 10000, context > 8 ? kLong : kShort);
+        plain.rope_magnitude = std::sqrt(1 + std::log(64 / original) / std::log(original));
       });
 }
 
@@ -97,9 +98,9 @@ FamilyCase neox_case(const std::string& name, const std::string& rest, bool bias
     "num_hidden_layers":2,"hidden_act":"gelu","intermediate_size":64,"use_parallel_residual":true,
     "max_position_embeddings":128,)" +
                  rest + "}";
-  setup =
-      fused_case(std::move(setup), sizes, "query_key_value", "dense", per_head_rows(sizes), bias,
-                 [=](PlainAttention& plain, int) { plain.turns = plain_turns(rotated, theta); });
+  setup = fused_case(
+      std::move(setup), sizes, "query_key_value", "dense", per_head_rows(sizes), bias,
+      [=](PlainAttention& plain, int) { plain.frequencies = plain_frequencies(rotated, theta); });
   // The causal mask and the rope's frequencies, kept as tensors.
   setup.other_tensors = {"bias", "masked_bias", "rotary_emb.inv_freq"};
   for (int layer = 0; layer < setup.num_layers; ++layer) {
@@ -120,8 +121,9 @@ FamilyCase dynamic_case(const std::string& name, int trained_on, int context) {
   setup.rope_context = context;
   return separate_case(
       std::move(setup), {24, 4, 2, 6}, false, false, [=](PlainAttention& plain, int) {
-        plain.turns = context > trained_on ? dynamic_turns(6, 100, 3, trained_on, context)
-                                           : plain_turns(6, 100);
+        plain.frequencies = context > trained_on
+                                ? dynamic_frequencies(6, 100, 3, trained_on, context)
+                                : plain_frequencies(6, 100);
       });
 }
 
@@ -135,17 +137,17 @@ std::vector<FamilyCase> newer_cases() {
         "rope_theta":1000000.0,"num_local_experts":4,"num_experts_per_tok":2,
         "router_aux_loss_coef":0.02,"attention_dropout":0.0,"output_router_logits":false})"),
                     {24, 4, 2, 6}, false, false, [](PlainAttention& plain, int) {
-                      plain.turns = plain_turns(6, 1000000);
+                      plain.frequencies = plain_frequencies(6, 1000000);
                       plain.window = 5;
                     }));
   cases.push_back(moe_case("qwen3_moe", R"("sliding_window":null,"use_sliding_window":false)",
                            [](PlainAttention& plain, int) {
-                             plain.turns = plain_turns(10, 1000000);
+                             plain.frequencies = plain_frequencies(10, 1000000);
                              plain.norm_epsilon = 0.01;
                            }));
   cases.push_back(moe_case("qwen3_moe_window", R"("sliding_window":3,"use_sliding_window":true)",
                            [](PlainAttention& plain, int) {
-                             plain.turns = plain_turns(10, 1000000);
+                             plain.frequencies = plain_frequencies(10, 1000000);
                              plain.norm_epsilon = 0.01;
                              plain.window = 3;
                            }));
@@ -154,7 +156,7 @@ std::vector<FamilyCase> newer_cases() {
         "num_attention_heads":6,"num_key_value_heads":2,"num_hidden_layers":2,"rms_norm_eps":0.03,
         "rope_scaling":null,"rope_theta":500,"attention_dropout":0.0})"),
       {24, 6, 2, 4}, false, false, [](PlainAttention& plain, int) {
-        plain.turns = plain_turns(4, 500);
+        plain.frequencies = plain_frequencies(4, 500);
         plain.norm_epsilon = 0.03;
       }));
   add_norms(cases.back(), {24}, {8}, 1);
@@ -163,16 +165,16 @@ std::vector<FamilyCase> newer_cases() {
         "hidden_size":24,"num_attention_heads":4,"num_key_value_heads":2,"num_hidden_layers":2,
         "logit_scale":0.0625,"layer_norm_eps":1e-05,"rope_theta":8000.0,"use_qk_norm":false})"),
                     {24, 4, 2, 6}, true, true, [](PlainAttention& plain, int) {
-                      plain.turns = plain_turns(6, 8000);
-                      plain.neighbours_turn = true;
+                      plain.frequencies = plain_frequencies(6, 8000);
+                      plain.interleaved = true;
                     }));
   cases.push_back(separate_case(
       llama_like("cohere_norm", "cohere", R"({"model_type":"cohere","attention_bias":false,
         "hidden_size":24,"num_attention_heads":4,"num_key_value_heads":2,"num_hidden_layers":2,
         "layer_norm_eps":0.02,"rope_theta":8000.0,"use_qk_norm":true})"),
       {24, 4, 2, 6}, false, false, [](PlainAttention& plain, int) {
-        plain.turns = plain_turns(6, 8000);
-        plain.neighbours_turn = true;
+        plain.frequencies = plain_frequencies(6, 8000);
+        plain.interleaved = true;
         plain.norm_epsilon = 0.02;
         plain.layer_norm_of_each_head = true;
       }));

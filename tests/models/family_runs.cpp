@@ -26,8 +26,8 @@ Tensor in_chunks(const Context& context, const AttentionLayer& layer, const Tens
   const Tensor there = x.to(context);
   Tensor out(context, x.dtype(), x.shape());
   std::int64_t done = 0;
-  for (std::size_t turn = 0; done < x.size(1); ++turn) {
-    const std::int64_t end = std::min(x.size(1), done + sizes[turn % sizes.size()]);
+  for (std::size_t round = 0; done < x.size(1); ++round) {
+    const std::int64_t end = std::min(x.size(1), done + sizes[round % sizes.size()]);
     layer.forward(context, there.view().slice(1, done, end), cache, {},
                   out.view().slice(1, done, end));
     done = end;

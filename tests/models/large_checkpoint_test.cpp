@@ -159,7 +159,7 @@ TEST(LargeCheckpoint, LoadingALayerTouchesThatLayerAlone) {
     EXPECT_LE(read, layer_bytes + small);
   }
 #ifndef LADON_TEST_SANITIZED
-  // The weights, and room for one tensor on its way.
+  // The weights, and space for one tensor on its way.
   EXPECT_LE(resident, layer_bytes + 2 * embed * embed + 16 * kMiB);
   EXPECT_LE(mapped, 4 * kMiB);
 #endif

@@ -48,7 +48,7 @@ TEST_F(LatentTensors, MissingOnes) {
 }
 
 TEST_F(LatentTensors, UnexpectedOnes) {
-  // A direct query beside the one of low rank; biases that these projections never have.
+  // A direct query next to the one of low rank; biases that these projections never have.
   for (const std::string name : {"q_proj.weight", "q_b_proj.bias", "kv_b_proj.bias", "k_norm"}) {
     FamilyCase more = family_case(setup_.name);
     more.tensors.emplace(kPrefix + name, TensorMaker(1).make({42}, 1));
@@ -74,7 +74,7 @@ TEST_F(LatentTensors, MisshapenOnes) {
 }
 
 TEST_F(LatentTensors, QuantisedOnes) {
-  // As DeepSeek-V3 was published: fp8 weights with their scales beside them.
+  // As DeepSeek-V3 was published: fp8 weights with their scales next to them.
   std::string header = "{";
   std::string data;
   const auto add = [&](const std::string& name, const std::string& dtype, const Dims& dims,

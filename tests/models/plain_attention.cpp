@@ -19,15 +19,15 @@ void normalise(Head& head, const std::vector<double>& weight, double epsilon) {
   for (std::size_t i = 0; i < head.size(); ++i) head[i] = head[i] / length * weight[i];
 }
 
-void turn(Head& head, int position, const PlainAttention& how) {
-  for (std::size_t n = 0; n < how.turns.size(); ++n) {
-    const double angle = position * how.turns[n];
-    double& first = head[how.neighbours_turn ? 2 * n : n];
-    double& second = head[how.neighbours_turn ? 2 * n + 1 : n + how.turns.size()];
+void rotate(Head& head, int position, const PlainAttention& how) {
+  for (std::size_t n = 0; n < how.frequencies.size(); ++n) {
+    const double angle = position * how.frequencies[n];
+    double& first = head[how.interleaved ? 2 * n : n];
+    double& second = head[how.interleaved ? 2 * n + 1 : n + how.frequencies.size()];
     const double left = first;
     const double right = second;
-    first = how.turn_magnitude * (left * std::cos(angle) - right * std::sin(angle));
-    second = how.turn_magnitude * (right * std::cos(angle) + left * std::sin(angle));
+    first = how.rope_magnitude * (left * std::cos(angle) - right * std::sin(angle));
+    second = how.rope_magnitude * (right * std::cos(angle) + left * std::sin(angle));
   }
 }
 
@@ -89,7 +89,7 @@ Rows PlainAttention::run(const Rows& query_input, const Rows& key_input,
       }
       for (Head& head : tokens[position]) {
         if (!norm.empty() && !together) normalise(head, norm, norm_epsilon);
-        turn(head, static_cast<int>(position), *this);
+        rotate(head, static_cast<int>(position), *this);
       }
     }
   };
@@ -129,31 +129,33 @@ Rows PlainAttention::run(const Rows& query_input, const Rows& key_input,
   return result;
 }
 
-std::vector<double> plain_turns(int head_dim, double theta) {
-  std::vector<double> turns;
-  for (int n = 0; n < head_dim; n += 2) turns.push_back(1 / std::pow(theta, n / double(head_dim)));
-  return turns;
+std::vector<double> plain_frequencies(int head_dim, double theta) {
+  std::vector<double> frequencies;
+  for (int n = 0; n < head_dim; n += 2)
+    frequencies.push_back(1 / std::pow(theta, n / double(head_dim)));
+  return frequencies;
 }
 
-std::vector<double> linear_turns(int head_dim, double theta, double factor) {
-  std::vector<double> turns = plain_turns(head_dim, theta);
-  for (double& each : turns) each /= factor;
-  return turns;
+std::vector<double> linear_frequencies(int head_dim, double theta, double factor) {
+  std::vector<double> frequencies = plain_frequencies(head_dim, theta);
+  for (double& each : frequencies) each /= factor;
+  return frequencies;
 }
 
-std::vector<double> llama3_turns(int head_dim, double theta, const Llama3Turns& scaling) {
-  std::vector<double> turns = plain_turns(head_dim, theta);
-  for (double& each : turns) {
+std::vector<double> llama3_frequencies(int head_dim, double theta,
+                                       const Llama3Frequencies& scaling) {
+  std::vector<double> frequencies = plain_frequencies(head_dim, theta);
+  for (double& each : frequencies) {
     // How often this pair goes round within the context that the model was trained on.
     const double rounds = scaling.context * each / (2 * kPi);
     if (rounds > scaling.high) continue;
     const double smooth = std::max(0.0, (rounds - scaling.low) / (scaling.high - scaling.low));
     each = smooth * each + (1 - smooth) * each / scaling.factor;
   }
-  return turns;
+  return frequencies;
 }
 
-std::vector<double> yarn_turns(int head_dim, double theta, const YarnTurns& scaling) {
+std::vector<double> yarn_frequencies(int head_dim, double theta, const YarnFrequencies& scaling) {
   const auto pair_of_rounds = [&](double rounds) {
     return head_dim * std::log(scaling.context / (rounds * 2 * kPi)) / (2 * std::log(theta));
   };
@@ -165,25 +167,26 @@ std::vector<double> yarn_turns(int head_dim, double theta, const YarnTurns& scal
   }
   from = std::max(from, 0.0);
   to = std::min(to, head_dim - 1.0);
-  std::vector<double> turns = plain_turns(head_dim, theta);
-  for (std::size_t n = 0; n < turns.size(); ++n) {
+  std::vector<double> frequencies = plain_frequencies(head_dim, theta);
+  for (std::size_t n = 0; n < frequencies.size(); ++n) {
     const double place = (static_cast<double>(n) - from) / (to - from);
     const double stretched = std::min(1.0, std::max(0.0, place));
-    turns[n] = turns[n] / scaling.factor * stretched + turns[n] * (1 - stretched);
+    frequencies[n] = frequencies[n] / scaling.factor * stretched + frequencies[n] * (1 - stretched);
   }
-  return turns;
+  return frequencies;
 }
 
-std::vector<double> divided_turns(int rotated, double theta, const std::vector<double>& divisors) {
-  std::vector<double> turns = plain_turns(rotated, theta);
-  for (std::size_t n = 0; n < turns.size(); ++n) turns[n] /= divisors[n];
-  return turns;
+std::vector<double> divided_frequencies(int rotated, double theta,
+                                        const std::vector<double>& divisors) {
+  std::vector<double> frequencies = plain_frequencies(rotated, theta);
+  for (std::size_t n = 0; n < frequencies.size(); ++n) frequencies[n] /= divisors[n];
+  return frequencies;
 }
 
-std::vector<double> dynamic_turns(int rotated, double theta, double factor, double context,
-                                  double length) {
+std::vector<double> dynamic_frequencies(int rotated, double theta, double factor, double context,
+                                        double length) {
   const double growth = factor * length / context - factor + 1;
-  return plain_turns(rotated, theta * std::pow(growth, rotated / (rotated - 2.0)));
+  return plain_frequencies(rotated, theta * std::pow(growth, rotated / (rotated - 2.0)));
 }
 
 std::vector<double> plain_slopes(int num_heads) {

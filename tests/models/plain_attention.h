@@ -26,11 +26,11 @@ struct PlainAttention {
   int window = 0;  // how many keys a query sees, its own the last; 0: all
   double scale = 1;
   double softcap = 0;
-  /// How far pair n (of the numbers n and n + the count of turns) turns from one position to the
-  /// next; numbers past the pairs stay.
-  std::vector<double> turns{};
-  bool neighbours_turn = false;  // pairs are the numbers 2n and 2n + 1
-  double turn_magnitude = 1;
+  /// Of each pair, in radians per position. Pair n is elements n and n + the number of pairs; those
+  /// past the pairs stay.
+  std::vector<double> frequencies{};
+  bool interleaved = false;  // pairs are elements 2n and 2n + 1
+  double rope_magnitude = 1;
   /// Of a head, or of all heads of a token together.
   std::vector<double> query_norm{}, key_norm{};
   double norm_epsilon = 0;
@@ -42,25 +42,27 @@ struct PlainAttention {
   Rows run(const Rows& query_input, const Rows& key_input, const Rows& value_input) const;
 };
 
-/// Turns of rope as each kind of scaling defines them.
-std::vector<double> plain_turns(int head_dim, double theta);
-std::vector<double> linear_turns(int head_dim, double theta, double factor);
-struct Llama3Turns {
+/// Frequencies of rope as each kind of scaling defines them.
+std::vector<double> plain_frequencies(int head_dim, double theta);
+std::vector<double> linear_frequencies(int head_dim, double theta, double factor);
+struct Llama3Frequencies {
   double factor, low, high, context;
 };
-std::vector<double> llama3_turns(int head_dim, double theta, const Llama3Turns& scaling);
-struct YarnTurns {
+std::vector<double> llama3_frequencies(int head_dim, double theta,
+                                       const Llama3Frequencies& scaling);
+struct YarnFrequencies {
   double factor, context;
   bool truncate = true;
   double fast = 32, slow = 1;
 };
-std::vector<double> yarn_turns(int head_dim, double theta, const YarnTurns& scaling);
+std::vector<double> yarn_frequencies(int head_dim, double theta, const YarnFrequencies& scaling);
 
-/// Each turn divided by a number of its own.
-std::vector<double> divided_turns(int rotated, double theta, const std::vector<double>& divisors);
+/// Each frequency divided by a separate number.
+std::vector<double> divided_frequencies(int rotated, double theta,
+                                        const std::vector<double>& divisors);
 /// The base stretched for sequences of `length`.
-std::vector<double> dynamic_turns(int rotated, double theta, double factor, double context,
-                                  double length);
+std::vector<double> dynamic_frequencies(int rotated, double theta, double factor, double context,
+                                        double length);
 
 /// ALiBi's slopes, from the two lists that its paper interleaves.
 std::vector<double> plain_slopes(int num_heads);

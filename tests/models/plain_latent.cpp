@@ -30,14 +30,15 @@ Numbers normed(const Numbers& x, const Numbers& weight) {
   return result;
 }
 
-/// Every pair as a complex number, turned by e^(i angle).
-Numbers turned(const Numbers& x, const PlainLatent& plain, int position) {
+/// Every pair as a complex number, rotated by e^(i angle).
+Numbers rotated(const Numbers& x, const PlainLatent& plain, int position) {
   Numbers result(x.size());
   for (int n = 0; n < plain.rope / 2; ++n) {
-    const std::size_t a = at(plain.neighbours_turn ? 2 * n : n);
-    const std::size_t b = at(plain.neighbours_turn ? 2 * n + 1 : n + plain.rope / 2);
+    const std::size_t a = at(plain.interleaved ? 2 * n : n);
+    const std::size_t b = at(plain.interleaved ? 2 * n + 1 : n + plain.rope / 2);
     const std::complex<double> pair =
-        std::complex(x[a], x[b]) * std::polar(plain.turn_magnitude, position * plain.turns[at(n)]);
+        std::complex(x[a], x[b]) *
+        std::polar(plain.rope_magnitude, position * plain.frequencies[at(n)]);
     result[a] = pair.real();
     result[b] = pair.imag();
   }
@@ -66,13 +67,13 @@ Token token_of(const PlainLatent& p, const Numbers& x, int position) {
   const Numbers query = rows_of(p.query_up, low, p.num_heads * query_dim);
   const Numbers compressed = rows_of(p.latent, x, p.kv_rank + p.rope);
   const Numbers latent = normed(part(compressed, 0, p.kv_rank), p.latent_norm);
-  token.rope_key = turned(part(compressed, p.kv_rank, p.kv_rank + p.rope), p, position);
+  token.rope_key = rotated(part(compressed, p.kv_rank, p.kv_rank + p.rope), p, position);
   const int pair_dim = p.nope + p.value;
   const Numbers expanded = rows_of(p.expanded, latent, p.num_heads * pair_dim);
   for (int head = 0; head < p.num_heads; ++head) {
     const int q = head * query_dim;
     token.query_nope.push_back(part(query, q, q + p.nope));
-    token.query_rope.push_back(turned(part(query, q + p.nope, q + query_dim), p, position));
+    token.query_rope.push_back(rotated(part(query, q + p.nope, q + query_dim), p, position));
     const int kv = head * pair_dim;
     token.key.push_back(part(expanded, kv, kv + p.nope));
     token.value.push_back(part(expanded, kv + p.nope, kv + pair_dim));

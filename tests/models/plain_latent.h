@@ -16,7 +16,7 @@ struct PlainLatent {
   int num_heads = 0;
   int query_rank = 0;  // 0: queries are made of the input
   int kv_rank = 0;
-  int nope = 0, rope = 0, value = 0;  // numbers of a head
+  int nope = 0, rope = 0, value = 0;  // elements of a head
   int embed = 0;
 
   /// q_a_proj, with query_rank rows, and q_b_proj over it; or q_proj as the second alone.
@@ -28,9 +28,9 @@ struct PlainLatent {
   RowNumber out;
 
   double scale = 1;
-  bool neighbours_turn = true;  // pairs are (2n, 2n + 1), or else (n, n + rope / 2)
-  std::vector<double> turns{};
-  double turn_magnitude = 1;
+  bool interleaved = true;  // pairs are (2n, 2n + 1), or else (n, n + rope / 2)
+  std::vector<double> frequencies{};
+  double rope_magnitude = 1;
 
   Rows run(const Rows& x) const;
 };

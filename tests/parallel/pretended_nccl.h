@@ -4,7 +4,7 @@
 // before any other header of theirs.
 #pragma once
 
-// The real ones may be linked beside them.
+// The real ones may be linked as well.
 #define cudaEventCreateWithFlags pretended_cudaEventCreateWithFlags
 #define cudaEventDestroy pretended_cudaEventDestroy
 #define cudaEventQuery pretended_cudaEventQuery

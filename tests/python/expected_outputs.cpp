@@ -73,13 +73,13 @@ void write_attention(const Context& context, const Folder& folder, DType dtype) 
   attention_weights(context, q, k, options, weights, ScoreStage::kMasked);
   folder.write(prefix + "weights", weights);
 
-  Tensor turned(dtype, q.shape());
+  Tensor rotated(dtype, q.shape());
   rope(context, q,
        {.layout = RopeLayout::kInterleaved,
         .rotary_dim = 16,
         .scaling = {.kind = RopeScaling::kYarn, .factor = 4, .original_context = 64}},
-       {.first = 11}, turned);
-  folder.write(prefix + "rope", turned);
+       {.first = 11}, rotated);
+  folder.write(prefix + "rope", rotated);
 }
 
 /// A layer's forward, its training, and its decoding in chunks.

@@ -86,9 +86,9 @@ def test_out_is_written_in_place(random):
     assert ladon.attention(q, q, q, out=part) is part
     assert np.array_equal(part, ladon.attention(q, q, q))
     assert np.isnan(big[..., 8:]).all()
-    turned = q.copy()
-    assert ladon.rope(turned, out=turned) is turned
-    assert np.array_equal(turned, ladon.rope(q))
+    rotated = q.copy()
+    assert ladon.rope(rotated, out=rotated) is rotated
+    assert np.array_equal(rotated, ladon.rope(q))
 
 
 def test_out_that_cannot_be_written(random):

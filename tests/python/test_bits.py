@@ -50,11 +50,11 @@ def test_attention(read, name):
         expect_bits(gradient, read(prefix + part), part)
     weights = ladon.attention_weights(q, k, stage="masked", **options)
     expect_bits(weights, read(prefix + "weights"), "weights")
-    turned = ladon.rope(
+    rotated = ladon.rope(
         q, layout="interleaved", rotary_dim=16, positions=11,
         scaling={"kind": "yarn", "factor": 4, "original_context": 64},
     )
-    expect_bits(turned, read(prefix + "rope"), "rope")
+    expect_bits(rotated, read(prefix + "rope"), "rope")
 
 
 def layer_of(kind, name):

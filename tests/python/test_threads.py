@@ -37,7 +37,7 @@ def call_lets_others_run(call):
         finished.set()
 
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # nobody is interrupted: who has the GIL keeps it until it waits
+    sys.setswitchinterval(1000)  # no thread is interrupted: who has the GIL keeps it until it waits
     try:
         thread = threading.Thread(target=work)
         thread.start()

@@ -14,7 +14,7 @@ namespace ladon::test {
 
 enum class Lengths : std::uint8_t { kFull, kPadded, kPacked };
 
-/// How a [batch, seq, heads, dim] tensor lies in memory.
+/// How a [batch, seq, heads, dim] tensor is laid out in memory.
 enum class Memory : std::uint8_t {
   kDense,
   kHeadsFirst,  // stored [batch, heads, seq, dim]

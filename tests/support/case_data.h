@@ -18,7 +18,7 @@ class PoisonedTensor {
   PoisonedTensor(DType dtype, const Dims& shape, Memory memory);
 
   const TensorView& view() const { return view_; }
-  /// Remembers what lies around the view, to be compared after a call.
+  /// Remembers what is around the view, to be compared after a call.
   void guard();
   /// True when nothing outside the view has changed since guard().
   bool guards_intact() const;
@@ -29,7 +29,7 @@ class PoisonedTensor {
   std::vector<unsigned char> saved_;
 };
 
-/// One sequence of a Case: where it lies, and how long it is.
+/// One sequence of a Case: where it is, and how long it is.
 struct SequencePart {
   std::int64_t query_begin = 0;
   std::int64_t query_len = 0;

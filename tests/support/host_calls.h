@@ -1,7 +1,7 @@
 // Ladon's functions over tensors of the host's, on any device: a test writes its operands and reads
 // its results as plain memory, wherever the call runs.
 //
-// For a device, operands are copied there as they lie, strides and gaps and all, between guard
+// For a device, operands are copied there in their layout, with strides and gaps, between guard
 // bytes of 0xFF (NaN); afterwards outputs are copied back, and a write outside of one is an
 // exception. For the CPU, the functions are called as they are.
 #pragma once

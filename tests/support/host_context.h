@@ -1,4 +1,4 @@
-// The Context for what tests do on the host beside the calls that they test.
+// The Context for what tests do on the host next to the calls that they test.
 #pragma once
 
 #include "ladon/context.h"

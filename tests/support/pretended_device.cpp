@@ -125,14 +125,14 @@ class PretendedBackend final : public Backend {
   }
   Magnitude magnitude(std::span<const FloatArray> arrays, int exponent) override {
     for (const FloatArray& array : arrays) expect_here("magnitude", {array.data});
-    const ProtectedMemory::Pass pass(*protected_memory());
+    const ProtectedMemory::Access access(*protected_memory());
     return cpu_->magnitude(arrays, exponent);
   }
 
  private:
   template <class Work>
   void run(const Work& work) {
-    const ProtectedMemory::Pass pass(*protected_memory());
+    const ProtectedMemory::Access access(*protected_memory());
     work();
   }
 

@@ -45,7 +45,7 @@ void* ProtectedMemory::allocate(std::size_t bytes) noexcept {
     if (size > kReserved - offset) return nullptr;
     used_.emplace(offset, size);
   }
-  const Pass pass(*this);
+  const Access access(*this);
   std::memset(base_ + offset, 0xFF, size);  // NaN, whatever the dtype
   return base_ + offset;
 }
@@ -60,28 +60,28 @@ void ProtectedMemory::free(void* data, std::size_t) noexcept {
 void ProtectedMemory::copy(void* to, const void* from, std::size_t bytes) noexcept {
   if (bytes == 0) return;
   if (!owns(to, bytes) || !owns(from, bytes)) die("copy: got memory that is not the device's");
-  const Pass pass(*this);
+  const Access access(*this);
   std::memcpy(to, from, bytes);
 }
 
 void ProtectedMemory::zero(void* data, std::size_t bytes) noexcept {
   if (bytes == 0) return;
   if (!owns(data, bytes)) die("zero: got memory that is not the device's");
-  const Pass pass(*this);
+  const Access access(*this);
   std::memset(data, 0, bytes);
 }
 
 void ProtectedMemory::upload(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   if (!owns(to, bytes) || owns(from)) die("upload: got memory of the wrong side");
-  const Pass pass(*this);
+  const Access access(*this);
   std::memcpy(to, from, bytes);
 }
 
 void ProtectedMemory::download(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   if (owns(to) || !owns(from, bytes)) die("download: got memory of the wrong side");
-  const Pass pass(*this);
+  const Access access(*this);
   std::memcpy(to, from, bytes);
 }
 
@@ -110,15 +110,15 @@ void ProtectedMemory::set_open(bool open) noexcept {
   }
 }
 
-ProtectedMemory::Pass::Pass(ProtectedMemory& memory) noexcept : memory_(memory) {
+ProtectedMemory::Access::Access(ProtectedMemory& memory) noexcept : memory_(memory) {
   const std::lock_guard lock(memory_.mutex_);
-  ++memory_.passes_;
+  ++memory_.accesses_;
   memory_.set_open(true);  // again, because the memory may have grown
 }
 
-ProtectedMemory::Pass::~Pass() {
+ProtectedMemory::Access::~Access() {
   const std::lock_guard lock(memory_.mutex_);
-  if (--memory_.passes_ == 0) memory_.set_open(false);
+  if (--memory_.accesses_ == 0) memory_.set_open(false);
 }
 
 const std::shared_ptr<ProtectedMemory>& protected_memory() {

@@ -1,4 +1,4 @@
-// Memory that is closed to everyone but those who hold a pass.
+// Memory that can be touched only while an Access to it lives.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +30,12 @@ class ProtectedMemory final : public DeviceMemory {
   std::size_t bytes_in_use() const noexcept;
 
   /// While one lives, the memory can be read and written.
-  class Pass {
+  class Access {
    public:
-    explicit Pass(ProtectedMemory& memory) noexcept;
-    ~Pass();
-    Pass(const Pass&) = delete;
-    Pass& operator=(const Pass&) = delete;
+    explicit Access(ProtectedMemory& memory) noexcept;
+    ~Access();
+    Access(const Access&) = delete;
+    Access& operator=(const Access&) = delete;
 
    private:
     ProtectedMemory& memory_;
@@ -46,7 +46,7 @@ class ProtectedMemory final : public DeviceMemory {
 
   std::byte* base_ = nullptr;
   mutable std::mutex mutex_;
-  int passes_ = 0;
+  int accesses_ = 0;
   std::map<std::size_t, std::size_t> used_;  // offset -> bytes, rounded up
 };
 

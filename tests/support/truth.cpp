@@ -310,7 +310,7 @@ double worst_ratio(const ConstTensorView& got, const Bounded& expected, DType dt
     const double value = wide.data_as<double>()[i];
     const double truth = expected.value.data_as<double>()[i];
     if (value == truth) continue;
-    // Where double itself runs out of digits, the truth is no better.
+    // Where double itself runs out of digits, the reference is not better.
     if (std::abs(truth) < 1e-290 && std::abs(value) < 1e-290) continue;
     double bound = kComputeFactor * epsilon_of(compute) * expected.sensitivity.data_as<double>()[i];
     if (size_of(dtype) == 2) {

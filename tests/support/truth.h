@@ -1,6 +1,6 @@
 // The right answers of a Case, and how far from them an answer may be.
 //
-// Each sequence is cut out of its batch, widened to double, and given to the reference alone. So
+// Each sequence is cut out of its batch, converted to double, and given to the reference alone. So
 // the handling of batches, padding, packing, strides and dtypes is checked against code that has
 // none.
 //

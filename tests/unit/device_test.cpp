@@ -1,48 +1,19 @@
-// Memory with a place: tensors on a device, and every public function with an operand that is
-// elsewhere than its Context.
+// Memory with a place: tensors on a device, and public functions and objects that are given
+// something elsewhere than their Context. Every operand one by one: device_operands_test.cpp.
 #include "ladon/device.h"
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ladon/ladon.h"
 #include "support/contexts.h"
-#include "support/error_of.h"
-#include "support/pretended_device.h"
+#include "support/device_fixture.h"
 
 namespace ladon::test {
 namespace {
-
-constexpr std::int64_t kHeads = 2;
-constexpr std::int64_t kDim = 4;
-
-/// Tensors and objects on the host and on the pretended device; calls run with either Context.
-class DeviceTest : public testing::Test {
- protected:
-  static Tensor host(DType dtype, const Dims& shape) { return Tensor(dtype, shape); }
-  Tensor device(DType dtype, const Dims& shape) const { return Tensor(device_, dtype, shape); }
-
-  /// The call names the argument and both devices.
-  void expect_refused(const std::string& operation, const std::string& argument,
-                      const std::function<void()>& call, bool runs_on_device = false) const {
-    const std::string here = runs_on_device ? "cuda:77" : "cpu";
-    const std::string there = runs_on_device ? "cpu" : "cuda:77";
-    EXPECT_EQ(error_of(call), operation + ": " + argument + ": got memory of " + there +
-                                  ", expected memory of " + here + ", where the call runs");
-  }
-
-  Context cpu_{ContextOptions{.num_threads = 2}};
-  Context device_ = pretended_context({.num_threads = 2});
-  Tensor q_ = host(DType::kF32, {1, 3, kHeads, kDim});
-  Tensor device_q_ = device(DType::kF32, {1, 3, kHeads, kDim});
-  Tensor lse_ = host(DType::kF32, {1, kHeads, 3});
-  Tensor device_lse_ = device(DType::kF32, {1, kHeads, 3});
-  Tensor out_ = host(DType::kF32, {1, 3, kHeads, kDim});
-};
 
 TEST_F(DeviceTest, TensorsKnowWhereTheyAre) {
   EXPECT_EQ(q_.device(), DeviceId());
@@ -208,8 +179,6 @@ class DeviceLayers : public DeviceTest {
   MultiHeadAttention multi_head_{{.embed_dim = 8, .num_heads = 2, .causal = true, .sinks = true}};
   LatentAttention latent_{
       {.embed_dim = 8, .num_heads = 2, .kv_rank = 3, .nope_dim = 4, .rope_dim = 2, .causal = true}};
-  Tensor x_ = host(DType::kF32, {1, 3, 8});
-  Tensor device_x_ = device(DType::kF32, {1, 3, 8});
 };
 
 TEST_F(DeviceLayers, LayersRefuseWhatIsElsewhere) {

@@ -131,7 +131,7 @@ void check_rounding(const Format& format, double value) {
   }
 }
 
-/// Every number of the format, every midpoint, and the doubles and floats beside them.
+/// Every number of the format, every midpoint, and the doubles and floats next to them.
 template <class T>
 void check_around_every_value(const Format& format) {
   for (std::uint16_t bits = 0; bits < format.infinity(); ++bits) {

@@ -102,7 +102,7 @@ TYPED_TEST(IntegerDType, ToFloatsRoundedOnce) {
     const auto power = static_cast<TypeParam>(TypeParam{1} << shift);
     for (int offset = -2; offset <= 2; ++offset) {
       values.push_back(add(power, offset));
-      // Beside the midpoint of two bfloat16 numbers, by less than a double can tell.
+      // Next to the midpoint of two bfloat16 numbers, by less than a double can tell.
       const auto half = static_cast<TypeParam>(shift >= 8 ? power >> 8 : 0);
       values.push_back(add(static_cast<TypeParam>(power + half), offset));
     }
@@ -164,8 +164,8 @@ TYPED_TEST(IntegerDType, WhatComputesRefusesThem) {
   biased.bias = square;
   EXPECT_EQ(error_of([&] { attention(context, numbers, numbers, numbers, biased); }),
             "attention: bias: " + got + floats);
-  Tensor turned(DType::kF32, {1, 2, 1, 4});
-  EXPECT_EQ(error_of([&] { rope(context, integers, {}, RopePositions{}, turned); }),
+  Tensor rotated(DType::kF32, {1, 2, 1, 4});
+  EXPECT_EQ(error_of([&] { rope(context, integers, {}, RopePositions{}, rotated); }),
             "rope: x: " + got + floats);
   Tensor target(dtype, {2});
   EXPECT_EQ(error_of([&] { fill_uniform(host_context(), target, 0, 1, 1); }),

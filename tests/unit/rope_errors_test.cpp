@@ -154,22 +154,20 @@ TEST_P(RopeErrors, StridesAndOverlaps) {
       [](Call& call) {
         call.out = TensorView(call.out.data(), DType::kF32, {2, 3, 4, 8}, {96, 32, 0, 1});
       });
-  expect_refusal(
-      "{out}: got memory that overlaps {in}, expected the same view or memory of its own",
-      [](Call& call) {
-        call.x = call.x.slice(1, 0, 2);
-        call.out = call.x_memory.view().slice(1, 1, 3);
-      });
+  expect_refusal("{out}: got memory that overlaps {in}, expected the same view or separate memory",
+                 [](Call& call) {
+                   call.x = call.x.slice(1, 0, 2);
+                   call.out = call.x_memory.view().slice(1, 1, 3);
+                 });
   // The same memory in another order is not the same view.
-  expect_refusal(
-      "{out}: got memory that overlaps {in}, expected the same view or memory of its own",
-      [](Call& call) {
-        call.x = call.x.slice(1, 0, 3).slice(2, 0, 3);
-        call.out = call.x_memory.view().slice(2, 0, 3).transpose(1, 2);
-      });
+  expect_refusal("{out}: got memory that overlaps {in}, expected the same view or separate memory",
+                 [](Call& call) {
+                   call.x = call.x.slice(1, 0, 3).slice(2, 0, 3);
+                   call.out = call.x_memory.view().slice(2, 0, 3).transpose(1, 2);
+                 });
   for (const bool is_cos : {true, false}) {
     expect_refusal(std::string("{out}: got memory that overlaps table.") +
-                       (is_cos ? "cos" : "sin") + ", expected memory of its own",
+                       (is_cos ? "cos" : "sin") + ", expected separate memory",
                    [&](Call& call) {
                      call.use_table();
                      (is_cos ? call.table->cos : call.table->sin) =
@@ -219,12 +217,12 @@ TEST_P(RopeErrors, Frequencies) {
   expect_refusal(
       "frequencies: got -1e+300 at index 3, expected finite numbers whose angles are finite",
       explicitly({1, 2, 3, -1e300}));
-  expect_refusal("base: got a base beside explicit frequencies, expected the default",
+  expect_refusal("base: got a base alongside explicit frequencies, expected the default",
                  [](Call& call) {
                    call.options.frequencies = {1, 2, 3, 4};
                    call.options.base = 5;
                  });
-  expect_refusal("scaling: got a scaling beside explicit frequencies, expected the default",
+  expect_refusal("scaling: got a scaling alongside explicit frequencies, expected the default",
                  [](Call& call) {
                    call.options.frequencies = {1, 2, 3, 4};
                    call.options.scaling.factor = 2;
@@ -235,7 +233,7 @@ TEST_P(RopeErrors, Frequencies) {
   });
   expect_refusal("magnitude: got 2 without explicit frequencies, expected 1",
                  [](Call& call) { call.options.magnitude = 2; });
-  // They are refused before there is anything to turn, too.
+  // They are refused before there is anything to rotate, too.
   expect_refusal("base: got nan, expected a positive finite number", [](Call& call) {
     call.options.base = kNaN;
     call.x = call.x.slice(0, 0, 0);
@@ -249,7 +247,7 @@ TEST_P(RopeErrors, Positions) {
       [](Call& call) {
         call.use_positions({0, 1, 2, 3});
       });
-  expect_refusal("positions.first: got 5 beside an explicit list, expected 0", [](Call& call) {
+  expect_refusal("positions.first: got 5 alongside an explicit list, expected 0", [](Call& call) {
     call.use_positions({0, 1, 2});
     call.positions.first = 5;
   });
@@ -294,19 +292,19 @@ TEST_P(RopeErrors, Tables) {
     expect_refusal(name + "got memory of cuda:0, expected memory of cpu, where the call runs",
                    spoiled(cos, {memory, DType::kF32, {10, 4}, Device::kCuda}));
   }
-  expect_refusal("base: got a base beside a table, expected the default", [](Call& call) {
+  expect_refusal("base: got a base alongside a table, expected the default", [](Call& call) {
     call.use_table();
     call.options.base = 500000;
   });
-  expect_refusal("frequencies: got frequencies beside a table, expected none", [](Call& call) {
+  expect_refusal("frequencies: got frequencies alongside a table, expected none", [](Call& call) {
     call.use_table();
     call.options.frequencies = {1, 2, 3, 4};
   });
-  expect_refusal("magnitude: got a magnitude beside a table, expected 1", [](Call& call) {
+  expect_refusal("magnitude: got a magnitude alongside a table, expected 1", [](Call& call) {
     call.use_table();
     call.options.magnitude = 2;
   });
-  expect_refusal("scaling: got a scaling beside a table, expected the default", [](Call& call) {
+  expect_refusal("scaling: got a scaling alongside a table, expected the default", [](Call& call) {
     call.use_table();
     call.options.scaling.factor = 8;
   });
@@ -338,7 +336,7 @@ TEST_P(RopeErrors, PositionsBeyondTheTable) {
     };
   };
   const std::string with_rows =
-      "positions: got positions beside a table with a row for each token, expected the default";
+      "positions: got positions alongside a table with a row for each token, expected the default";
   expect_refusal(with_rows, with_token_table([](Call& call) { call.positions.first = 1; }));
   expect_refusal(with_rows, with_token_table([](Call& call) { call.use_positions({0, 1, 2}); }));
 }

@@ -2,7 +2,7 @@
 // program that is not this one; the table that is made of them; and what all three refuse.
 //
 // With base 10000 and rotary_dim 8 the plain frequencies are 1, 0.1, 0.01 and 0.001, and YaRN's
-// "pair that turns t times" is log10(original_context / (2 pi t)).
+// "pair that rotates t times" is log10(original_context / (2 pi t)).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -61,7 +61,7 @@ TEST(RopeFrequencies, Llama3KeepsBlendsAndStretches) {
 }
 
 TEST(RopeFrequencies, Llama31OfMeta) {
-  // Pairs 28 and 35 lie just outside the blend, 29 and 34 just inside.
+  // Pairs 28 and 35 are just outside the blend, 29 and 34 just inside.
   const RopeScalingOptions scaling{
       .kind = RopeScaling::kLlama3, .factor = 8, .original_context = 8192};
   const std::vector<double> frequencies = rope_frequencies(128, 500000, scaling);
@@ -101,7 +101,7 @@ TEST(RopeFrequencies, YarnEndsAreBounded) {
   // Below: low = floor(log10(0.2)) = -1, bounded by 0, high = ceil(log10(200)) = 3; pairs 1 and 2
   // are stretched to 1/3 and 2/3.
   expect_frequencies(yarn(10, 50, 0.05, true), {1, 0.075, 0.005, 0.00025});
-  // All pairs turn more than beta_fast times: none is stretched.
+  // All pairs rotate more than beta_fast times: none is stretched.
   expect_frequencies(yarn(1e12, 50, 2, true), {1, 0.1, 0.01, 0.001});
   // None does as much as beta_slow: both ends fall on pair 0, the rest is stretched.
   expect_frequencies(yarn(1e-3, 50, 2, true), {1, 0.025, 0.0025, 0.00025});
@@ -366,7 +366,7 @@ TEST(MakeRopeTableErrors, All) {
   expect({}, 4, cos.view().reshape({10}), sin, "cos: got [10], expected 2 dimensions");
   expect({}, 4, cos, cos.view().reshape({10, 1}), "sin: got [10, 1], expected [5, 2]");
   expect({}, 4, cos, sin.view().slice(0, 0, 4), "sin: got [4, 2], expected [5, 2]");
-  expect({}, 4, cos, cos, "cos: got memory that overlaps sin, expected memory of its own");
+  expect({}, 4, cos, cos, "cos: got memory that overlaps sin, expected separate memory");
   expect(
       {}, 4, TensorView(cos.data(), DType::kF32, {5, 2}, {0, 1}), sin,
       "cos: got strides [0, 1] that reach one element twice, expected an output without overlap");

@@ -35,7 +35,7 @@ constexpr double kCos2 = -0.4161468365471424;
 constexpr double kSin2 = 0.9092974268256817;
 
 TEST_P(RopeTest, TwoPairsByHand) {
-  // Base 4 and rotary_dim 4: frequencies 1 and 1/2, so position 2 turns by 2 and 1 radians. The
+  // Base 4 and rotary_dim 4: frequencies 1 and 1/2, so position 2 rotates by 2 and 1 radians. The
   // fifth number passes.
   const Tensor x = there(Tensor::from_values(DType::kF64, {1, 1, 1, 5}, {1, 2, 3, 4, 5}));
   const std::vector<double> half_split = {1 * kCos2 - 3 * kSin2, 2 * kCos1 - 4 * kSin1,
@@ -158,7 +158,7 @@ TEST_P(RopeTest, EmptyIsLegal) {
   }
 }
 
-// ---- What any turn keeps -----------------------------------------------------------------------
+// ---- What any rotation keeps -------------------------------------------------------------------
 
 double dot(const std::vector<double>& a, const std::vector<double>& b) {
   double sum = 0;
@@ -200,11 +200,11 @@ TEST_P(RopeTest, ScoresDependOnTheDistanceAlone) {
   const Tensor k = normal(DType::kF64, {1, 1, 1, 64}, 4);
   for (const RopeLayout layout : kLayouts) {
     const auto score = [&](std::int64_t query_position, std::int64_t key_position) {
-      Tensor turned_q(context_, DType::kF64, q.shape());
-      Tensor turned_k(context_, DType::kF64, k.shape());
-      rope(context_, q, {.layout = layout}, {.first = query_position}, turned_q);
-      rope(context_, k, {.layout = layout}, {.first = key_position}, turned_k);
-      return dot(elements_of(turned_q), elements_of(turned_k));
+      Tensor rotated_q(context_, DType::kF64, q.shape());
+      Tensor rotated_k(context_, DType::kF64, k.shape());
+      rope(context_, q, {.layout = layout}, {.first = query_position}, rotated_q);
+      rope(context_, k, {.layout = layout}, {.first = key_position}, rotated_k);
+      return dot(elements_of(rotated_q), elements_of(rotated_k));
     };
     const double expected = score(17, 5);
     EXPECT_NEAR(score(12, 0), expected, 1e-12);
@@ -238,11 +238,11 @@ TEST_P(RopeTest, BackwardIsTheTranspose) {
 
 TEST_P(RopeTest, BackwardUndoesATurnWithoutMagnitude) {
   const Tensor x = normal(DType::kF64, {1, 5, 2, 32}, 7);
-  Tensor turned = Tensor::copy_of(context_, x);
-  rope(context_, turned, {}, {.first = 100}, turned);
-  rope_backward(context_, turned, {}, {.first = 100}, turned);
+  Tensor rotated = Tensor::copy_of(context_, x);
+  rope(context_, rotated, {}, {.first = 100}, rotated);
+  rope_backward(context_, rotated, {}, {.first = 100}, rotated);
   const std::vector<double> expected = elements_of(x);
-  const std::vector<double> got = elements_of(turned);
+  const std::vector<double> got = elements_of(rotated);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-14);
 }
 

@@ -258,7 +258,7 @@ TEST(Tensor, FromValuesRoundsAndCounts) {
   EXPECT_EQ(error_of([] {
               Tensor::from_values(DType::kF32, {2, 3}, {1, 2, 3, 4, 5});
             }),
-            "Tensor::from_values: values: got 5 numbers, expected 6 for shape [2, 3]");
+            "Tensor::from_values: values: got 5 values, expected 6 for shape [2, 3]");
 }
 
 TEST(Tensor, RefusesImpossibleShapes) {
@@ -364,7 +364,7 @@ TEST(Copy, RefusesWhatItCannotDo) {
   Tensor b(DType::kF32, {3, 2});
   EXPECT_EQ(error_of([&] { copy(host_context(), a, b); }), "copy: to: got [3, 2], expected [2, 3]");
   EXPECT_EQ(error_of([&] { copy(host_context(), a, a); }),
-            "copy: to: got memory that overlaps from, expected memory of its own");
+            "copy: to: got memory that overlaps from, expected separate memory");
   const TensorView repeated(b.data(), DType::kF32, {2, 3}, {0, 1});
   EXPECT_EQ(error_of([&] { copy(host_context(), a, repeated); }),
             "copy: to: got strides [0, 1] that reach one element twice, expected an output without "

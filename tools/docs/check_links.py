@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Finds dead links between documents, without network.
 
-    check_links.py           the Markdown files of the checkout that it lies in, and that the C++ blocks of
+    check_links.py           the Markdown files of the checkout that it is in, and that the C++ blocks of
                              docs/embedding.md are lines of the example that they explain
     check_links.py FOLDER    the HTML pages of a built site
 """

@@ -4,7 +4,7 @@
 usage: emulate.py [options] PROGRAM [arguments...]
 
 Bochs emulates a PC whose ROM is the kernel of tools/emulate/kernel. The program, its arguments and
-environment lie on the PC's disk. What the program writes comes out here, and its exit code is this
+environment are on the PC's disk. What the program writes comes out here, and its exit code is this
 script's. There is one process, with threads that take turns; no signals; files can be read where
 --file names them.
 """

@@ -95,7 +95,7 @@ static int multiply_tiles(int rows, int columns, int pairs) {
   __asm__ volatile("tdpbf16ps %tmm2, %tmm1, %tmm0");
   STORE_TILE(0, c, sizeof c[0]);
   __asm__ volatile("tilerelease");
-  return memcmp(c, expected, sizeof c) == 0;  // what lies around the tile included
+  return memcmp(c, expected, sizeof c) == 0;  // what is around the tile included
 }
 
 /// The same with bytes in fours, each factor signed or not: c (int32) += a b.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 
+#include "core/arena.h"
 #include "core/parallel.h"
 #include "cpu/backend.h"
 #include "cpu/drivers/side_gradients.h"
@@ -20,29 +21,39 @@ constexpr std::int64_t kMaxParts = 4;
 // least enough for all threads.
 constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
 
+/// Bytes of one number for each row of a call.
+std::int64_t bytes_of_rows(const AttentionParams& params, const KernelSet& kernels) {
+  std::int64_t tokens = 0;
+  for (std::int64_t s = 0; s < params.num_sequences; ++s) tokens += params.sequences[s].query_len;
+  const std::size_t rows = saturating_product(static_cast<std::size_t>(tokens),
+                                              static_cast<std::size_t>(params.num_heads));
+  return static_cast<std::int64_t>(saturating_product(rows, kernels.compute_bytes));
+}
+
+struct ScaleArrays {
+  ScaleArrays(Arena& arena, std::int64_t sequences, std::int64_t bytes)
+      : first_token(arena.take<std::int64_t>(sequences)),
+        shift(arena.take<std::byte>(bytes)),
+        factor(arena.take<std::byte>(bytes)) {}
+
+  std::int64_t* first_token;
+  std::byte* shift;
+  std::byte* factor;
+};
+
 /// The scales of all rows of a call.
 class CallScales {
  public:
   CallScales(Host& host, const AttentionParams& params, const KernelSet& kernels)
-      : workers_(host.workers), params_(params) {
-    const auto sequences = static_cast<std::size_t>(params.num_sequences);
+      : workers_(host.workers),
+        params_(params),
+        arrays_(host.scratch, params.num_sequences, bytes_of_rows(params, kernels)),
+        scales_{arrays_->shift, arrays_->factor, arrays_->first_token} {
     std::int64_t tokens = 0;
-    for (std::int64_t s = 0; s < params.num_sequences; ++s) tokens += params.sequences[s].query_len;
-    const std::size_t scale_bytes =
-        saturating_product(saturating_product(static_cast<std::size_t>(tokens),
-                                              static_cast<std::size_t>(params.num_heads)),
-                           kernels.compute_bytes);
-    const std::size_t start_bytes = sequences * sizeof(std::int64_t);
-    memory_.emplace(host.scratch, saturating_sum(start_bytes, saturating_product(scale_bytes, 2)));
-    auto* starts = reinterpret_cast<std::int64_t*>(memory_->data());
-    tokens = 0;
     for (std::int64_t s = 0; s < params.num_sequences; ++s) {
-      starts[s] = tokens;
+      arrays_->first_token[s] = tokens;
       tokens += params.sequences[s].query_len;
     }
-    scales_.first_token = starts;
-    scales_.shift = memory_->data() + start_bytes;
-    scales_.factor = memory_->data() + start_bytes + scale_bytes;
   }
 
   /// Computes them for the scores of these kernels.
@@ -69,8 +80,17 @@ class CallScales {
  private:
   const Workers& workers_;
   const AttentionParams& params_;
-  std::optional<Workspace> memory_;
+  InWorkspace<ScaleArrays> arrays_;
   RowScales scales_;
+};
+
+/// Partial sums of dq, each of `bytes`.
+struct PartialSums {
+  PartialSums(Arena& arena, std::int64_t count, std::size_t bytes)
+      : data(arena.take<std::byte>(static_cast<std::int64_t>(
+            saturating_product(static_cast<std::size_t>(count), bytes)))) {}
+
+  std::byte* data;
 };
 
 /// Computes dq, dk and dv. The constructor allocates all memory, so that a failure leaves the
@@ -85,9 +105,7 @@ class BackwardRun {
         scratch_(scratch),
         heads_(params.num_sequences * params.num_kv_heads),
         sizes_(plan_sizes()),
-        partials_(host.scratch,
-                  saturating_product(static_cast<std::size_t>(sizes_.wave * sizes_.parts),
-                                     sizes_.part_bytes)) {}
+        partials_(host.scratch, sizes_.wave * sizes_.parts, sizes_.part_bytes) {}
 
   void run(const RowScales& scales) const {
     InterruptCheck interrupt(workers_);
@@ -143,7 +161,7 @@ class BackwardRun {
     return std::min(kMaxParts, ceil_div(sequence.kv_len, kBackwardKeys));
   }
   std::byte* partial(std::int64_t slot, std::int64_t part) const {
-    return partials_.data() +
+    return partials_->data +
            static_cast<std::size_t>(slot * sizes_.parts + part) * sizes_.part_bytes;
   }
 
@@ -190,7 +208,7 @@ class BackwardRun {
   const WorkerScratch& scratch_;
   std::int64_t heads_;  // KV heads of all sequences
   Sizes sizes_;
-  Workspace partials_;
+  InWorkspace<PartialSums> partials_;
 };
 
 }  // namespace

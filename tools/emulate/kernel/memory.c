@@ -1,5 +1,5 @@
 // The program's memory: 4 KiB pages, given on first use. The page tables are the only record: a page
-// that the program has is marked in its entry even where no RAM lies behind it yet.
+// that the program has is marked in its entry even where there is no RAM behind it yet.
 #include "kernel.h"
 
 #define ENTRY_PRESENT 1ull

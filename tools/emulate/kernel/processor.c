@@ -5,7 +5,7 @@
 
 // ---- messages ------------------------------------------------------------------------------------
 // Bochs prints what is written to port 0xe9. Between the marks, which the script on the host takes
-// out, lies what the program wrote.
+// out, is what the program wrote.
 enum { message_port = 0xe9, shutdown_port = 0x8900, mark = 0x10 };
 
 void write_host(int stream, const char* bytes, uint64_t count) {

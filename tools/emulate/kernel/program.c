@@ -31,7 +31,7 @@ void read_disk(uint64_t first_sector, uint64_t count, void* to) {
   }
 }
 
-// ---- what lies on it -----------------------------------------------------------------------------
+// ---- what is on it - -----------------------------------------------------------------------------
 // Offsets are from the start of the disk. emulate.py writes the same.
 typedef struct {
   char magic[8];
