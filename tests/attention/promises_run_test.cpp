@@ -171,7 +171,7 @@ TEST_P(PromisedRuns, P6_ATileDoesNotDependOnTheStripItIsIn) {
 }
 
 TEST_P(PromisedRuns, P6_TheSameBitsWhereTokensCollideInTheCache) {
-  // Rows a multiple of 1 KiB apart are staged, those of the same numbers elsewhere are not.
+  // Rows a multiple of 2 KiB apart are staged, those of the same numbers elsewhere are not.
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
     for (const bool rules : {false, true}) {
       Case problem{.batch = 2,

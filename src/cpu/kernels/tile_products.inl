@@ -109,7 +109,7 @@ class ElementProducts {
         span, Staging<Scalar>{.data = value_staging_,
                               .dim = dim,
                               .stride = spread_stride<Scalar>(dim),
-                              .always = rows_collide(v.token_stride, v.dtype)});
+                              .always = columns_collide<V>(v.token_stride, v.dtype)});
     guard_ = masks && !all_finite(values_, span.count(), span.params.value_dim);
   }
 
