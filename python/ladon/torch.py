@@ -28,7 +28,7 @@ except ImportError as missing:
     ) from missing
 
 from ._torch_layers import describe, layer_forward  # noqa: E402
-from ._torch_operators import _attention, _dense, _packed  # noqa: E402
+from ._torch_operators import _attention, _dense, _packed, attention_weights, draw_seed, rotate  # noqa: E402
 
 __all__ = [
     "LatentAttention",
@@ -44,7 +44,9 @@ __all__ = [
 def _autocast(tensor: Tensor) -> Optional[torch.dtype]:
     """The dtype that autocast wants here; None where it is off or the tensor is double."""
     kind = tensor.device.type
-    if not torch.is_autocast_enabled(kind) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return None
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(kind)
 
@@ -73,26 +75,11 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-class _Rope(Function):
-    @staticmethod
-    def forward(ctx, x, options):  # type: ignore[no-untyped-def, override]
-        ctx.options = options
-        return _ladon.rope(_dense(x), **options)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dout):  # type: ignore[no-untyped-def, override]
-        return _ladon.rope_backward(_dense(dout), **ctx.options), None
-
-
 def rope(x: Tensor, **options: Any) -> Tensor:
     """ladon.rope() with a gradient for x; all of its options but `out`."""
     options.pop("out", None)
-    return _Rope.apply(x, options)
-
-
-def _draw_seed() -> int:
-    return int(torch.randint(0, 2**62, ()).item())
+    spec, arrays = _packed(options, "rope")
+    return rotate(x, arrays, spec, False)
 
 
 def _mask_options(mask: Optional[Tensor]) -> Dict[str, Any]:
@@ -126,7 +113,7 @@ def scaled_dot_product_attention(
         attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
     options = _mask_options(attn_mask)
     if dropout_p > 0:
-        options.update(dropout=dropout_p, dropout_seed=_draw_seed())
+        options.update(dropout=dropout_p, dropout_seed=draw_seed())
     out = attention(
         ours(query), ours(key), ours(value), causal=is_causal, alignment="top_left", scale=scale, **options
     )
@@ -160,7 +147,7 @@ class Module(nn.Module):
     Its parameters are the layer's own memory: optimisers and load_state_dict() write straight into it. Where
     torch puts other memory in a parameter's place (functional_call, swapped parameters), calls work on a copy
     of the layer with these values. to("cuda"), half(), double(), to(torch.bfloat16) and the like move and convert the
-    layer. Under autocast a call runs in autocast's dtype, on a copy of the layer in it.
+    layer. Under autocast a call runs in autocast's dtype, on a copy of the layer in it. Modules pickle and deep-copy.
     """
 
     def __init__(self, layer: _ladon.AttentionLayer) -> None:
@@ -239,7 +226,7 @@ class Module(nn.Module):
         plain = options.get("cache") is not None or options.get("return_weights")
         drops = self.training and self.layer.options["dropout"] > 0 and options.get("cache") is None
         if drops:
-            options.setdefault("dropout_seed", _draw_seed())
+            options.setdefault("dropout_seed", int(draw_seed()))
         if plain or not needs:
             return layer.forward(_dense(x), _dense(key), _dense(value), **options)
         return _LayerCall.apply(layer, self._gradient_lock, list(named), options, x, key, value, *parameters)
@@ -258,21 +245,31 @@ class Module(nn.Module):
             x, key, value = (None if t is None else t.to(wanted) for t in (x, key, value))
         seed = None
         if self.training and self._drops and "dropout_seed" not in options:
-            seed = torch.randint(0, 2**62, ())
+            seed = draw_seed()
         spec, arrays = _packed(options)
         return layer_forward(x, key, value, parameters, arrays, seed, self._description, spec, self.training)
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> "Module":
-        copy = Module(self._layer_now().copy())
-        copy.__class__ = self.__class__
-        copy.train(self.training)
-        for (_, old), (_, new) in zip(self.named_parameters(), copy.named_parameters()):
-            new.requires_grad_(old.requires_grad)
-        memo[id(self)] = copy
-        return copy
+    def __getstate__(self) -> Dict[str, Any]:
+        """For pickle and copy: the layer's weights are those of the parameters."""
+        state = super().__getstate__()
+        state["layer"] = type(self.layer), {**self.layer.options, "device": "cpu"}
+        for name in ("_gradient_lock", "_description"):
+            del state[name]
+        return state
 
-    def __getstate__(self) -> Any:
-        raise TypeError("ladon.torch: modules are not pickled whole: save state_dict() and layer.options")
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        parameters = dict(self.named_parameters())
+        device, dtype = self._place()
+        kind, options = state["layer"]
+        self.layer = kind(**{**options, "dtype": dtype, "device": str(device)})
+        own = self.layer.parameters("torch")
+        for name, parameter in parameters.items():
+            self.layer.set_parameter(name, parameter.detach())
+            parameter.data = own[name]
+        self.layer.train(self.training)
+        self._gradient_lock = threading.Lock()
+        self._description = describe(self)
 
     def extra_repr(self) -> str:
         return repr(self.layer)
@@ -296,7 +293,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with Ladon's attention inside: same arguments, same state_dict.
 
     Without add_bias_kv, add_zero_attn and nested tensors. A row that may see nothing gives the output's bias,
-    where torch gives NaN.
+    where torch gives NaN. The weights that it returns carry no gradient.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -351,13 +348,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         options: Dict[str, Any] = dict(self._masks(key_padding_mask, attn_mask, q.shape[0]))
         options.update(causal=is_causal, alignment="top_left")
         if self.training and self.dropout > 0:
-            options.update(dropout=self.dropout, dropout_seed=_draw_seed())
+            options.update(dropout=self.dropout, dropout_seed=draw_seed())
         out = self.out_proj(attention(q, k, v, **options).flatten(2))
         weights = None
         if need_weights:
-            bias = _dense(options.pop("bias", None))
+            bias = options.pop("bias", None)
             stage = "dropped" if "dropout" in options else "probability"
-            weights = _ladon.attention_weights(_dense(q), _dense(k), bias=bias, stage=stage, **options)
+            spec, arrays = _packed({"stage": stage, **options})
+            weights = attention_weights(*(None if t is None else t.detach() for t in (q, k, bias)), arrays, spec)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not batched:
             return out.squeeze(0), None if weights is None else weights.squeeze(0)
