@@ -27,8 +27,14 @@ except ImportError as missing:
         f"ladon.torch needs PyTorch, which cannot be imported here ({missing}): pip install torch"
     ) from missing
 
+from ._torch_functions import (  # noqa: E402
+    attention,
+    autocast_dtype,
+    rope,
+    scaled_dot_product_attention,
+)
 from ._torch_layers import describe, layer_forward  # noqa: E402
-from ._torch_operators import _attention, _dense, _packed, attention_weights, draw_seed, rotate  # noqa: E402
+from ._torch_operators import _dense, _packed, attention_weights, draw_seed  # noqa: E402
 
 __all__ = [
     "LatentAttention",
@@ -39,85 +45,6 @@ __all__ = [
     "rope",
     "scaled_dot_product_attention",
 ]
-
-
-def _autocast(tensor: Tensor) -> Optional[torch.dtype]:
-    """The dtype that autocast wants here; None where it is off or the tensor is double."""
-    kind = tensor.device.type
-    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
-        return None
-    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return None
-    return torch.get_autocast_dtype(kind)
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Optional[Tensor] = None,
-    sinks: Optional[Tensor] = None,
-    return_lse: bool = False,
-    **options: Any,
-) -> Any:
-    """ladon.attention() with gradients for q, k, v, bias, sinks and, where it is returned, lse.
-
-    All of ladon.attention()'s options but `out`. Dropout draws by dropout_seed alone: give another for
-    every step. Gradients of gradients are not there.
-    """
-    options.pop("out", None)
-    wanted = _autocast(q)  # as torch's own attention, which autocast runs in its lower precision
-    if wanted is not None:
-        q, k, v = q.to(wanted), k.to(wanted), v.to(wanted)
-    spec, arrays = _packed(options)
-    out, lse = _attention(q, k, v, bias, sinks, arrays, spec)
-    return (out, lse) if return_lse else out
-
-
-def rope(x: Tensor, **options: Any) -> Tensor:
-    """ladon.rope() with a gradient for x; all of its options but `out`."""
-    options.pop("out", None)
-    spec, arrays = _packed(options, "rope")
-    return rotate(x, arrays, spec, False)
-
-
-def _mask_options(mask: Optional[Tensor]) -> Dict[str, Any]:
-    if mask is None:
-        return {}
-    return {"mask": _dense(mask)} if mask.dtype == torch.bool else {"bias": mask}
-
-
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Optional[Tensor] = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: Optional[float] = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """For torch.nn.functional.scaled_dot_product_attention: [..., heads, length, dim], causal from the top
-    left. A row that may see nothing gives 0."""
-    if query.dim() < 3:
-        raise ValueError("scaled_dot_product_attention: query: expected at least 3 dimensions")
-    if not enable_gqa and query.shape[-3] != key.shape[-3]:
-        raise ValueError("scaled_dot_product_attention: key: other heads than query's need enable_gqa=True")
-    leading = query.shape[:-3]
-
-    def ours(tensor: Tensor) -> Tensor:
-        return tensor.expand(*leading, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:]).transpose(1, 2)
-
-    if attn_mask is not None and attn_mask.dim() > 3 and attn_mask.dim() != 4:
-        attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
-    options = _mask_options(attn_mask)
-    if dropout_p > 0:
-        options.update(dropout=dropout_p, dropout_seed=draw_seed())
-    out = attention(
-        ours(query), ours(key), ours(value), causal=is_causal, alignment="top_left", scale=scale, **options
-    )
-    return out.transpose(1, 2).reshape(*query.shape[:-1], value.shape[-1])
 
 
 class _LayerCall(Function):
@@ -207,12 +134,25 @@ class Module(nn.Module):
     def forward(
         self, x: Tensor, key: Optional[Tensor] = None, value: Optional[Tensor] = None, **options: Any
     ) -> Any:
-        """As AttentionLayer.forward(). With a cache, or without gradients, nothing is kept for backward."""
+        """The layer's output for x. With a cache, or without gradients, nothing is kept for backward.
+
+        Parameters
+        ----------
+        x, key, value : Tensor
+            As AttentionLayer.forward() takes them.
+        options
+            All others of AttentionLayer.forward().
+
+        Returns
+        -------
+        Tensor
+            Of the shape of x, or (Tensor, weights) with return_weights.
+        """
         if torch.compiler.is_compiling():
             return self._forward_as_operator(x, key, value, options)
         self.layer.train(self.training)
         named = dict(self.named_parameters())
-        wanted = _autocast(x)
+        wanted = autocast_dtype(x)
         if wanted is not None and options.get("cache") is None:
             # As torch's own modules: inputs and weights in autocast's dtype, gradients in their own.
             named = {name: parameter.to(wanted) for name, parameter in named.items()}
@@ -239,7 +179,7 @@ class Module(nn.Module):
             if options.get(name) is not None and options[name] is not False:
                 raise ValueError(f"ladon.torch: {name}: not available under torch.compile and torch.export")
         parameters = list(self.parameters())
-        wanted = _autocast(x)
+        wanted = autocast_dtype(x)
         if wanted is not None:
             parameters = [parameter.to(wanted) for parameter in parameters]
             x, key, value = (None if t is None else t.to(wanted) for t in (x, key, value))
@@ -293,7 +233,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with Ladon's attention inside: same arguments, same state_dict.
 
     Without add_bias_kv, add_zero_attn and nested tensors. A row that may see nothing gives the output's bias,
-    where torch gives NaN. The weights that it returns carry no gradient.
+    where torch gives NaN.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -339,6 +279,19 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
+        """As torch.nn.MultiheadAttention.forward().
+
+        Parameters
+        ----------
+        query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            Those of torch.nn.MultiheadAttention.forward().
+
+        Returns
+        -------
+        out : Tensor
+        weights : Tensor or None
+            With need_weights; they carry no gradient.
+        """
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))

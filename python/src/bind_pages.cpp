@@ -194,12 +194,12 @@ page_tables : sequence of sequence of int
 lengths : sequence of int
     How many tokens they hold.
 k_scales, v_scales : array [num_pages, page_size, num_kv_heads], optional
-    Of int8 and fp8 pages, in f32.
+    Of int8 and fp8 pages, in f32. All other options are those of attention().
 
 Returns
 -------
 array
-    As attention(), whose other options are taken too.)");
+    As attention().)");
 }
 
 }  // namespace ladon::python

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (LADON_TES
 
 import ladon  # noqa: E402
 import ladon.torch as lt  # noqa: E402
+from ladon import _torch_operators as operators  # noqa: E402
 from test_torch import tensors  # noqa: E402
 
 
@@ -206,13 +207,13 @@ class Rotated(torch.nn.Module):
 
 def test_the_operators_are_as_torch_expects_them():
     q, k, v = tensors((1, 4, 2, 3), (1, 4, 2, 3), (1, 4, 2, 3))
-    spec, arrays = lt._packed({"causal": True})
-    torch.library.opcheck(lt._attention, (q, k, v, None, None, arrays, spec))
-    torch.library.opcheck(lt.attention_weights, (q.detach(), k.detach(), None, arrays, spec))
+    spec, arrays = operators._packed({"causal": True})
+    torch.library.opcheck(operators._attention, (q, k, v, None, None, arrays, spec))
+    torch.library.opcheck(operators.attention_weights, (q.detach(), k.detach(), None, arrays, spec))
     (x,) = tensors((1, 4, 2, 6))
-    spec, arrays = lt._packed({"positions": torch.arange(4)})
+    spec, arrays = operators._packed({"positions": torch.arange(4)})
     for back in (False, True):
-        torch.library.opcheck(lt.rotate, (x, arrays, spec, back))
+        torch.library.opcheck(operators.rotate, (x, arrays, spec, back))
     module = lt.MultiHeadAttention(embed_dim=8, num_heads=2, dtype="f64")
     (x,) = tensors((1, 3, 8))
     arguments = (x, None, None, list(module.parameters()), [], None, module._description, "({}, [])", True)
