@@ -325,7 +325,10 @@ void bind_layers(nb::module_& module) {
       .def("copy", &copy_layer, nb::sig("def copy(self) -> Self"),
            "A deep copy: a separate layer with the same weights and gradients.")
       .def(
-          "__deepcopy__", [](const Layer& self, nb::handle /*memo*/) { return copy_layer(self); },
+          "__deepcopy__",
+          [](nb::handle_t<Layer> self, nb::handle memo) {
+            return in_python("deep_copy_layer")(self, memo);
+          },
           nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> Self"))
       .def(
           "state_dict",

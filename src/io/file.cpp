@@ -109,7 +109,7 @@ InputFile::InputFile(std::string_view operation, const std::filesystem::path& pa
     ::close(descriptor_);
     refuse(known && S_ISDIR(status.st_mode)
                ? "got a folder, expected a regular file"
-               : "got something else than a file, expected a regular file");
+               : "got a pipe, device or socket, expected a regular file");
   }
   size_ = static_cast<std::uint64_t>(status.st_size);
 }
@@ -170,7 +170,7 @@ AtomicFile::AtomicFile(std::string_view operation, const std::filesystem::path& 
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0 && errno != EEXIST) break;
   }
-  if (descriptor_ < 0) refuse_errno("create a file beside it");
+  if (descriptor_ < 0) refuse_errno("create a file next to it");
   static_cast<void>(::flock(descriptor_, LOCK_EX | LOCK_NB));  // for is_abandoned()
   if (exists) static_cast<void>(::fchmod(descriptor_, status.st_mode & 0777U));
 }

@@ -64,7 +64,7 @@ TEST_P(Atomic, FoldersThatAreNotThere) {
   const std::filesystem::path path = temp_ / "none" / "x";
   EXPECT_EQ(
       error_of([&] { write(path); }, ErrorCode::kIo),
-      prefix(path) + "got \"No such file or directory\", expected to create a file beside it");
+      prefix(path) + "got \"No such file or directory\", expected to create a file next to it");
   EXPECT_EQ(temp_.files(), std::vector<std::string>());
 }
 
