@@ -160,12 +160,6 @@ void print_model(const ModelShape& model, const PlanOptions& options) {
   for (const std::string& note : notes_of(model, options)) std::printf("\n%s\n", note.c_str());
 }
 
-std::string seconds_text(double seconds) {
-  if (seconds < 1e-3) return format_rate(seconds * 1e6) + " us";
-  if (seconds < 1) return format_rate(seconds * 1e3) + " ms";
-  return format_rate(seconds) + " s";
-}
-
 std::vector<RankScheme> schemes_of(const ModelShape& model, const PlanOptions& options,
                                    const Link& link) {
   return rank_schemes(model, {options.context, options.batch, options.dtype}, options.ranks, link);
@@ -192,11 +186,11 @@ void print_ranks(const ModelShape& model, const PlanOptions& options, const Link
     }
     table.add({std::string(scheme.phase), std::string(scheme.name),
                format_bytes(scheme.cache_bytes), format_bytes(whole_bytes(scheme.sent)),
-               seconds_text(scheme.seconds), scheme.least ? "<- least" : ""},
+               format_time(scheme.seconds), scheme.least ? "<- least" : ""},
               scheme.least ? LineStyle::kBold : LineStyle::kPlain);
   }
   std::printf("\n%s ranks over %s (%s, %s/s)\n\n%s\n", format_count(options.ranks).c_str(),
-              link.name.c_str(), seconds_text(link.latency).c_str(),
+              link.name.c_str(), format_time(link.latency).c_str(),
               format_bytes(whole_bytes(link.bandwidth)).c_str(), table.text().c_str());
   std::printf(
       "decode: one token of each sequence; prefill: the whole context;\n"
@@ -236,6 +230,16 @@ void print_overview(const PlanOptions& options) {
   std::printf("KV caches at %s%s. One of them in detail: --model NAME\n\n",
               request_text(options).c_str(), options.memory ? ", next to the weights" : "");
   std::fputs(table.text().c_str(), stdout);
+  std::string shorter;
+  for (const ModelShape& model : model_presets()) {
+    if (model.max_context == 0 || options.context <= model.max_context) continue;
+    shorter += (shorter.empty() ? "" : ", ") + std::string(model.name) + " " +
+               format_count(model.max_context);
+  }
+  if (shorter.empty()) return;
+  const std::string warning = "warning: some models support fewer tokens: " + shorter;
+  constexpr std::size_t kWidth = 80;
+  std::printf("\n%s\n", wrap_words(warning, 0, 0, kWidth).c_str());
 }
 
 Json model_json(const ModelShape& model, const PlanOptions& options) {
