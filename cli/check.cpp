@@ -96,7 +96,7 @@ void print_report(const std::vector<AreaResult>& results, const std::vector<std:
                    {"wrong"},
                    {"largest error"},
                    {"allowed"},
-                   {"where", Align::kLeft}});
+                   {"where", Align::kLeft, /*brief=*/false}});
   for (const AreaResult& result : results) {
     table.add({result.kernels, result.area, format_count(result.checks),
                std::to_string(result.faults.size()), format_error(result.worst.error),

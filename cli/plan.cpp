@@ -16,6 +16,8 @@
 namespace ladon::cli {
 namespace {
 
+constexpr std::size_t kLineWidth = 78;
+
 /// One line of the answer.
 struct PlanRow {
   CacheVariant variant;
@@ -125,9 +127,11 @@ std::string memory_text(const ModelShape& model, const PlanOptions& options) {
 
 void print_model(const ModelShape& model, const PlanOptions& options) {
   const std::vector<PlanRow> rows = plan_rows(model, options);  // may throw: before the first line
-  std::printf("%s: %lld layers, %lld heads of %lld%s\n", model.title.c_str(),
-              static_cast<long long>(model.num_layers()), static_cast<long long>(model.num_heads),
-              static_cast<long long>(model.head_dim), window_text(model).c_str());
+  const std::string heads = std::to_string(model.num_layers()) + " layers, " +
+                            std::to_string(model.num_heads) + " heads of " +
+                            std::to_string(model.head_dim) + window_text(model);
+  std::printf("%s:%c%s\n", model.title.c_str(),
+              model.title.size() + heads.size() > kLineWidth ? '\n' : ' ', heads.c_str());
   std::printf("KV cache at %s\n\n", request_text(options).c_str());
   std::vector<Column> columns{{"cache", Align::kLeft},
                               {"", Align::kLeft, /*brief=*/false},
@@ -175,9 +179,9 @@ std::int64_t whole_bytes(double bytes) {
 void print_ranks(const ModelShape& model, const PlanOptions& options, const Link& link) {
   TextTable table({{"phase", Align::kLeft},
                    {"split by", Align::kLeft},
-                   {"cache per rank"},
-                   {"sent per rank"},
-                   {"time of it"},
+                   {"cache"},
+                   {"sent"},
+                   {"time"},
                    {"", Align::kLeft}});
   for (const RankScheme& scheme : schemes_of(model, options, link)) {
     if (!scheme.refused.empty()) {
@@ -189,9 +193,10 @@ void print_ranks(const ModelShape& model, const PlanOptions& options, const Link
                format_time(scheme.seconds), scheme.least ? "<- least" : ""},
               scheme.least ? LineStyle::kBold : LineStyle::kPlain);
   }
-  std::printf("\n%s ranks over %s (%s, %s/s)\n\n%s\n", format_count(options.ranks).c_str(),
-              link.name.c_str(), format_time(link.latency).c_str(),
-              format_bytes(whole_bytes(link.bandwidth)).c_str(), table.text().c_str());
+  std::printf("\n%s ranks over %s (%s, %s/s), for each rank:\n\n%s\n",
+              format_count(options.ranks).c_str(), link.name.c_str(),
+              format_time(link.latency).c_str(), format_bytes(whole_bytes(link.bandwidth)).c_str(),
+              table.text().c_str());
   std::printf(
       "decode: one token of each sequence; prefill: the whole context;\n"
       "both through all layers.\n"
@@ -238,8 +243,7 @@ void print_overview(const PlanOptions& options) {
   }
   if (shorter.empty()) return;
   const std::string warning = "warning: some models support fewer tokens: " + shorter;
-  constexpr std::size_t kWidth = 80;
-  std::printf("\n%s\n", wrap_words(warning, 0, 0, kWidth).c_str());
+  std::printf("\n%s\n", wrap_words(warning, 0, 0, kLineWidth).c_str());
 }
 
 Json model_json(const ModelShape& model, const PlanOptions& options) {

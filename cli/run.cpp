@@ -141,7 +141,7 @@ void print_report(const Report& report) {
               name_of(report.layer.dtype()), static_cast<long long>(report.layer.num_heads()),
               static_cast<long long>(report.layer.num_kv_heads()));
   std::printf(
-      "%s %s, %s: %s, %s tokens/s on %d %s, %s kernels\n",
+      "%s %s, %s\n%s, %s tokens/s on %d %s, %s kernels\n",
       options.input == "-" ? "standard input" : options.input.c_str(),
       report.shape.to_string().c_str(),
       options.cached ? ("cached, " + format_count(options.chunk) + " at a time").c_str() : "whole",

@@ -84,10 +84,11 @@ nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle v
   arguments.refuse(keywords, cached);
   if (cached) {
     if (!inputs.key.absent() || !inputs.value.absent()) {
-      throw_value_error(keywords.where("key"), "got it beside a cache, expected it left out");
+      throw_value_error(keywords.where("key"),
+                        "got it together with a cache, expected it left out");
     }
     if (return_weights) {
-      throw_value_error(keywords.where("return_weights"), "got it beside a cache");
+      throw_value_error(keywords.where("return_weights"), "got it together with a cache");
     }
     return cached_forward(self, inputs.query,
                           object_in<Cache>(cache, keywords.where("cache"), "a ladon.KvCache"),

@@ -109,7 +109,7 @@ struct Pages {
     if (k_scales.absent() && v_scales.absent()) return;
     const auto scales = [&](const Array& array, const char* name, Slots& slots) {
       if (array.absent() || array.view().dtype() != DType::kF32) {
-        throw_value_error(keywords.where(name), "expected an f32 array beside the other scales");
+        throw_value_error(keywords.where(name), "expected an f32 array like the other scales");
       }
       slots = slots_of(array.view(), 3, keywords.where(name));
       if (slots.count != view.num_slots || array.view().size(2) != view.num_kv_heads) {

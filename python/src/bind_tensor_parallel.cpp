@@ -89,7 +89,7 @@ nb::object forward_latent(nb::handle self_object, nb::handle x_object, nb::handl
   arguments.refuse(keywords, true);
   if (!key.is_none() || !value.is_none()) {
     throw_value_error(keywords.where(key.is_none() ? "value" : "key"),
-                      "got it beside a cache, expected it left out");
+                      "got it together with a cache, expected it left out");
   }
   const auto& layer = dynamic_cast<const TensorParallelLatentAttention&>(*self.layer);
   Tensor memory;

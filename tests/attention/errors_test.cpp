@@ -201,12 +201,13 @@ TEST_P(AttentionErrors, Numbers) {
       kAllOperations,
       "position_offset: got -72057594037927936, expected a number between -2^56 and 2^56",
       [](Call& call) { call.options.position_offset = -(std::int64_t{1} << 56); });
-  expect_refusal(kAllOperations,
-                 "position_offset: got one beside an alignment of kTopLeft, expected one of them",
-                 [](Call& call) {
-                   call.options.position_offset = 1;
-                   call.options.alignment = Alignment::kTopLeft;
-                 });
+  expect_refusal(
+      kAllOperations,
+      "position_offset: got one together with an alignment of kTopLeft, expected one of them",
+      [](Call& call) {
+        call.options.position_offset = 1;
+        call.options.alignment = Alignment::kTopLeft;
+      });
 }
 
 TEST_P(AttentionErrors, ExtremeNumbersThatAreLegal) {

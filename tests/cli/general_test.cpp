@@ -195,6 +195,8 @@ TEST(CliTables, NotesFitEightyColumns) {
        {std::vector<std::string>{"plan", "--model", "gemma-2-9b", "--context", "32k", "--memory",
                                  "24GiB"},
         {"plan", "--model", "llama-3-8b", "--ranks", "4"},
+        {"plan", "--model", "deepseek-v3", "--ranks", "8", "--link", "infiniband"},
+        {"check", "--isa", "baseline"},
         {"compare", "--size", "tiny", "--quick"}}) {
     const Outcome outcome =
         run_ladon(LadonRun{.arguments = command, .environment = {"COLUMNS=80"}});
@@ -209,6 +211,13 @@ TEST(CliTables, ColoursOnATerminalUnlessRefused) {
   EXPECT_FALSE(holds(shell("NO_COLOR=1 TERM=xterm " + run), "\033["));
   EXPECT_FALSE(holds(shell("env -u NO_COLOR TERM=dumb " + run), "\033["));
   EXPECT_FALSE(holds(run_ladon({"plan", "--model", "gpt-2"}).out, "\033["));
+}
+
+TEST(CliTables, RemainingTimeOnATerminal) {
+  // Some seconds: nothing is said in the first.
+  const std::string text =
+      shell("TERM=xterm script -qec '" LADON_PROGRAM " check --isa baseline' /dev/null");
+  EXPECT_TRUE(holds(text, " s left ...")) << text;
 }
 
 TEST(CliGeneral, MistakesAreStatusTwo) {
