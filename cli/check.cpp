@@ -96,7 +96,7 @@ void print_report(const std::vector<AreaResult>& results, const std::vector<std:
                    {"wrong"},
                    {"largest error"},
                    {"allowed"},
-                   {"where", Align::kLeft}});
+                   {"where", Align::kLeft, /*brief=*/false}});
   for (const AreaResult& result : results) {
     table.add({result.kernels, result.area, format_count(result.checks),
                std::to_string(result.faults.size()), format_error(result.worst.error),
@@ -157,13 +157,15 @@ int run_check(const CheckOptions& options) {
   int threads = 1;
   {
     Progress progress;
-    const auto check = [&](const ContextOptions& context, const std::string& kernels) {
+    const std::size_t kernels = isas.size() + (options.machinery.device.is_cpu() ? 0 : 1);
+    Steps steps(progress, static_cast<int>(kernels * self_test_areas().size()));
+    const auto check = [&](const ContextOptions& context, const std::string& name) {
       threads = Context(context).num_threads();
       SelfTest test(context, options.seed, options.slack);
       for (const SelfTestArea& area : self_test_areas()) {
-        progress.show("checking " + kernels + ", " + std::string(area.name));
+        steps.begin("checking " + name + ", " + std::string(area.name));
         test.run_area(area.name);
-        results.push_back(sum_up(kernels, area.name, test.findings()));
+        results.push_back(sum_up(name, area.name, test.findings()));
       }
     };
     ContextOptions context = options.machinery.context_options();

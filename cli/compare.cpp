@@ -170,10 +170,11 @@ int run_compare(const CompareOptions& options) {
     Progress progress;
     progress.show("reading memory");
     const bench::ReadBuffer buffer(context);
-    for (const LayerVariant& variant : layer_variants(size)) {
-      comparison.rows.push_back(
-          measure_layer(context, buffer, size, variant, options,
-                        [&](const std::string& step) { progress.show(step); }));
+    const std::vector<LayerVariant> variants = layer_variants(size);
+    Steps steps(progress, kStepsOfALayer * static_cast<int>(variants.size()));
+    for (const LayerVariant& variant : variants) {
+      comparison.rows.push_back(measure_layer(context, buffer, size, variant, options,
+                                              [&](const std::string& step) { steps.begin(step); }));
     }
   }
   if (!options.plot.empty()) draw(comparison);

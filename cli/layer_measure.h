@@ -38,7 +38,8 @@ struct LayerMeasurement {
 /// Bytes that measuring takes at its largest, all variants considered.
 double memory_to_measure(const LayerSize& size, const CompareOptions& options);
 
-/// `say` is told of each step.
+/// `say` is told of each step, of which there are so many.
+inline constexpr int kStepsOfALayer = 5;
 LayerMeasurement measure_layer(const Context& context, const bench::ReadBuffer& buffer,
                                const LayerSize& size, const LayerVariant& variant,
                                const CompareOptions& options,

@@ -183,6 +183,18 @@ double bytes_of_parameter(const Fields& fields) {
   return 2;
 }
 
+/// Published configs of Gemma 3's larger models leave out what is transformers' default.
+Json with_defaults(Json text) {
+  if (text.value("model_type", Json()) != "gemma3_text") return text;
+  Json all{{"hidden_size", 2304},      {"intermediate_size", 9216},
+           {"num_hidden_layers", 26},  {"num_attention_heads", 8},
+           {"num_key_value_heads", 4}, {"head_dim", 256},
+           {"vocab_size", 262208},     {"max_position_embeddings", 131072},
+           {"sliding_window", 4096},   {"sliding_window_pattern", 6}};
+  all.update(text);
+  return all;
+}
+
 }  // namespace
 
 ModelConfig read_model_config(const std::string& path) {
@@ -194,7 +206,8 @@ ModelConfig read_model_config(const std::string& path) {
   // Models that see pictures keep what concerns text in an object.
   const auto part = document.find("text_config");
   const bool inside = part != document.end() && part->is_object();
-  const Fields fields(inside ? *part : document, path);
+  const Json text = with_defaults(inside ? *part : document);
+  const Fields fields(text, path);
   ModelConfig config;
   config.family = fields.text("model_type");
   if (config.family.empty()) config.family = Fields(document, path).text("model_type");

@@ -16,6 +16,8 @@
 namespace ladon::cli {
 namespace {
 
+constexpr std::size_t kLineWidth = 78;
+
 /// One line of the answer.
 struct PlanRow {
   CacheVariant variant;
@@ -125,9 +127,11 @@ std::string memory_text(const ModelShape& model, const PlanOptions& options) {
 
 void print_model(const ModelShape& model, const PlanOptions& options) {
   const std::vector<PlanRow> rows = plan_rows(model, options);  // may throw: before the first line
-  std::printf("%s: %lld layers, %lld heads of %lld%s\n", model.title.c_str(),
-              static_cast<long long>(model.num_layers()), static_cast<long long>(model.num_heads),
-              static_cast<long long>(model.head_dim), window_text(model).c_str());
+  const std::string heads = std::to_string(model.num_layers()) + " layers, " +
+                            std::to_string(model.num_heads) + " heads of " +
+                            std::to_string(model.head_dim) + window_text(model);
+  std::printf("%s:%c%s\n", model.title.c_str(),
+              model.title.size() + heads.size() > kLineWidth ? '\n' : ' ', heads.c_str());
   std::printf("KV cache at %s\n\n", request_text(options).c_str());
   std::vector<Column> columns{{"cache", Align::kLeft},
                               {"", Align::kLeft, /*brief=*/false},
@@ -160,12 +164,6 @@ void print_model(const ModelShape& model, const PlanOptions& options) {
   for (const std::string& note : notes_of(model, options)) std::printf("\n%s\n", note.c_str());
 }
 
-std::string seconds_text(double seconds) {
-  if (seconds < 1e-3) return format_rate(seconds * 1e6) + " us";
-  if (seconds < 1) return format_rate(seconds * 1e3) + " ms";
-  return format_rate(seconds) + " s";
-}
-
 std::vector<RankScheme> schemes_of(const ModelShape& model, const PlanOptions& options,
                                    const Link& link) {
   return rank_schemes(model, {options.context, options.batch, options.dtype}, options.ranks, link);
@@ -181,9 +179,9 @@ std::int64_t whole_bytes(double bytes) {
 void print_ranks(const ModelShape& model, const PlanOptions& options, const Link& link) {
   TextTable table({{"phase", Align::kLeft},
                    {"split by", Align::kLeft},
-                   {"cache per rank"},
-                   {"sent per rank"},
-                   {"time of it"},
+                   {"cache"},
+                   {"sent"},
+                   {"time"},
                    {"", Align::kLeft}});
   for (const RankScheme& scheme : schemes_of(model, options, link)) {
     if (!scheme.refused.empty()) {
@@ -192,12 +190,13 @@ void print_ranks(const ModelShape& model, const PlanOptions& options, const Link
     }
     table.add({std::string(scheme.phase), std::string(scheme.name),
                format_bytes(scheme.cache_bytes), format_bytes(whole_bytes(scheme.sent)),
-               seconds_text(scheme.seconds), scheme.least ? "<- least" : ""},
+               format_time(scheme.seconds), scheme.least ? "<- least" : ""},
               scheme.least ? LineStyle::kBold : LineStyle::kPlain);
   }
-  std::printf("\n%s ranks over %s (%s, %s/s)\n\n%s\n", format_count(options.ranks).c_str(),
-              link.name.c_str(), seconds_text(link.latency).c_str(),
-              format_bytes(whole_bytes(link.bandwidth)).c_str(), table.text().c_str());
+  std::printf("\n%s ranks over %s (%s, %s/s), for each rank:\n\n%s\n",
+              format_count(options.ranks).c_str(), link.name.c_str(),
+              format_time(link.latency).c_str(), format_bytes(whole_bytes(link.bandwidth)).c_str(),
+              table.text().c_str());
   std::printf(
       "decode: one token of each sequence; prefill: the whole context;\n"
       "both through all layers.\n"
@@ -236,6 +235,15 @@ void print_overview(const PlanOptions& options) {
   std::printf("KV caches at %s%s. One of them in detail: --model NAME\n\n",
               request_text(options).c_str(), options.memory ? ", next to the weights" : "");
   std::fputs(table.text().c_str(), stdout);
+  std::string shorter;
+  for (const ModelShape& model : model_presets()) {
+    if (model.max_context == 0 || options.context <= model.max_context) continue;
+    shorter += (shorter.empty() ? "" : ", ") + std::string(model.name) + " " +
+               format_count(model.max_context);
+  }
+  if (shorter.empty()) return;
+  const std::string warning = "warning: some models support fewer tokens: " + shorter;
+  std::printf("\n%s\n", wrap_words(warning, 0, 0, kLineWidth).c_str());
 }
 
 Json model_json(const ModelShape& model, const PlanOptions& options) {

@@ -46,6 +46,10 @@ TimeLeft::TimeLeft() : start_(seconds()) {}
 
 std::string TimeLeft::after(double share) const { return text(seconds() - start_, share); }
 
+void Steps::begin(const std::string& name) {
+  progress_.show(name + left_.after(static_cast<double>(begun_++) / count_));
+}
+
 std::string TimeLeft::text(double elapsed_seconds, double share) {
   if (elapsed_seconds < 1 || share <= 0) return "";
   return ", about " + format_duration(elapsed_seconds / share * (1 - share)) + " left";

@@ -49,4 +49,18 @@ class TimeLeft {
   double start_;
 };
 
+/// Steps that take about equally long.
+class Steps {
+ public:
+  Steps(Progress& progress, int count) : progress_(progress), count_(count) {}
+  /// Shows "NAME, about 20 s left" as the next step begins.
+  void begin(const std::string& name);
+
+ private:
+  Progress& progress_;
+  int count_;
+  int begun_ = 0;
+  TimeLeft left_{};
+};
+
 }  // namespace ladon::cli

@@ -141,11 +141,11 @@ void print_report(const Report& report) {
               name_of(report.layer.dtype()), static_cast<long long>(report.layer.num_heads()),
               static_cast<long long>(report.layer.num_kv_heads()));
   std::printf(
-      "%s %s, %s: %.3f s, %s tokens/s on %d %s, %s kernels\n",
+      "%s %s, %s\n%s, %s tokens/s on %d %s, %s kernels\n",
       options.input == "-" ? "standard input" : options.input.c_str(),
       report.shape.to_string().c_str(),
       options.cached ? ("cached, " + format_count(options.chunk) + " at a time").c_str() : "whole",
-      report.result.seconds,
+      format_time(report.result.seconds).c_str(),
       format_rate(static_cast<double>(report.tokens) / report.result.seconds).c_str(),
       report.threads, report.threads == 1 ? "thread" : "threads", name_of(report.isa));
   if (options.cached) {

@@ -1,5 +1,8 @@
 #include "shell_support.h"
 
+#include <array>
+#include <string_view>
+
 #include "failure.h"
 #include "ladon/version.h"
 #include "names.h"
@@ -21,6 +24,13 @@ bool is_file(const OptionDescription& option) {
   return option.type.starts_with("FILE") || option.type == "FOLDER" || option.type == "PATH" ||
          option.type == "PYTHON";
 }
+
+/// The subcommands without options: name, description.
+constexpr std::array<std::array<std::string_view, 2>, 3> kOthers{
+    {{"help", "Explain a subcommand"},
+     {"completion", "Print completions for a shell"},
+     {"manual", "Print the manual page"}}};
+constexpr std::string_view kShells = "bash zsh fish";
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -52,7 +62,8 @@ std::string bash(const Subcommands& subcommands) {
   return "# bash completion of ladon\n_ladon() {\n  local word=${COMP_WORDS[COMP_CWORD]}\n"
          "  local before=${COMP_WORDS[COMP_CWORD-1]} words\n  COMPREPLY=()\n"
          "  case ${COMP_WORDS[1]} in\n" +
-         cases + "    completion) words=\"bash zsh fish\" ;;\n    *) words=\"" + names +
+         cases + "    completion) words=\"" + std::string(kShells) + "\" ;;\n    help) words=\"" +
+         names + "\" ;;\n    *) words=\"" + names +
          "completion manual help --help --version\" ;;\n  esac\n"
          "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n}\n"
          "complete -o filenames -F _ladon ladon\n";
@@ -80,19 +91,34 @@ std::string zsh(const Subcommands& subcommands) {
     }
     cases += " ;;\n";
   }
+  for (const auto& [name, help] : kOthers) {
+    names += "    '" + std::string(name) + ":" + std::string(help) + "'\n";
+  }
   return "#compdef ladon\n_ladon() {\n  local -a names\n  names=(\n" + names +
          "  )\n  if ((CURRENT == 2)); then\n    _describe 'subcommand' names\n    return\n  fi\n"
          "  local chosen=$words[2]\n  shift words\n  ((CURRENT--))\n  case $chosen in\n" +
-         cases + "  esac\n}\n_ladon \"$@\"\n";
+         cases + "    completion) _arguments '1:shell:(" + std::string(kShells) +
+         ")' ;;\n    help) _describe 'subcommand' names ;;\n  esac\n}\n_ladon \"$@\"\n";
 }
 
 std::string fish(const Subcommands& subcommands) {
   const auto quoted = [](std::string text) {
     return "'" + replaced(replaced(std::move(text), "\\", "\\\\"), "'", "\\'") + "'";
   };
-  std::string text = "# fish completion of ladon\n";
+  std::string text =
+      "# fish completion of ladon\ncomplete -c ladon -f\n"
+      "complete -c ladon -n __fish_use_subcommand -l help -d 'Print the help'\n"
+      "complete -c ladon -n __fish_use_subcommand -s V -l version -d 'Print the version'\n";
+  for (const auto& [name, help] : kOthers) {
+    text += "complete -c ladon -n __fish_use_subcommand -f -a " + std::string(name) + " -d " +
+            quoted(std::string(help)) + "\n";
+  }
+  text += "complete -c ladon -n '__fish_seen_subcommand_from completion' -f -a " +
+          quoted(std::string(kShells)) + "\n";
   for (const SubcommandDescription& sub : subcommands) {
     text += "complete -c ladon -n __fish_use_subcommand -f -a " + sub.name + " -d " +
+            quoted(sub.help) + "\n";
+    text += "complete -c ladon -n '__fish_seen_subcommand_from help' -f -a " + sub.name + " -d " +
             quoted(sub.help) + "\n";
     for (const OptionDescription& option : sub.options) {
       text += "complete -c ladon -n '__fish_seen_subcommand_from " + sub.name + "' -l " +

@@ -116,6 +116,12 @@ std::string format_rate(double value) {
   return fixed(value, 2);
 }
 
+std::string format_time(double seconds) {
+  if (seconds < 1e-3) return format_rate(seconds * 1e6) + " us";
+  if (seconds < 1) return format_rate(seconds * 1e3) + " ms";
+  return format_rate(seconds) + " s";
+}
+
 std::string format_duration(double seconds) {
   const auto whole = [](double value, const char* unit) {
     return std::to_string(static_cast<std::int64_t>(std::ceil(value))) + unit;

@@ -23,7 +23,9 @@ std::string format_count(std::int64_t count);
 std::string format_percent(double fraction);
 /// A positive number with about four digits and no exponent: "1234", "56.78", "0.5".
 std::string format_rate(double value);
-/// "40 s", "3 min", "2 h".
+/// What something took: "12 us", "3.4 ms", "1.5 s".
+std::string format_time(double seconds);
+/// What something may take: "40 s", "3 min", "2 h".
 std::string format_duration(double seconds);
 /// "3.9e-03"; "0" for 0.
 std::string format_error(double value);

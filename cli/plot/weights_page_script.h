@@ -17,9 +17,13 @@ body { margin: 0; font: 14px/1.4 system-ui, "DejaVu Sans", sans-serif; color: #1
 header { padding: 14px 20px 8px; }
 h1 { font-size: 18px; margin: 0; }
 header p { margin: 2px 0 0; color: #57606a; }
-main { display: flex; gap: 20px; padding: 0 20px 20px; align-items: flex-start; flex-wrap: wrap; }
+main { display: grid; gap: 20px; padding: 0 20px 20px; align-items: start; justify-content: start;
+  grid-template-columns: auto auto minmax(240px, 360px); }
+#center { width: min-content; min-width: 480px; }
 #heads { display: grid; grid-template-columns: repeat(auto-fill, 88px); gap: 8px; width: 396px;
   max-height: 86vh; overflow-y: auto; }
+@media (max-width: 1400px) { #heads { width: 204px; } }
+@media (max-width: 1180px) { main { grid-template-columns: auto auto; } #side { grid-column: 1 / -1; } }
 #heads button { border: 2px solid transparent; border-radius: 4px; background: none; padding: 2px;
   font: inherit; font-size: 11px; color: #57606a; cursor: pointer; text-align: left; }
 #heads button[aria-pressed=true] { border-color: #1e5ca0; color: #1b1f24; font-weight: 600; }
@@ -29,7 +33,6 @@ main { display: flex; gap: 20px; padding: 0 20px 20px; align-items: flex-start; 
 #enlarged canvas { display: block; image-rendering: pixelated; border: 1px solid #d8dee4; }
 #marks { position: absolute; left: 0; top: 0; pointer-events: none; border-color: transparent; }
 #map { cursor: crosshair; touch-action: none; }
-#side { min-width: 260px; max-width: 360px; flex: 1; }
 #side h2 { font-size: 13px; margin: 14px 0 4px; }
 #side h2:first-child { margin-top: 0; }
 table { border-collapse: collapse; width: 100%; }
@@ -38,6 +41,11 @@ td.text { max-width: 150px; overflow: hidden; text-overflow: ellipsis; }
 td.bar { width: 50%; }
 td.bar div { height: 10px; background: #3d7cc9; border-radius: 1px; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; color: #57606a; }
+td.none { color: #57606a; }
+#tokens { display: flex; flex-wrap: wrap; gap: 2px; max-height: 30vh; overflow-y: auto; }
+#tokens span { padding: 1px 3px; border: 1px solid transparent; border-radius: 3px; font-size: 12px;
+  min-width: 1ch; min-height: 1.4em; max-width: 12em; overflow: hidden; white-space: pre; cursor: crosshair; }
+#tokens span.chosen { border-color: #d9480f; }
 #scale { display: flex; align-items: center; gap: 8px; margin-top: 8px; font-size: 12px;
   color: #57606a; }
 #scale canvas { width: 160px; height: 10px; border: 1px solid #d8dee4; }
@@ -48,11 +56,13 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; color: #57606
 <header><h1 id="title"></h1><p id="subtitle"></p></header>
 <main>
 <div id="heads"></div>
-<div>
+<div id="center">
 <div id="enlarged"><canvas id="map"></canvas><canvas id="marks"></canvas></div>
 <div id="scale"><span>0</span><canvas id="ramp" width="160" height="1"></canvas><span id="most">
 </span><i id="masked"></i><span>masked</span></div>
-<p id="hint">Rows are queries, columns are keys. Point at a token; click to keep it.</p>
+<p id="hint">Rows are queries, columns are keys. Point at a cell, or at a token below, which is shaded
+by how much the chosen token looks at it; click to keep it.</p>
+<div id="tokens"></div>
 </div>
 <div id="side">
 <h2 id="row-title"></h2><table id="row"></table>
@@ -136,7 +146,12 @@ function showHead(head) {
 
 function fill(table, entries) {
   entries.sort((a, b) => b.byte - a.byte);
-  table.replaceChildren(...entries.slice(0, 10).filter((entry) => entry.byte > 0).map((entry) => {
+  const shown = entries.slice(0, 10).filter((entry) => entry.byte > 0);
+  if (shown.length === 0) {
+    table.innerHTML = '<tr><td class="none">nothing: every weight is masked or almost 0</td></tr>';
+    return;
+  }
+  table.replaceChildren(...shown.map((entry) => {
     const line = document.createElement("tr");
     const cell = (name, text) => {
       const made = line.appendChild(document.createElement("td"));
@@ -161,6 +176,12 @@ function showToken() {
   byId("column-title").textContent = `Token ${shown(column)} is looked at by`;
   fill(byId("row"), Array.from({ length: columns }, (_, j) => ({ index: j, byte: byteAt(bytes, row, j) })));
   fill(byId("column"), Array.from({ length: rows }, (_, i) => ({ index: i, byte: byteAt(bytes, i, column) })));
+  for (const [i, span] of tokens.entries()) {
+    const byte = byteAt(bytes, row, i);
+    span.style.background = isMasked(row, i) ? "" : `rgb(${shades[byte].map(Math.round).join(",")})`;
+    span.style.color = byte > 140 ? "#fff" : "";
+    span.className = i === row || i === column ? "chosen" : "";
+  }
   marks.width = columns * zoom;
   marks.height = rows * zoom;
   const context = marks.getContext("2d");
@@ -175,6 +196,22 @@ function point(event) {
   const at = (part, count) => Math.min(count - 1, Math.max(0, Math.floor(part * count)));
   state.row = at((event.clientY - box.top) / box.height, rows);
   state.column = at((event.clientX - box.left) / box.width, columns);
+  if (event.type === "click") state.kept = !state.kept;
+  showToken();
+}
+
+// The tokens one after the other: pointing at one shows its row and its column.
+const tokens = Array.from({ length: rows === columns ? rows : 0 }, (_, i) => {
+  const span = byId("tokens").appendChild(document.createElement("span"));
+  span.textContent = nameOf(i) || String(i);
+  span.title = `token ${i}`;
+  span.dataset.token = String(i);
+  return span;
+});
+function pointAtToken(event) {
+  const token = event.target.dataset.token;
+  if (token === undefined || (state.kept && event.type !== "click")) return;
+  state.row = state.column = Number(token);
   if (event.type === "click") state.kept = !state.kept;
   showToken();
 }
@@ -206,6 +243,7 @@ for (let x = 0; x < 160; ++x) {
 }
 map.addEventListener("pointermove", point);
 map.addEventListener("click", point);
+for (const type of ["pointerover", "click"]) byId("tokens").addEventListener(type, pointAtToken);
 document.addEventListener("keydown", (event) => {
   const steps = { ArrowLeft: -1, ArrowRight: 1 };
   if (event.key in steps) showHead((state.head + steps[event.key] + heads.length) % heads.length);

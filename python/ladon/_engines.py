@@ -33,7 +33,13 @@ class Engine:
     size: int
 
     def start(self, sends: Messages, receives: Messages) -> None:
-        """Begins one step: at most one message to and one from each rank, as (rank, bytearray)."""
+        """Begins one step: at most one message to and one from each rank.
+
+        Parameters
+        ----------
+        sends, receives : sequence of (int, bytearray)
+            The other rank, and the bytes or the memory for them.
+        """
         raise NotImplementedError
 
     def poll(self) -> bool:
@@ -53,7 +59,19 @@ class Engine:
         raise NotImplementedError
 
     def split(self, group: List[int], color: int, key: int) -> "Engine":
-        """An engine of the ranks in `group`, in their order. Every rank calls it, each with its own group."""
+        """An engine of some of the ranks. Every rank calls it, each with its own group.
+
+        Parameters
+        ----------
+        group : list of int
+            The ranks, in the order that they have in the new engine.
+        color, key : int
+            What Communicator.split() was called with.
+
+        Returns
+        -------
+        Engine
+        """
         raise NotImplementedError
 
 

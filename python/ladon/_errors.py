@@ -2,6 +2,7 @@
 
 import errno
 import os
+from typing import Any
 
 
 class Error(Exception):
@@ -31,6 +32,9 @@ class FileError(Error, OSError):
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
+    def __reduce__(self) -> Any:
+        return file_error, (str(self), self.errno or 0)
+
 
 class _MissingFileError(FileError, FileNotFoundError):
     pass
@@ -55,9 +59,19 @@ def file_error(message: str, number: int) -> FileError:
     return error
 
 
+# In a traceback they are what the documents call them.
+for _kind in (_MissingFileError, _ForbiddenFileError, _FolderError):
+    _kind.__name__ = _kind.__qualname__ = "FileError"
+
+
 class DeviceError(Error, RuntimeError):
     """A GPU failed; after a fault of a kernel every later call on it says so."""
 
 
 class CommunicationError(Error, RuntimeError):
     """Ranks disagree, or one of them failed, stopped or sent nothing in time."""
+
+
+for _kind in (Error, InvalidArgumentError, UnsupportedError, OutOfMemoryError, FileError, _MissingFileError,
+              _ForbiddenFileError, _FolderError, DeviceError, CommunicationError):
+    _kind.__module__ = "ladon"

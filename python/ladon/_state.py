@@ -1,5 +1,6 @@
 """Layers and caches as values: state dicts, copies and pickles."""
 
+import copy
 import os
 from typing import Any, Dict, Mapping
 
@@ -41,15 +42,29 @@ def reduce_layer(layer: Any) -> Any:
                         "save_training() of ladon.distributed write it to a file")
     on_host = layer if layer.device == "cpu" else layer.to("cpu")
     weights = {name: np.array(value) for name, value in on_host.parameters().items()}
-    return rebuild_layer, (type(layer), layer.options, weights, layer.training)
+    return rebuild_layer, (type(layer), layer.options, weights, layer.training), getattr(layer, "__dict__", None) or None
 
 
 def rebuild_layer(kind: Any, options: Mapping[str, Any], weights: Mapping[str, Any],
                   training: bool) -> Any:
-    layer = kind(**options)
+    # A class that derives from the layer's may have a constructor with other arguments, which is not called.
+    native = next(base for base in kind.__mro__ if base.__module__ == "ladon._ladon")
+    layer = kind.__new__(kind)
+    native.__init__(layer, **options)
     load_state_dict(layer, weights)
     layer.train(training)
     return layer
+
+
+def deep_copy_layer(layer: Any, memo: Dict[int, Any]) -> Any:
+    """copy(), but of a class that derives from the layer's with its attributes."""
+    if type(layer).__module__ == "ladon._ladon":
+        return layer.copy()
+    rebuild, arguments, attributes = reduce_layer(layer)
+    made = rebuild(*arguments)
+    memo[id(layer)] = made
+    made.__dict__.update(copy.deepcopy(attributes or {}, memo))
+    return made
 
 
 class _MemoryFile:

@@ -24,30 +24,55 @@ def _dense(tensor: Optional[Tensor]) -> Optional[Tensor]:
 # with their names.
 
 
-def _packed(options: Dict[str, Any]) -> Tuple[str, List[Tensor]]:
+def _plain(where: str, value: Any) -> Any:
+    """What repr() writes so that Python reads it back."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, dict):
+        return {key: _plain(where, part) for key, part in value.items()}
+    if not isinstance(value, float) and hasattr(value, "__iter__"):
+        return [_plain(where, part) for part in value]
+    if not isinstance(value, float):
+        value = float(value) if getattr(value, "dtype", None) in _FLOATS else int(value)
+    if isinstance(value, float) and not _math.isfinite(value):
+        raise ValueError(f"{where}: got {value}, expected a finite number")
+    return value
+
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, "float64", "float32", "float16")
+
+
+def _packed(options: Dict[str, Any], operation: str = "attention") -> Tuple[str, List[Tensor]]:
     spec = ""
     names = ""
     arrays: List[Tensor] = []
     for name, value in options.items():
+        where = f"ladon.torch.{operation}: {name}"
         if isinstance(value, _numpy.ndarray):
             value = torch.from_numpy(value)
         if isinstance(value, Tensor):
+            if value.requires_grad and torch.is_grad_enabled():
+                raise ValueError(f"{where}: got a tensor that requires a gradient, which it would not get: detach() it")
             arrays.append(value.detach())
             names += f"'{name}', "
         elif isinstance(value, _ladon.Context):
-            raise ValueError("ladon.torch.attention: context: got one, expected none: it follows the tensors")
+            raise ValueError(f"{where}: got one, expected none: it follows the tensors")
         elif value is not None:
-            if not isinstance(value, (bool, int, float, str)):
-                value = [float(v) if name == "alibi_slopes" else int(v) for v in value]
-            if isinstance(value, float) and not _math.isfinite(value):
-                raise ValueError(f"ladon.torch.attention: {name}: got {value}, expected a finite number")
-            spec += f"'{name}': {value!r}, "
+            spec += f"'{name}': {_plain(where, value)!r}, "
     return f"({{{spec}}}, [{names}])", arrays
 
 
 def _unpacked(spec: str, arrays: List[Tensor]) -> Dict[str, Any]:
     plain, names = _ast.literal_eval(spec)
-    return {**plain, **dict(zip(names, arrays))}
+    options = {**plain, **dict(zip(names, arrays))}
+    if isinstance(options.get("dropout_seed"), Tensor):
+        options["dropout_seed"] = int(options["dropout_seed"])
+    return options
+
+
+def draw_seed() -> Tensor:
+    """For dropout, by torch's generator. A tensor, so that a compiled graph draws another one in each run."""
+    return torch.randint(0, 2**62, ())
 
 
 @torch.library.custom_op("ladon::attention", mutates_args=())
@@ -102,3 +127,37 @@ def _backward(ctx, dout, dlse):  # type: ignore[no-untyped-def]
 
 
 _attention.register_autograd(_backward, setup_context=_save)
+
+
+@torch.library.custom_op("ladon::attention_weights", mutates_args=())
+def attention_weights(q: Tensor, k: Tensor, bias: Optional[Tensor], arrays: List[Tensor], spec: str) -> Tensor:
+    return _ladon.attention_weights(_dense(q), _dense(k), bias=_dense(bias), **_unpacked(spec, arrays))
+
+
+@attention_weights.register_fake
+def _(q, k, bias, arrays, spec):  # type: ignore[no-untyped-def]
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+
+
+@torch.library.custom_op("ladon::rope", mutates_args=())
+def rotate(x: Tensor, arrays: List[Tensor], spec: str, back: bool) -> Tensor:
+    function = _ladon.rope_backward if back else _ladon.rope
+    return function(_dense(x), **_unpacked(spec, arrays))
+
+
+@rotate.register_fake
+def _(x, arrays, spec, back):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape)
+
+
+def _save_rope(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    _, arrays, ctx.spec, ctx.back = inputs
+    ctx.save_for_backward(*arrays)
+
+
+def _rope_backward(ctx, dout):  # type: ignore[no-untyped-def]
+    arrays = list(ctx.saved_tensors)
+    return rotate(dout, arrays, ctx.spec, not ctx.back), [None] * len(arrays), None, None
+
+
+rotate.register_autograd(_rope_backward, setup_context=_save_rope)

@@ -58,6 +58,17 @@ def record_inputs(model, folder):
     end they are written to folder/layer_0.npy, layer_1.npy, ..., as [batch, seq, embed] in float32: what
     `ladon convert --calibrate` reads. All calls must have one length.
 
+    Parameters
+    ----------
+    model : torch.nn.Module
+        With attention modules named as in transformers, such as layers.0.self_attn.
+    folder : path
+        Is created if it does not exist.
+
+    Examples
+    --------
+    ::
+
         with ladon.convert.record_inputs(model, "acts"), torch.no_grad():
             for ids in batches:
                 model(ids)

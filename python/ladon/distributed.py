@@ -69,12 +69,40 @@ __all__ = [
 
 
 def take_tokens(array: Any, ranges: Sequence[Tuple[int, int]], axis: int = 1) -> Any:
-    """A rank's tokens of a whole array: ``take_tokens(q, plan.queries[rank])``."""
+    """A rank's tokens of a whole array: ``take_tokens(q, plan.queries[rank])``.
+
+    Parameters
+    ----------
+    array : array
+        Of all tokens.
+    ranges : sequence of (int, int)
+        Of the rank, from a ContextPlan.
+    axis : int
+        That of the tokens.
+
+    Returns
+    -------
+    array
+    """
     index = np.concatenate([np.arange(begin, end) for begin, end in ranges] or [np.arange(0)])
     return array[(slice(None),) * axis + (index,)]
 
 
 def join_tokens(parts: Sequence[Any], ranges: Sequence[Sequence[Tuple[int, int]]], axis: int = 1) -> Any:
-    """The whole NumPy array, from all ranks' tokens: the opposite of take_tokens()."""
+    """The whole array from all ranks' tokens: the opposite of take_tokens().
+
+    Parameters
+    ----------
+    parts : sequence of array
+        One for each rank.
+    ranges : sequence of sequence of (int, int)
+        Of all ranks, such as plan.queries.
+    axis : int
+        That of the tokens.
+
+    Returns
+    -------
+    numpy.ndarray
+    """
     order = np.concatenate([np.arange(begin, end) for own in ranges for begin, end in own])
     return np.take(np.concatenate(parts, axis=axis), np.argsort(order), axis=axis)

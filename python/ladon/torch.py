@@ -27,8 +27,14 @@ except ImportError as missing:
         f"ladon.torch needs PyTorch, which cannot be imported here ({missing}): pip install torch"
     ) from missing
 
+from ._torch_functions import (  # noqa: E402
+    attention,
+    autocast_dtype,
+    rope,
+    scaled_dot_product_attention,
+)
 from ._torch_layers import describe, layer_forward  # noqa: E402
-from ._torch_operators import _attention, _dense, _packed  # noqa: E402
+from ._torch_operators import _dense, _packed, attention_weights, draw_seed  # noqa: E402
 
 __all__ = [
     "LatentAttention",
@@ -39,98 +45,6 @@ __all__ = [
     "rope",
     "scaled_dot_product_attention",
 ]
-
-
-def _autocast(tensor: Tensor) -> Optional[torch.dtype]:
-    """The dtype that autocast wants here; None where it is off or the tensor is double."""
-    kind = tensor.device.type
-    if not torch.is_autocast_enabled(kind) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return None
-    return torch.get_autocast_dtype(kind)
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Optional[Tensor] = None,
-    sinks: Optional[Tensor] = None,
-    return_lse: bool = False,
-    **options: Any,
-) -> Any:
-    """ladon.attention() with gradients for q, k, v, bias, sinks and, where it is returned, lse.
-
-    All of ladon.attention()'s options but `out`. Dropout draws by dropout_seed alone: give another for
-    every step. Gradients of gradients are not there.
-    """
-    options.pop("out", None)
-    wanted = _autocast(q)  # as torch's own attention, which autocast runs in its lower precision
-    if wanted is not None:
-        q, k, v = q.to(wanted), k.to(wanted), v.to(wanted)
-    spec, arrays = _packed(options)
-    out, lse = _attention(q, k, v, bias, sinks, arrays, spec)
-    return (out, lse) if return_lse else out
-
-
-class _Rope(Function):
-    @staticmethod
-    def forward(ctx, x, options):  # type: ignore[no-untyped-def, override]
-        ctx.options = options
-        return _ladon.rope(_dense(x), **options)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dout):  # type: ignore[no-untyped-def, override]
-        return _ladon.rope_backward(_dense(dout), **ctx.options), None
-
-
-def rope(x: Tensor, **options: Any) -> Tensor:
-    """ladon.rope() with a gradient for x; all of its options but `out`."""
-    options.pop("out", None)
-    return _Rope.apply(x, options)
-
-
-def _draw_seed() -> int:
-    return int(torch.randint(0, 2**62, ()).item())
-
-
-def _mask_options(mask: Optional[Tensor]) -> Dict[str, Any]:
-    if mask is None:
-        return {}
-    return {"mask": _dense(mask)} if mask.dtype == torch.bool else {"bias": mask}
-
-
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Optional[Tensor] = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: Optional[float] = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """For torch.nn.functional.scaled_dot_product_attention: [..., heads, length, dim], causal from the top
-    left. A row that may see nothing gives 0."""
-    if query.dim() < 3:
-        raise ValueError("scaled_dot_product_attention: query: expected at least 3 dimensions")
-    if not enable_gqa and query.shape[-3] != key.shape[-3]:
-        raise ValueError("scaled_dot_product_attention: key: other heads than query's need enable_gqa=True")
-    leading = query.shape[:-3]
-
-    def ours(tensor: Tensor) -> Tensor:
-        return tensor.expand(*leading, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:]).transpose(1, 2)
-
-    if attn_mask is not None and attn_mask.dim() > 3 and attn_mask.dim() != 4:
-        attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
-    options = _mask_options(attn_mask)
-    if dropout_p > 0:
-        options.update(dropout=dropout_p, dropout_seed=_draw_seed())
-    out = attention(
-        ours(query), ours(key), ours(value), causal=is_causal, alignment="top_left", scale=scale, **options
-    )
-    return out.transpose(1, 2).reshape(*query.shape[:-1], value.shape[-1])
 
 
 class _LayerCall(Function):
@@ -160,7 +74,7 @@ class Module(nn.Module):
     Its parameters are the layer's own memory: optimisers and load_state_dict() write straight into it. Where
     torch puts other memory in a parameter's place (functional_call, swapped parameters), calls work on a copy
     of the layer with these values. to("cuda"), half(), double(), to(torch.bfloat16) and the like move and convert the
-    layer. Under autocast a call runs in autocast's dtype, on a copy of the layer in it.
+    layer. Under autocast a call runs in autocast's dtype, on a copy of the layer in it. Modules pickle and deep-copy.
     """
 
     def __init__(self, layer: _ladon.AttentionLayer) -> None:
@@ -220,12 +134,25 @@ class Module(nn.Module):
     def forward(
         self, x: Tensor, key: Optional[Tensor] = None, value: Optional[Tensor] = None, **options: Any
     ) -> Any:
-        """As AttentionLayer.forward(). With a cache, or without gradients, nothing is kept for backward."""
+        """The layer's output for x. With a cache, or without gradients, nothing is kept for backward.
+
+        Parameters
+        ----------
+        x, key, value : Tensor
+            As AttentionLayer.forward() takes them.
+        options
+            All others of AttentionLayer.forward().
+
+        Returns
+        -------
+        Tensor
+            Of the shape of x, or (Tensor, weights) with return_weights.
+        """
         if torch.compiler.is_compiling():
             return self._forward_as_operator(x, key, value, options)
         self.layer.train(self.training)
         named = dict(self.named_parameters())
-        wanted = _autocast(x)
+        wanted = autocast_dtype(x)
         if wanted is not None and options.get("cache") is None:
             # As torch's own modules: inputs and weights in autocast's dtype, gradients in their own.
             named = {name: parameter.to(wanted) for name, parameter in named.items()}
@@ -239,7 +166,7 @@ class Module(nn.Module):
         plain = options.get("cache") is not None or options.get("return_weights")
         drops = self.training and self.layer.options["dropout"] > 0 and options.get("cache") is None
         if drops:
-            options.setdefault("dropout_seed", _draw_seed())
+            options.setdefault("dropout_seed", int(draw_seed()))
         if plain or not needs:
             return layer.forward(_dense(x), _dense(key), _dense(value), **options)
         return _LayerCall.apply(layer, self._gradient_lock, list(named), options, x, key, value, *parameters)
@@ -252,27 +179,37 @@ class Module(nn.Module):
             if options.get(name) is not None and options[name] is not False:
                 raise ValueError(f"ladon.torch: {name}: not available under torch.compile and torch.export")
         parameters = list(self.parameters())
-        wanted = _autocast(x)
+        wanted = autocast_dtype(x)
         if wanted is not None:
             parameters = [parameter.to(wanted) for parameter in parameters]
             x, key, value = (None if t is None else t.to(wanted) for t in (x, key, value))
         seed = None
         if self.training and self._drops and "dropout_seed" not in options:
-            seed = torch.randint(0, 2**62, ())
+            seed = draw_seed()
         spec, arrays = _packed(options)
         return layer_forward(x, key, value, parameters, arrays, seed, self._description, spec, self.training)
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> "Module":
-        copy = Module(self._layer_now().copy())
-        copy.__class__ = self.__class__
-        copy.train(self.training)
-        for (_, old), (_, new) in zip(self.named_parameters(), copy.named_parameters()):
-            new.requires_grad_(old.requires_grad)
-        memo[id(self)] = copy
-        return copy
+    def __getstate__(self) -> Dict[str, Any]:
+        """For pickle and copy: the layer's weights are those of the parameters."""
+        state = super().__getstate__()
+        state["layer"] = type(self.layer), {**self.layer.options, "device": "cpu"}
+        for name in ("_gradient_lock", "_description"):
+            del state[name]
+        return state
 
-    def __getstate__(self) -> Any:
-        raise TypeError("ladon.torch: modules are not pickled whole: save state_dict() and layer.options")
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        parameters = dict(self.named_parameters())
+        device, dtype = self._place()
+        kind, options = state["layer"]
+        self.layer = kind(**{**options, "dtype": dtype, "device": str(device)})
+        own = self.layer.parameters("torch")
+        for name, parameter in parameters.items():
+            self.layer.set_parameter(name, parameter.detach())
+            parameter.data = own[name]
+        self.layer.train(self.training)
+        self._gradient_lock = threading.Lock()
+        self._description = describe(self)
 
     def extra_repr(self) -> str:
         return repr(self.layer)
@@ -342,6 +279,19 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
+        """As torch.nn.MultiheadAttention.forward().
+
+        Parameters
+        ----------
+        query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            Those of torch.nn.MultiheadAttention.forward().
+
+        Returns
+        -------
+        out : Tensor
+        weights : Tensor or None
+            With need_weights; they carry no gradient.
+        """
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
@@ -351,13 +301,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         options: Dict[str, Any] = dict(self._masks(key_padding_mask, attn_mask, q.shape[0]))
         options.update(causal=is_causal, alignment="top_left")
         if self.training and self.dropout > 0:
-            options.update(dropout=self.dropout, dropout_seed=_draw_seed())
+            options.update(dropout=self.dropout, dropout_seed=draw_seed())
         out = self.out_proj(attention(q, k, v, **options).flatten(2))
         weights = None
         if need_weights:
-            bias = _dense(options.pop("bias", None))
+            bias = options.pop("bias", None)
             stage = "dropped" if "dropout" in options else "probability"
-            weights = _ladon.attention_weights(_dense(q), _dense(k), bias=bias, stage=stage, **options)
+            spec, arrays = _packed({"stage": stage, **options})
+            weights = attention_weights(*(None if t is None else t.detach() for t in (q, k, bias)), arrays, spec)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not batched:
             return out.squeeze(0), None if weights is None else weights.squeeze(0)

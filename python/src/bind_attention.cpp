@@ -142,20 +142,20 @@ void bind_attention(nb::module_& module) {
              "None) -> Any",
          R"(Attention: softmax(scale * q.k + ...) times v.
 
-MHA, GQA and MQA differ in num_kv_heads alone. Nothing is copied and no score matrix is made.
+MHA, GQA and MQA differ only in num_kv_heads. Inputs are not copied, and no score matrix is stored.
 
 Parameters
 ----------
 q : array [batch, query_len, num_heads, head_dim]
 k : array [batch, kv_len, num_kv_heads, head_dim]
-    num_heads is a multiple of num_kv_heads. Any strides but for the last, which must be 1.
+    num_heads is a multiple of num_kv_heads. Any strides, but the last must be 1.
 v : array [batch, kv_len, num_kv_heads, value_dim]
 causal : bool
-    No key past the query's own position.
+    A query sees no key past its own position.
 scale : float, optional
     Factor of the scores; 1 / sqrt(head_dim) unless given.
 alignment : {"bottom_right", "top_left"}
-    Where query 0 stands: the last query at the last key, as with a cache, or the first at the first.
+    Whether the last query has the position of the last key, as with a cache, or the first that of the first.
 position_offset : int, optional
     The position of query 0 among the keys, in place of an alignment.
 window_left, window_right : int, optional
@@ -166,7 +166,7 @@ mask : bool array, optional
 bias : array, optional
     Added to the scores; shaped like mask.
 kv_lengths : sequence of int, optional
-    The keys that exist in each sequence of a padded batch.
+    The number of keys in each sequence of a padded batch.
 query_offsets, kv_offsets : sequence of int, optional
     Where packed sequences begin and end; the batch dimension is then 1.
 softcap : float
@@ -174,8 +174,11 @@ softcap : float
 alibi_slopes, sinks : array or sequence of float, optional
     One for each query head.
 dropout : float
-    Probability with which a weight is dropped, by dropout_seed; the numbers of the first sequence, head,
-    query and key say which part of a larger call this is.
+    Probability with which a weight is dropped.
+dropout_seed : int
+    Of the random numbers: the same seed drops the same weights.
+dropout_first_sequence, dropout_first_head, dropout_first_query, dropout_first_key : int
+    Where this call begins in a larger one, whose random numbers it then draws.
 out : array, optional
     Takes the result, and is returned.
 return_lse : bool
@@ -218,7 +221,7 @@ out, lse : array
 dout : array
     The gradient of out.
 dlse : array, optional
-    The gradient of lse, where it was used.
+    The gradient of lse, where it was used. All other options are those of attention().
 wanted : sequence of {"dq", "dk", "dv", "dbias", "dsinks"}
     The gradients to compute.
 dq, dk, dv, dbias, dsinks : array, optional
@@ -234,14 +237,14 @@ AttentionGradients
          "def attention_weights(q: Array, k: Array, *, stage: ScoreStage = 'probability', dtype: "
          "DTypeLike | None = None, " +
              options + ", context: Context | None = None) -> Any",
-         R"(The score matrix, for people who want to look.
+         R"(The score matrix, for inspection.
 
 Parameters
 ----------
 q, k : array
-    As attention() takes them, with its options. Packed batches are refused.
+    As attention() takes them. All other options are those of attention(), but packed batches are refused.
 stage : {"scaled", "softcapped", "masked", "probability", "dropped"}
-    How far to compute.
+    The last step that is computed.
 dtype : optional
     Of the result; that of q unless given.
 
@@ -266,6 +269,8 @@ out : array, optional
     Takes the result.
 return_lse : bool
     Return the merged log-sum-exp too.
+context : Context, optional
+    Device, threads and kernels; where the arrays are unless given.
 
 Returns
 -------

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "attention_call.h"
+#include "docstrings.h"
 #include "ladon/kv_cache.h"
 #include "ladon/paged_kv_cache.h"
 #include "module.h"
@@ -190,16 +191,12 @@ std::string describe(const Cache& self) {
 }
 
 void bind_pool(nb::module_& module) {
-  nb::class_<PagePool>(
-      module, "PagePool",
-      "Pages of keys and values that many caches take and give back. Lives as long "
-      "as the last of its caches.")
+  nb::class_<PagePool>(module, "PagePool", doc::kPagePool.c_str())
       .def("__init__", &make_pool, nb::arg("kwargs"),
            nb::sig("def __init__(self, *, num_kv_heads: int, head_dim: int, page_size: int, "
                    "num_pages: int, value_dim: int = 0, values_in_keys: bool = False, num_heads: "
                    "int = 0, mha_dim: int = 0, dtype: DTypeLike = 'f32', batch: int = 1, device: "
-                   "DeviceLike = 'cpu') -> None"),
-           "All memory is taken here. batch is not read: it is among layer.cache_options().")
+                   "DeviceLike = 'cpu') -> None"))
       .def_prop_ro("page_size", &PagePool::page_size)
       .def_prop_ro("num_pages", &PagePool::num_pages)
       .def_prop_ro(
@@ -233,26 +230,25 @@ void bind_caches(nb::module_& module) {
       .def_static(
           "contiguous", &make_contiguous, nb::arg("kwargs"),
           nb::sig(("def contiguous(*, " + options + ", capacity: int = 0) -> KvCache").c_str()),
-          "One block for each sequence; grows, or has a fixed capacity.")
+          doc::kContiguous.c_str())
       .def_static(
           "window", &make_window, nb::arg("kwargs"),
           nb::sig(("def window(*, " + options + ", window_left: int, spare: int = 0) -> KvCache")
                       .c_str()),
-          "Keeps the last window_left + 1 keys plus `spare` older ones.")
+          doc::kWindow.c_str())
       .def_static("paged", &make_paged, nb::arg("pool").none(), nb::arg("batch") = 1,
-                  nb::sig("def paged(pool: PagePool, batch: int = 1) -> KvCache"),
-                  "Takes its pages from a pool as it grows, and gives them back.")
+                  nb::sig("def paged(pool: PagePool, batch: int = 1) -> KvCache"), doc::kPaged)
       .def("append", &append, nb::arg("k").none(), nb::arg("v").none() = nb::none(),
            nb::arg("new_lengths").none() = nb::none(),
            nb::sig("def append(self, k: Array, v: Array | None = None, new_lengths: IntegersLike | "
                    "None = None) -> None"),
-           "Appends k [batch, new_len, num_kv_heads, head_dim] and v: all or nothing.")
+           doc::kAppend)
       .def("attention", &cache_attention, nb::arg("q").none(), nb::arg("kwargs"),
            nb::sig(("def attention(self, q: Array, *, " + std::string(kAttentionOptions) +
                     ", out: Array | None = None, return_lse: bool = False, context: Context | None "
                     "= None) -> Any")
                        .c_str()),
-           "ladon.attention() of q over this cache: the queries are its newest tokens.")
+           doc::kCacheAttention)
       .def(
           "truncate",
           [](Cache& self, nb::handle sequence, nb::handle length) {
@@ -261,14 +257,13 @@ void bind_caches(nb::module_& module) {
             changing(self, [&] { self.cache.truncate(index, end); });
           },
           nb::arg("sequence"), nb::arg("length"),
-          nb::sig("def truncate(self, sequence: int, length: int) -> None"),
-          "Forgets the tokens of a sequence from `length` on.")
+          nb::sig("def truncate(self, sequence: int, length: int) -> None"), doc::kTruncate)
       .def("reset", &reset, nb::arg("sequence").none() = nb::none(),
            nb::sig("def reset(self, sequence: int | None = None) -> None"),
            "Forgets a sequence, or everything.")
       .def("reorder", &reorder, nb::arg("from_"),
            nb::sig("def reorder(self, from_: IntegersLike) -> None"),
-           "Sequence b becomes what sequence from_[b] was (beam search).")
+           "Sequence b becomes a copy of sequence from_[b] (beam search).")
       .def(
           "reserve",
           [](Cache& self, nb::handle length) {
@@ -296,7 +291,7 @@ void bind_caches(nb::module_& module) {
             changing(self, [&] { self.cache.load(context, path); });
           },
           nb::arg("path"), nb::sig("def load(self, path: str | os.PathLike[str]) -> None"),
-          "Becomes what was saved, from a cache of any kind with the same options.")
+          "Replaces the content by what a cache of any kind with the same options has saved.")
       .def(
           "publish_prefix",
           [](Cache& self, nb::handle sequence, nb::handle ids) {
@@ -304,7 +299,7 @@ void bind_caches(nb::module_& module) {
           },
           nb::arg("sequence"), nb::arg("token_ids"),
           nb::sig("def publish_prefix(self, sequence: int, token_ids: IntegersLike) -> None"),
-          "Paged: says which tokens the sequence holds, so that others may find its full pages.")
+          doc::kPublishPrefix)
       .def(
           "adopt_prefix",
           [](Cache& self, nb::handle sequence, nb::handle ids) {
@@ -312,7 +307,7 @@ void bind_caches(nb::module_& module) {
           },
           nb::arg("sequence"), nb::arg("token_ids"),
           nb::sig("def adopt_prefix(self, sequence: int, token_ids: IntegersLike) -> int"),
-          "Paged: gives an empty sequence published pages of these tokens; returns how many.")
+          doc::kAdoptPrefix)
       .def("length", number_of_sequence(&KvCache::length, "KvCache.length"),
            nb::arg("sequence") = 0, nb::sig("def length(self, sequence: int = 0) -> int"),
            "Tokens that the sequence has seen: the position of its next one.")
@@ -328,7 +323,7 @@ void bind_caches(nb::module_& module) {
           nb::arg("framework") = "numpy",
           nb::sig("def keys(self, sequence: int = 0, dtype: DTypeLike | None = None, framework: "
                   "Framework = 'numpy') -> Any"),
-          "The keys that a sequence holds, oldest first: [held, num_kv_heads, head_dim].")
+          doc::kKeys)
       .def(
           "values",
           [](const Cache& self, nb::handle sequence, nb::handle dtype, nb::handle framework) {
@@ -338,7 +333,7 @@ void bind_caches(nb::module_& module) {
           nb::arg("framework") = "numpy",
           nb::sig("def values(self, sequence: int = 0, dtype: DTypeLike | None = None, "
                   "framework: Framework = 'numpy') -> Any"),
-          "The values that a sequence holds: [held, num_kv_heads, value_dim].")
+          doc::kValues)
       .def_prop_ro("kind", [](const Cache& self) { return std::string(self.cache.kind()); })
       .def_prop_ro("device", [](const Cache& self) { return self.cache.device().to_string(); })
       .def_prop_ro(
@@ -352,7 +347,7 @@ void bind_caches(nb::module_& module) {
       .def_prop_ro("window_left", number(&KvCache::window_left))
       .def_ro("capacity", &Cache::capacity,
               "Of a contiguous cache that was given one; 0: it grows.")
-      .def_ro("spare", &Cache::spare, "Of a window: how many older keys it keeps as well.")
+      .def_ro("spare", &Cache::spare, "Of a window: the older keys that it keeps as well.")
       .def(
           "__deepcopy__", [](const Cache& self, nb::handle /*memo*/) { return fork(self); },
           nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> KvCache"))

@@ -132,10 +132,9 @@ void bind_communicator(nb::module_& module) {
   };
   auto made =
       nb::class_<Ranks>(module, "Communicator",
-                        "One rank's end of a group of processes or threads that compute together.")
-          .def("__init__", &make_ranks, nb::arg("group"), nb::arg("deadline") = 60.0,
-               nb::sig("def __init__(self, group: Any, deadline: float = 60.0) -> None"),
-               R"(Over a group that the program has. Every rank of it must make one.
+                        R"(One rank's end of a group of processes or threads that compute together.
+
+Every rank of the group must make one.
 
 Parameters
 ----------
@@ -143,6 +142,8 @@ group : mpi4py.MPI.Comm, torch.distributed.ProcessGroup, ladon.distributed.Engin
     Of MPI a duplicate is used, which lives as long as MPI; of torch.distributed a gloo group of the same ranks.
 deadline : float
     Seconds of the longest wait for other ranks.)")
+          .def("__init__", &make_ranks, nb::arg("group"), nb::arg("deadline") = 60.0,
+               nb::sig("def __init__(self, group: Any, deadline: float = 60.0) -> None"))
           .def_prop_ro("rank", [](const Ranks& self) { return self.end->rank(); })
           .def_prop_ro("size", [](const Ranks& self) { return self.end->size(); })
           .def_prop_ro("deadline",
@@ -160,8 +161,18 @@ deadline : float
               "Counts from 0 again.")
           .def("split", &py_split, nb::arg("color"), nb::arg("key") = 0,
                nb::sig("def split(self, color: int, key: int = 0) -> Communicator"),
-               "Ranks of the same color make a communicator, ordered by key and then by rank. "
-               "Every rank must call it.")
+               R"(Divides the ranks into several communicators. Every rank must call it.
+
+Parameters
+----------
+color : int
+    Ranks of the same color are together.
+key : int
+    They are ordered by it, and then by their rank here.
+
+Returns
+-------
+Communicator)")
           .def(
               "barrier", [](const Ranks& self) { without_gil([&] { barrier(*self.end); }); },
               "Returns when every rank has called it.")
@@ -180,7 +191,19 @@ deadline : float
              nb::arg("deadline") = 60.0,
              nb::sig("def make_thread_communicators(count: int, deadline: float = 60.0) -> "
                      "list[Communicator]"),
-             "Ends for `count` threads of this process, one for each rank.");
+             R"(Communicators for threads of this process.
+
+Parameters
+----------
+count : int
+    Number of ranks.
+deadline : float
+    Seconds of the longest wait for other ranks.
+
+Returns
+-------
+list of Communicator
+    One for each thread.)");
 }
 
 }  // namespace ladon::python

@@ -203,19 +203,25 @@ void bind_device_array(nb::module_& module) {
 void bind_context(nb::module_& module) {
   nb::class_<BoundContext>(
       module, "Context",
-      "The device, threads and kernels that calls use: pass it as `context`. Calls without one run "
-      "where their arrays are: on all CPUs\nwith the fastest kernels, or on a GPU in the order of "
-      "PyTorch's current stream, where it has one, or of CUDA's default stream. Results never "
-      "depend on the number of threads.")
+      R"(The device, threads and kernels of a call, which takes it as `context`.
+
+Calls without a Context run where their arrays are: on all CPUs with the fastest kernels, or on a GPU, on PyTorch's current stream
+where it has one and on CUDA's default stream otherwise.
+
+Parameters
+----------
+num_threads : int
+    0 is one for each CPU. Results never depend on it.
+isa : str, optional
+    A name of list_isas(). Without it the environment variable LADON_ISA decides, or the fastest kernels are used.
+device : optional
+    "cpu", "cuda" or "cuda:1".
+stream : int, torch.cuda.Stream or cupy.cuda.Stream, optional
+    Of a GPU; CUDA's default stream unless given. The Context keeps the object; an integer's owner must keep the stream.)")
       .def(
           "__init__", &make_context,
           nb::sig("def __init__(self, *, num_threads: int = 0, isa: IsaName | None = None, device: "
-                  "DeviceLike = 'cpu', stream: Any = None) -> None"),
-          "num_threads: 0 is one for each CPU. isa: a name of list_isas(); None is LADON_ISA, or "
-          "else the fastest. device: 'cpu', 'cuda' or 'cuda:1'. stream: of a GPU, as an integer, a "
-          "torch.cuda.Stream or a cupy.cuda.Stream, which the Context keeps (the owner of an "
-          "integer "
-          "must keep it); None is CUDA's default stream.")
+                  "DeviceLike = 'cpu', stream: Any = None) -> None"))
       .def_prop_ro("num_threads", [](const BoundContext& self) { return self.num_threads(); })
       .def_prop_ro("isa", [](const BoundContext& self) { return name_of(self.isa()); })
       .def_prop_ro("device", [](const BoundContext& self) { return self.device().to_string(); })
@@ -246,8 +252,28 @@ void bind_context(nb::module_& module) {
               "= 1, num_layers: int = 1, dtype: DTypeLike = 'f32', value_dim: int = 0, "
               "num_kv_heads: int = 0, kv_rank: int = 0, rope_dim: int = 0) -> "
               "list[dict[str, Any]]"),
-      "What the caches of MHA, GQA, MQA and MLA need for one model, side by side: kind, elements, "
-      "bytes, reduction.");
+      R"(The memory that caches of MHA, GQA, MQA and MLA need for one model.
+
+Parameters
+----------
+length : int
+    Tokens of each sequence.
+num_heads, head_dim : int
+    Query heads, and the features of a key.
+batch, num_layers : int
+dtype : optional
+    Of the cache.
+value_dim : int
+    Features of a value; 0 is head_dim.
+num_kv_heads : int
+    Of GQA; 0 leaves it out.
+kv_rank, rope_dim : int
+    Of MLA's latent and rope key; 0 leaves it out.
+
+Returns
+-------
+list of dict
+    With kind, elements, bytes and reduction (compared with MHA).)");
   module.def("alibi_slopes", &slopes, nb::arg("num_heads"),
              nb::sig("def alibi_slopes(num_heads: int) -> list[float]"),
              "The slopes that ALiBi models are trained with.");

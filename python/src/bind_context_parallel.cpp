@@ -158,8 +158,24 @@ void bind_context_parallel(nb::module_& module) {
                "= 'auto', kv_heads_at_once: int = 0, " +
                options + ") -> ContextPlan")
                   .c_str()),
-      "Who owns which tokens, so that ranks have about the same work: of a causal mask each has an "
-      "early and a late part. Every rank makes the same plan from the same options.");
+      R"(Decides who owns which tokens, so that ranks have about the same work.
+
+With a causal mask each rank has an early and a late part. The other options are those of attention(); every rank makes the same
+plan from the same options.
+
+Parameters
+----------
+ranks : int
+query_len, kv_len : int
+    Tokens of all ranks.
+scheme : {"auto", "all_gather", "ring", "ulysses"}
+    How ranks exchange keys and values; "auto" takes what sends fewer bytes.
+kv_heads_at_once : int
+    KV heads that "all_gather" holds at once; 0 chooses.
+
+Returns
+-------
+ContextPlan)");
   module.def(
       "context_parallel_attention", &py_context_parallel_attention, nb::arg("communicator"),
       nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("kwargs"),
@@ -173,7 +189,22 @@ void bind_context_parallel(nb::module_& module) {
 
 q, k, v and the result are this rank's tokens, in the order of its ranges in the plan (take_tokens() picks them). Options are
 those of the whole problem, and mask and bias have the whole's shape. The result has the bits of attention() in one
-process, but for the scheme "ring".)");
+process, but for the scheme "ring".
+
+Parameters
+----------
+communicator : Communicator
+q, k, v : array
+    This rank's tokens.
+plan : ContextPlan
+    From plan_context().
+out, return_lse, context : optional
+    As attention() takes them.
+
+Returns
+-------
+array
+    As attention().)");
   module.def(
       "context_parallel_attention_backward", &py_context_parallel_attention_backward,
       nb::arg("communicator"), nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(),
@@ -187,8 +218,24 @@ process, but for the scheme "ring".)");
                "Array | None = None, dsinks: Array | None = None, context: Context | None = None) "
                "-> AttentionGradients")
                   .c_str()),
-      "attention_backward() over ranks: this rank's part of dq, dk and dv, and all of dbias and "
-      "dsinks. A gradient is wanted on all ranks or on none.");
+      R"(attention_backward() over ranks that each hold some of the tokens.
+
+The other options are those of attention(), for the whole problem.
+
+Parameters
+----------
+communicator : Communicator
+q, k, v, out, lse, dout, dlse : array
+    This rank's tokens.
+plan : ContextPlan
+    That of the forward call.
+wanted, dq, dk, dv, dbias, dsinks : optional
+    As attention_backward() takes them; a gradient is wanted on all ranks or on none.
+
+Returns
+-------
+AttentionGradients
+    This rank's part of dq, dk and dv, and all of dbias and dsinks.)");
 }
 
 }  // namespace ladon::python

@@ -94,18 +94,56 @@ void bind_context_parallel_latent(nb::module_& module) {
 
 x, key and the result are this rank's tokens, in the order of its ranges in the plan (take_tokens() picks them); mask,
 bias, lengths and positions are those of all tokens. Ranks gather latents, not keys and values. The result has the bits of
-the layer in one process.)");
+the layer in one process.
+
+Parameters
+----------
+communicator : Communicator
+layer : LatentAttention
+    The same on every rank.
+x, key : array
+    This rank's tokens. All other options are those of AttentionLayer.forward().
+plan : ContextPlan
+    From plan_context().
+
+Returns
+-------
+array
+    This rank's tokens.)");
   define("context_parallel_forward_training", &py_forward_training, "tuple[Any, SavedForward]",
-         "context_parallel_forward() that also returns what context_parallel_backward() needs.");
-  module.def("context_parallel_backward", &py_backward, nb::arg("communicator"),
-             nb::arg("layer").none(), nb::arg("grad_out").none(), nb::arg("saved").none(),
-             nb::arg("kwargs"),
-             nb::sig("def context_parallel_backward(communicator: Communicator, layer: "
-                     "LatentAttention, grad_out: Array, saved: SavedForward, *, context: Context | "
-                     "None = None) -> tuple[Any, Any, Any]"),
-             "The gradients of this rank's x and key (None where the call had none, and for the "
-             "value); adds to the parameters' gradients those of all tokens, the same on every "
-             "rank.");
+         R"(context_parallel_forward() that also saves what context_parallel_backward() needs.
+
+Parameters
+----------
+communicator, layer, x, key, plan
+    As context_parallel_forward() takes them, with the options of AttentionLayer.forward().
+
+Returns
+-------
+out : array
+saved : SavedForward)");
+  module.def(
+      "context_parallel_backward", &py_backward, nb::arg("communicator"), nb::arg("layer").none(),
+      nb::arg("grad_out").none(), nb::arg("saved").none(), nb::arg("kwargs"),
+      nb::sig("def context_parallel_backward(communicator: Communicator, layer: "
+              "LatentAttention, grad_out: Array, saved: SavedForward, *, context: Context | "
+              "None = None) -> tuple[Any, Any, Any]"),
+      R"(The gradients of this rank's inputs; adds those of all tokens to the parameters' gradients, the same on every rank.
+
+Parameters
+----------
+communicator : Communicator
+layer : LatentAttention
+grad_out : array
+    The gradient of this rank's output.
+saved : SavedForward
+    From context_parallel_forward_training().
+context : Context, optional
+
+Returns
+-------
+dx, dkey, dvalue : array or None
+    None for an input that the call did not have.)");
 }
 
 }  // namespace ladon::python

@@ -296,17 +296,53 @@ summary : dict)");
              nb::arg("kwargs"),
              nb::sig("def reduce_rank(layer: LatentAttention, kv_rank: int = 0, *, calibration: "
                      "Calibration | None = None) -> tuple[LatentAttention, dict[str, Any]]"),
-             "A smaller kv_rank; 0: the numerical rank, exact. Returns the layer and a summary.");
+             R"(Gives a latent layer a smaller kv_rank.
+
+Parameters
+----------
+layer : LatentAttention
+kv_rank : int
+    0 is the numerical rank, which is exact.
+calibration : Calibration, optional
+    What inputs look like; the weights alone decide without it.
+
+Returns
+-------
+layer : LatentAttention
+summary : dict)");
   module.def("refit_output", &py_refit_output, nb::arg("before"), nb::arg("after"),
              nb::arg("inputs"), nb::arg("ridge").none() = nb::none(),
              nb::sig("def refit_output(before: AttentionLayer, after: AttentionLayer, inputs: "
                      "Iterable[Array], ridge: float | None = None) -> None"),
-             "Refits the output projection of `after` to the outputs of `before`, in place.");
+             R"(Refits the output projection of a converted layer, in place.
+
+Parameters
+----------
+before, after : AttentionLayer
+    The layer before and after the conversion.
+inputs : iterable of array
+    Each [seq, embed_dim] or [batch, seq, embed_dim].
+ridge : float, optional
+    Strength with which the projection stays as it is; chosen on some of the sequences unless given.)");
   module.def("compare_layers", &py_compare_layers, nb::arg("before"), nb::arg("after"),
              nb::arg("x").none(), nb::arg("kwargs"),
              nb::sig("def compare_layers(before: AttentionLayer, after: AttentionLayer, x: Array, "
                      "*, head_order: Sequence[int] = ()) -> dict[str, Any]"),
-             "What a conversion lost, on inputs [seq, embed_dim] or [batch, seq, embed_dim].");
+             R"(What a conversion lost.
+
+Parameters
+----------
+before, after : AttentionLayer
+    The layer before and after the conversion.
+x : array [seq, embed_dim] or [batch, seq, embed_dim]
+    Inputs that the conversion has not seen.
+head_order : sequence of int
+    From the conversion's summary, where heads changed places.
+
+Returns
+-------
+dict
+    Relative errors of the output, and the divergence of the attention weights.)");
   module.def(
       "cache_elements",
       [](const Layer& layer) {

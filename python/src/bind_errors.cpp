@@ -1,6 +1,7 @@
 // ladon::Error becomes one of the classes in ladon/_errors.py, by its code.
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cerrno>
 #include <string>
 #include <string_view>
@@ -44,7 +45,7 @@ int errno_in(std::string_view message) {
 }
 
 /// The message with the operation and the argument as Python calls them: "KvCache::save: ..." is
-/// "KvCache.save: ...", and dropout's members are separate keywords.
+/// "KvCache.save: ...", and members of options are keywords.
 std::string in_python(std::string message) {
   const std::size_t end = message.find(": ");
   std::string operation = message.substr(0, end);
@@ -55,11 +56,20 @@ std::string in_python(std::string message) {
   }
   if (end == std::string::npos) return operation;
   std::string rest = message.substr(end);
-  constexpr std::string_view kDropout = ": dropout.";
-  if (rest.starts_with(": dropout.probability:")) {
-    rest.replace(0, std::string_view(": dropout.probability").size(), ": dropout");
-  } else if (rest.starts_with(kDropout)) {
-    rest[kDropout.size() - 1] = '_';
+  // Where the keyword has another name than the member.
+  constexpr std::array<std::array<std::string_view, 2>, 7> kKeywords{{
+      {": dropout.probability:", ": dropout:"},
+      {": dropout.", ": dropout_"},
+      {": format:", ": dtype:"},
+      {": from:", ": from_:"},
+      {": table.", ": "},
+      {": options.rotary_dim:", ": rotary_dim:"},
+      {": device_index:", ": device:"},
+  }};
+  for (const auto& [member, keyword] : kKeywords) {
+    if (!rest.starts_with(member)) continue;
+    rest.replace(0, member.size(), keyword);
+    break;
   }
   return operation + rest;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attention_call.h"
+#include "docstrings.h"
 #include "ladon/error.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
@@ -144,10 +145,7 @@ nb::object copy_layer(const Layer& self) {
 }
 
 void bind_layer_classes(nb::module_& module) {
-  nb::class_<MultiHeadLayer, Layer>(
-      module, "MultiHeadAttention",
-      "MHA, GQA and MQA as one layer with weights, for self- and cross-attention:\n"
-      "out = W_o attention(rope(norm(W_q x)), rope(norm(W_k x)), W_v x) + b_o.")
+  nb::class_<MultiHeadLayer, Layer>(module, "MultiHeadAttention", doc::kMultiHeadAttention)
       .def("__init__", &make_multi_head, nb::arg("kwargs"),
            nb::sig("def __init__(self, *, embed_dim: int, num_heads: int, num_kv_heads: int = 0, "
                    "head_dim: int = 0, key_dim: int = 0, value_input_dim: int = 0, query_bias: "
@@ -159,15 +157,8 @@ void bind_layer_classes(nb::module_& module) {
                    "float = 0.0, window_left: int | None = None, window_right: int | None = None, "
                    "alibi_slopes: Array | Sequence[float] | None = None, sinks: bool = False, "
                    "dropout: float = 0.0, dtype: DTypeLike = 'f32', seed: int = 0, device: "
-                   "DeviceLike = 'cpu') -> None"),
-           R"(Xavier-uniform weights from the seed, zero biases and sinks, unit norms.
-
-Parameters: q_proj.weight, k_proj.weight, v_proj.weight, out_proj.weight, their biases (q_proj.bias, ...), q_norm.weight, k_norm.weight, sinks.
-num_kv_heads: 0 is num_heads (MHA), 1 is MQA, between is GQA. rope: a RopeOptions dict; {} for its defaults.)");
-  nb::class_<LatentLayer, Layer>(module, "LatentAttention",
-                                 "Multi-head latent attention (MLA), as in DeepSeek-V2 and V3. The "
-                                 "cache holds one short latent "
-                                 "for each token.")
+                   "DeviceLike = 'cpu') -> None"));
+  nb::class_<LatentLayer, Layer>(module, "LatentAttention", doc::kLatentAttention)
       .def("__init__", &make_latent, nb::arg("kwargs"),
            nb::sig("def __init__(self, *, embed_dim: int, num_heads: int, kv_rank: int, nope_dim: "
                    "int, query_rank: int = 0, rope_dim: int = 0, value_dim: int = 0, query_bias: "
@@ -176,24 +167,19 @@ num_kv_heads: 0 is num_heads (MHA), 1 is MQA, between is GQA. rope: a RopeOption
                    "False, rope: RopeOptions | None = None, scale: float | None = None, dropout: "
                    "float = 0.0, form: LatentForm = 'auto', dtype: DTypeLike = 'f32', seed: int = "
                    "0, device: "
-                   "DeviceLike = 'cpu') -> None"),
-           R"(Xavier-uniform weights from the seed, zero biases, unit norms.
-
-form: "expanded" makes keys and values of every token, "absorbed" attends to the latents as they are,
-"auto" takes what costs less for a sequence's lengths. Parameters have DeepSeek's names.)")
+                   "DeviceLike = 'cpu') -> None"))
       .def_prop_rw("form", &form_of, &set_form, nb::for_getter(nb::sig("def form(self) -> str")),
                    nb::for_setter(nb::sig("def form(self, form: LatentForm, /) -> None")),
                    "\"auto\", \"expanded\" or \"absorbed\".")
       .def("form_for", &form_for, nb::arg("query_len"), nb::arg("kv_len"),
-           nb::sig("def form_for(self, query_len: int, kv_len: int) -> str"),
-           "The form that query_len new tokens of a sequence of kv_len take.")
+           nb::sig("def form_for(self, query_len: int, kv_len: int) -> str"), doc::kFormFor)
       .def_prop_ro(
           "latent_dim", [](const LatentLayer& self) { return latent(self).latent_dim(); },
-          "Numbers that the cache holds for a token.")
+          "Elements that the cache holds for a token.")
       .def("compress", &compress, nb::arg("x").none(), nb::arg("kwargs"),
            nb::sig("def compress(self, x: Array, *, positions: int | IntegersLike | None = None, "
                    "context: Context | None = None) -> Any"),
-           "x [batch, seq, embed_dim] to latents [batch, seq, latent_dim].")
+           doc::kCompress)
       .def("expand", &expand, nb::arg("latents").none(), nb::arg("kwargs"),
            nb::sig("def expand(self, latents: Array, *, context: Context | None = None) -> "
                    "tuple[Any, Any]"),

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "docstrings.h"
 #include "ladon/error.h"
 #include "ladon/latent_attention.h"
 #include "ladon/multi_head_attention.h"
@@ -83,10 +84,11 @@ nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle v
   arguments.refuse(keywords, cached);
   if (cached) {
     if (!inputs.key.absent() || !inputs.value.absent()) {
-      throw_value_error(keywords.where("key"), "got it alongside a cache, expected it left out");
+      throw_value_error(keywords.where("key"),
+                        "got it together with a cache, expected it left out");
     }
     if (return_weights) {
-      throw_value_error(keywords.where("return_weights"), "got it alongside a cache");
+      throw_value_error(keywords.where("return_weights"), "got it together with a cache");
     }
     return cached_forward(self, inputs.query,
                           object_in<Cache>(cache, keywords.where("cache"), "a ladon.KvCache"),
@@ -251,45 +253,10 @@ void bind_layers(nb::module_& module) {
                            "None, return_weights: bool = "
                            "False, out: Array | None = None, context: Context | None = None) -> "
                            "Any";
-  const char* const forward_doc =
-      R"(The layer's output for x.
-
-Parameters
-----------
-x : array [batch, seq, embed_dim] or [seq, embed_dim]
-key, value : array, optional
-    Inputs for cross-attention. Without value, both keys and values come from key.
-cache : KvCache, optional
-    Appends the new tokens and attends over all that it holds.
-causal : bool, optional
-    In place of the layer's own.
-mask, bias : array, optional
-    As attention() takes them.
-kv_lengths : sequence of int, optional
-    The keys that exist in each sequence; without a cache.
-new_lengths : sequence of int, optional
-    With a cache: how many of the tokens in x each sequence has, where they differ.
-query : array, optional
-    With a cache: attends in place of x, at query_positions (one for each token of x).
-query_positions, key_positions : int or array, optional
-    For rope. 0, 1, 2, ... unless given; with a cache, those of the new tokens.
-dropout_seed : int
-    Draws dropout, where the layer trains and has one.
-return_weights : bool
-    Return the probabilities too, [batch, num_heads, query_len, kv_len]; not with a cache.
-out : array, optional
-    Takes the result.
-context : Context, optional
-    Device, threads and kernels.
-
-Returns
--------
-array
-    Of the shape of x, or (array, weights) with return_weights.)";
   nb::class_<Layer>(module, "AttentionLayer", "What every attention layer offers.")
       .def("forward", &forward, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
            nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
-           nb::sig(("def forward" + call).c_str()), forward_doc)
+           nb::sig(("def forward" + call).c_str()), doc::kForward)
       .def("__call__", &py_forward_call, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
            nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
            nb::sig(("def __call__" + call).c_str()), "forward().")
@@ -298,20 +265,19 @@ array
            nb::sig(("def forward_from(self, x: Array, past: KvCache, *, " + cached +
                     ", context: Context | None = None) -> tuple[Any, KvCache]")
                        .c_str()),
-           "forward() over a cache that is left as it was; returns (out, the new cache).")
+           doc::kForwardFrom)
       .def("forward_training", &forward_training, nb::arg("x").none(),
            nb::arg("key").none() = nb::none(), nb::arg("value").none() = nb::none(),
            nb::arg("kwargs"),
            nb::sig(("def forward_training(" + inputs + ", *, " + uncached +
                     ", context: Context | None = None) -> tuple[Any, SavedForward]")
                        .c_str()),
-           "forward() that also returns what backward() needs.")
+           doc::kForwardTraining)
       .def("backward", &backward, nb::arg("grad_out").none(), nb::arg("saved").none(),
            nb::arg("kwargs"),
            nb::sig("def backward(self, grad_out: Array, saved: SavedForward, *, context: Context | "
                    "None = None) -> tuple[Any, Any, Any]"),
-           "The gradients of x, key and value (None where the call had none); adds to the "
-           "parameters' gradients.")
+           doc::kBackward)
       .def(
           "parameters",
           [](nb::handle_t<Layer> self, nb::handle framework) {
@@ -330,8 +296,7 @@ array
           nb::sig("def gradients(self, framework: Framework = 'numpy') -> dict[str, Any]"),
           "The parameters' gradients by name; they share the layer's memory too.")
       .def("set_parameter", &set_parameter, nb::arg("name").none(), nb::arg("value").none(),
-           nb::sig("def set_parameter(self, name: str, value: Array) -> None"),
-           "Copies a weight in, converting its dtype.")
+           nb::sig("def set_parameter(self, name: str, value: Array) -> None"), doc::kSetParameter)
       .def(
           "zero_grad",
           [](Layer& self) {
@@ -342,15 +307,16 @@ array
       .def(
           "train",
           [](Layer& self, bool training) { changing(self, [&] { self.layer->train(training); }); },
-          nb::arg("training") = true, "Training mode, in which layers are made: dropout acts.")
+          nb::arg("training") = true,
+          "Training mode, which is the default: dropout acts. train(False) is eval().")
       .def(
           "eval", [](Layer& self) { changing(self, [&] { self.layer->eval(); }); },
-          "The opposite of train().")
+          "Evaluation mode, without dropout.")
       .def("cache_options", &cache_options, nb::arg("batch") = 1,
            nb::arg("dtype").none() = nb::none(),
            nb::sig("def cache_options(self, batch: int = 1, dtype: DTypeLike | None = None) -> "
                    "dict[str, Any]"),
-           "What a cache for this layer holds: ``KvCache.contiguous(**layer.cache_options())``.")
+           doc::kCacheOptions)
       .def_prop_ro(
           "options", &layer_options, nb::sig("def options(self) -> dict[str, Any]"),
           "With every default filled in: ``type(layer)(**layer.options)`` is such a layer.")
@@ -360,7 +326,10 @@ array
       .def("copy", &copy_layer, nb::sig("def copy(self) -> Self"),
            "A deep copy: a separate layer with the same weights and gradients.")
       .def(
-          "__deepcopy__", [](const Layer& self, nb::handle /*memo*/) { return copy_layer(self); },
+          "__deepcopy__",
+          [](nb::handle_t<Layer> self, nb::handle memo) {
+            return in_python("deep_copy_layer")(self, memo);
+          },
           nb::arg("memo").none(), nb::sig("def __deepcopy__(self, memo: Any) -> Self"))
       .def(
           "state_dict",
@@ -378,7 +347,7 @@ array
           nb::arg("state"), nb::arg("strict") = true,
           nb::sig("def load_state_dict(self, state: Mapping[str, Array], strict: bool = True) -> "
                   "None"),
-          "Copies weights in by name, all or none; strict: no name may be missing or unknown.")
+          doc::kLoadStateDict)
       .def(
           "__reduce__", [](nb::handle_t<Layer> self) { return in_python("reduce_layer")(self); },
           nb::sig("def __reduce__(self) -> Any"))

@@ -144,42 +144,133 @@ void bind_models(nb::module_& module) {
   module.def("describe_model", &py_describe_model, nb::arg("folder"), nb::arg("kwargs"),
              nb::sig("def describe_model(folder: str | os.PathLike[str], *, ignored_fields: "
                      "Sequence[str] = (), rope_context: int = 0) -> dict[str, Any]"),
-             "A model's attention as its config.json (the folder's, or a file of any name) "
-             "describes it; `layers` has each layer's options.");
+             R"(A model's attention, as its config.json describes it.
+
+Parameters
+----------
+folder : path
+    Of the model, or of a config with any name.
+ignored_fields : sequence of str
+    Fields of the config that are not understood and may be ignored.
+rope_context : int
+    The longest sequence that will come, by which models with dynamic or longrope scaling choose their frequencies.
+
+Returns
+-------
+dict
+    Of the model; `layers` has the options of each layer.)");
   module.def("load_attention", &py_load_attention, nb::arg("folder"), nb::arg("layer_index"),
              nb::arg("kwargs"),
              nb::sig("def load_attention(folder: str | os.PathLike[str], layer_index: int, *, "
                      "dtype: DTypeLike | None = None, ignored_fields: Sequence[str] = (), "
                      "rope_context: int = 0, device: DeviceLike = 'cpu') -> AttentionLayer"),
-             "An attention layer of a published model's folder (config.json and safetensors), in "
-             "eval mode. rope_context: the longest sequence that will come, by which models with "
-             "dynamic or longrope scaling choose their frequencies.");
+             R"(An attention layer of a published model, in eval mode.
+
+Parameters
+----------
+folder : path
+    With config.json and safetensors.
+layer_index : int
+    From 0.
+dtype : optional
+    Of the layer; that of the weights in the file unless given.
+ignored_fields : sequence of str
+    Fields of the config that are not understood and may be ignored.
+rope_context : int
+    The longest sequence that will come, by which models with dynamic or longrope scaling choose their frequencies.
+device : optional
+    "cpu", "cuda" or "cuda:1".
+
+Returns
+-------
+AttentionLayer
+    A MultiHeadAttention or a LatentAttention.)");
   module.def("load_torch_attention", &py_load_torch_attention, nb::arg("path"), nb::arg("kwargs"),
              nb::sig("def load_torch_attention(path: str | os.PathLike[str], *, num_heads: int, "
                      "prefix: str = '', causal: bool = False, dropout: float = 0.0, dtype: "
                      "DTypeLike | None = None, device: DeviceLike = 'cpu') -> AttentionLayer"),
-             "A torch.nn.MultiheadAttention from a safetensors file, in eval mode.");
+             R"(A torch.nn.MultiheadAttention from a safetensors file, in eval mode.
+
+Parameters
+----------
+path : path
+    Of the file.
+num_heads : int
+    Which the file does not tell.
+prefix : str
+    What the tensors' names begin with, such as "encoder.layers.0.self_attn.".
+causal : bool
+    No token sees a later one.
+dropout : float
+    Probability with which a weight is dropped in training.
+dtype : optional
+    Of the layer; that of the weights in the file unless given.
+device : optional
+    "cpu", "cuda" or "cuda:1".
+
+Returns
+-------
+MultiHeadAttention)");
   module.def("attention_tensors", &py_attention_tensors, nb::arg("layer"), nb::arg("family"),
              nb::arg("layer_index"),
              nb::sig("def attention_tensors(layer: AttentionLayer, family: str, layer_index: int) "
                      "-> dict[str, Any]"),
-             "The layer's weights as that family stores them.");
+             R"(The layer's weights as a family of published models stores them.
+
+Parameters
+----------
+layer : AttentionLayer
+family : str
+    One of model_families().
+layer_index : int
+    Of the layer in the model: it is part of the tensors' names.
+
+Returns
+-------
+dict of str to array)");
   module.def("torch_attention_tensors", &py_torch_attention_tensors, nb::arg("layer"),
              nb::arg("prefix") = "",
              nb::sig("def torch_attention_tensors(layer: AttentionLayer, prefix: str = '') -> "
                      "dict[str, Any]"),
-             "The layer's weights under the names of torch.nn.MultiheadAttention.");
+             R"(The layer's weights under the names of torch.nn.MultiheadAttention.
+
+Parameters
+----------
+layer : MultiHeadAttention
+prefix : str
+    What the names begin with.
+
+Returns
+-------
+dict of str to array)");
   module.def("load_safetensors", &py_load_safetensors, nb::arg("path"),
              nb::arg("names").none() = nb::none(),
              nb::sig("def load_safetensors(path: str | os.PathLike[str], names: Sequence[str] | "
                      "None = None) -> dict[str, Any]"),
-             "Tensors of a safetensors file by name: all of them, or those that are named.");
+             R"(Reads tensors of a safetensors file.
+
+Parameters
+----------
+path : path
+names : sequence of str, optional
+    The tensors that are read; all of them unless given.
+
+Returns
+-------
+dict of str to array)");
   module.def(
       "save_safetensors", &py_save_safetensors, nb::arg("path"), nb::arg("tensors").none(),
       nb::arg("metadata").none() = nb::none(),
       nb::sig("def save_safetensors(path: str | os.PathLike[str], tensors: dict[str, Array], "
               "metadata: dict[str, str] | None = None) -> None"),
-      "Writes a safetensors file, whole or not at all.");
+      R"(Writes a safetensors file, completely or not at all.
+
+Parameters
+----------
+path : path
+    Symbolic links are followed; pipes and devices are written to.
+tensors : dict of str to array
+metadata : dict of str to str, optional)");
 }
 
 }  // namespace ladon::python

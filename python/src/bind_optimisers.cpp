@@ -74,7 +74,17 @@ double py_clip_gradients(nb::handle layers_object, nb::handle max_norm) {
 }  // namespace
 
 void bind_optimisers(nb::module_& module) {
-  nb::class_<SgdHolder>(module, "Sgd", "Stochastic gradient descent over one or more layers.")
+  nb::class_<SgdHolder>(module, "Sgd", R"(Stochastic gradient descent over one or more layers.
+
+Parameters
+----------
+layers : AttentionLayer or sequence of AttentionLayer
+    Whose parameters are trained.
+learning_rate : float
+momentum : float
+    Of the running mean of gradients; 0 is off.
+weight_decay : float
+    Factor of the weights that is added to their gradients.)")
       .def("__init__", &make_sgd, nb::arg("layers").none(), nb::arg("kwargs"),
            nb::sig("def __init__(self, layers: AttentionLayer | Sequence[AttentionLayer], *, "
                    "learning_rate: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) "
@@ -83,7 +93,19 @@ void bind_optimisers(nb::module_& module) {
       .def_prop_rw("learning_rate", &learning_rate<SgdHolder>, &set_learning_rate<SgdHolder>,
                    nb::for_setter(nb::arg("rate").none()))
       .def("__repr__", [](const SgdHolder& self) { return describe(self, "Sgd"); });
-  nb::class_<AdamWHolder>(module, "AdamW", "AdamW over one or more layers.")
+  nb::class_<AdamWHolder>(module, "AdamW", R"(AdamW over one or more layers.
+
+Parameters
+----------
+layers : AttentionLayer or sequence of AttentionLayer
+    Whose parameters are trained.
+learning_rate : float
+beta1, beta2 : float
+    Decay of the running means of gradients and of their squares.
+epsilon : float
+    Added to the root of the latter.
+weight_decay : float
+    Share of a weight that a step removes, times learning_rate.)")
       .def("__init__", &make_adamw, nb::arg("layers").none(), nb::arg("kwargs"),
            nb::sig("def __init__(self, layers: AttentionLayer | Sequence[AttentionLayer], *, "
                    "learning_rate: float = 0.001, beta1: float = 0.9, beta2: float = 0.999, "
@@ -98,8 +120,17 @@ void bind_optimisers(nb::module_& module) {
              nb::arg("max_norm").none(),
              nb::sig("def clip_gradients(layers: AttentionLayer | Sequence[AttentionLayer], "
                      "max_norm: float) -> float"),
-             "Scales all gradients so that their joint 2-norm is at most max_norm; returns the "
-             "norm from before.");
+             R"(Scales all gradients so that their joint 2-norm is at most max_norm.
+
+Parameters
+----------
+layers : AttentionLayer or sequence of AttentionLayer
+max_norm : float
+
+Returns
+-------
+float
+    The norm before.)");
 }
 
 }  // namespace ladon::python

@@ -109,7 +109,7 @@ struct Pages {
     if (k_scales.absent() && v_scales.absent()) return;
     const auto scales = [&](const Array& array, const char* name, Slots& slots) {
       if (array.absent() || array.view().dtype() != DType::kF32) {
-        throw_value_error(keywords.where(name), "expected an f32 array alongside the other scales");
+        throw_value_error(keywords.where(name), "expected an f32 array like the other scales");
       }
       slots = slots_of(array.view(), 3, keywords.where(name));
       if (slots.count != view.num_slots || array.view().size(2) != view.num_kv_heads) {
@@ -194,12 +194,12 @@ page_tables : sequence of sequence of int
 lengths : sequence of int
     How many tokens they hold.
 k_scales, v_scales : array [num_pages, page_size, num_kv_heads], optional
-    Of int8 and fp8 pages, in f32.
+    Of int8 and fp8 pages, in f32. All other options are those of attention().
 
 Returns
 -------
 array
-    As attention(), whose other options are taken too.)");
+    As attention().)");
 }
 
 }  // namespace ladon::python

@@ -117,6 +117,8 @@ cos, sin : array, optional
     Precomputed tables, instead of all of these.
 out : array, optional
     Takes the result; may be x itself.
+context : Context, optional
+    Device, threads and kernels; where x is unless given.
 
 Returns
 -------
@@ -124,7 +126,21 @@ array
     Of the shape of x.)");
   module.def("rope_backward", &py_rope_backward, nb::arg("dout").none(), nb::arg("kwargs"),
              nb::sig(("def rope_backward(dout: Array, *, " + options + ") -> Any").c_str()),
-             "The gradient of rope()'s input, given that of its output and the same options.");
+             R"(The gradient of rope()'s input.
+
+The other options are those of the rope() call.
+
+Parameters
+----------
+dout : array [batch, seq, heads, head_dim]
+    The gradient of its output.
+out : array, optional
+    Takes the result; may be dout itself.
+
+Returns
+-------
+array
+    Of the shape of dout.)");
   module.def(
       "make_rope_table", &py_rope_table, nb::arg("max_position").none(),
       nb::arg("rotary_dim").none(), nb::arg("kwargs"),
@@ -132,7 +148,22 @@ array
               "10000.0, scaling: RopeScaling | None = None, frequencies: Array | "
               "Sequence[float] | None = None, magnitude: float = 1.0, dtype: DTypeLike = 'f32') -> "
               "tuple[Any, Any]"),
-      "The tables (cos, sin), [max_position, rotary_dim / 2] each, for positions 0, 1, ...");
+      R"(Tables of cosines and sines for rope().
+
+Parameters
+----------
+max_position : int
+    Rows, for positions 0, 1, ...
+rotary_dim : int
+    Leading elements of a head that are rotated.
+base, scaling, frequencies, magnitude : optional
+    As rope() takes them.
+dtype : optional
+    Of the tables.
+
+Returns
+-------
+cos, sin : array [max_position, rotary_dim / 2])");
 }
 
 }  // namespace ladon::python

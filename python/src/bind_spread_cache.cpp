@@ -121,27 +121,79 @@ void bind_spread_cache(nb::module_& module) {
                           "head_dim: int, batch: int = 1, value_dim: int = 0, values_in_keys: bool "
                           "= False, num_heads: int = 0, mha_dim: int = 0, dtype: DTypeLike = "
                           "'f32', device: DeviceLike = 'cpu', capacity: int = 0) -> SpreadKvCache"),
-                  "With this rank's keys as in KvCache.contiguous(); capacity counts those alone.")
+                  R"(A cache whose part on each rank is a KvCache.contiguous().
+
+Parameters
+----------
+communicator : Communicator
+num_kv_heads, head_dim, batch, value_dim, values_in_keys, num_heads, mha_dim, dtype, device : optional
+    As KvCache.contiguous() takes them.
+capacity : int
+    Counts the keys of this rank alone.
+
+Returns
+-------
+SpreadKvCache)")
       .def_static("paged", &make_paged, nb::arg("communicator"), nb::arg("pool").none(),
                   nb::arg("batch") = 1,
                   nb::sig("def paged(communicator: Communicator, pool: PagePool, batch: int = 1) "
                           "-> SpreadKvCache"),
-                  "With this rank's keys in pages of a pool; 512 must be a multiple of their size.")
+                  R"(A cache whose part on each rank is in pages of a pool.
+
+Parameters
+----------
+communicator : Communicator
+pool : PagePool
+    Of this rank; 512 is a multiple of its page size.
+batch : int
+    Number of sequences.
+
+Returns
+-------
+SpreadKvCache)")
       .def("append", &append, nb::arg("k").none(), nb::arg("v").none() = nb::none(),
            nb::arg("new_lengths").none() = nb::none(),
            nb::sig("def append(self, k: Array, v: Array | None = None, new_lengths: IntegersLike | "
                    "None = None) -> None"),
-           "As KvCache.append(): all or nothing, on all ranks.")
+           R"(Appends new tokens: all or nothing, on all ranks.
+
+Parameters
+----------
+k, v, new_lengths : optional
+    As KvCache.append() takes them.)")
       .def("attention", &attend, nb::arg("q").none(), nb::arg("kwargs"),
            nb::sig(("def attention(self, q: Array, *, " + attention).c_str()),
-           "ladon.attention() of q, the newest tokens, over all ranks' keys. reproducible: the "
-           "same bits for any number of ranks.")
+           R"(attention() of queries, the newest tokens, over the keys of all ranks.
+
+Parameters
+----------
+q : array [batch, query_len, num_heads, head_dim]
+    All other options are those of attention().
+reproducible : bool
+    The same bits for any number of ranks.
+
+Returns
+-------
+array
+    As attention().)")
       .def("append_and_attend", &append_and_attend_to, nb::arg("q").none(), nb::arg("k").none(),
            nb::arg("v").none() = nb::none(), nb::arg("kwargs"),
            nb::sig(("def append_and_attend(self, q: Array, k: Array, v: Array | None = None, *, " +
                     attention)
                        .c_str()),
-           "append() and attention() as one call: where it raises, no rank's cache has changed.")
+           R"(append() and attention() as one call: if it raises, no rank's cache has changed.
+
+Parameters
+----------
+q, k, v : array
+    As attention() and append() take them.
+reproducible : bool
+    The same bits for any number of ranks.
+
+Returns
+-------
+array
+    As attention().)")
       .def(
           "truncate",
           [](SpreadCache& self, nb::handle sequence, nb::handle length) {
@@ -151,7 +203,13 @@ void bind_spread_cache(nb::module_& module) {
           },
           nb::arg("sequence"), nb::arg("length"),
           nb::sig("def truncate(self, sequence: int, length: int) -> None"),
-          "Forgets the tokens of a sequence from `length` on. Every rank must call it.")
+          R"(Removes the last tokens of a sequence. Every rank must call it.
+
+Parameters
+----------
+sequence : int
+length : int
+    The tokens that are kept.)")
       .def(
           "reset", [](SpreadCache& self) { changing(self, [&] { self.cache.reset(); }); },
           "Forgets everything. Every rank must call it.")

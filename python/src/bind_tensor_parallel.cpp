@@ -89,7 +89,7 @@ nb::object forward_latent(nb::handle self_object, nb::handle x_object, nb::handl
   arguments.refuse(keywords, true);
   if (!key.is_none() || !value.is_none()) {
     throw_value_error(keywords.where(key.is_none() ? "value" : "key"),
-                      "got it alongside a cache, expected it left out");
+                      "got it together with a cache, expected it left out");
   }
   const auto& layer = dynamic_cast<const TensorParallelLatentAttention&>(*self.layer);
   Tensor memory;
@@ -216,7 +216,13 @@ void bind_tensor_parallel(nb::module_& module) {
       .def("set_whole_parameter", &set_whole_parameter, nb::arg("name").none(),
            nb::arg("value").none(),
            nb::sig("def set_whole_parameter(self, name: str, value: Array) -> None"),
-           "Copies this rank's rows of a weight of the whole layer. Not collective.")
+           R"(Copies this rank's rows of a weight of the whole layer; ranks may call it at any time.
+
+Parameters
+----------
+name : str
+value : array
+    The whole weight.)")
       .def("set_whole_parameters", &set_whole_parameters, nb::arg("whole").none(),
            nb::sig("def set_whole_parameters(self, whole: AttentionLayer) -> None"),
            "The same for all weights of a layer in one process.")
@@ -225,17 +231,34 @@ void bind_tensor_parallel(nb::module_& module) {
            "A weight of the whole layer, gathered from all ranks, each of which must call it.")
       .def("slice_of", &slice_of, nb::arg("name").none(), nb::arg("rank").none() = nb::none(),
            nb::sig("def slice_of(self, name: str, rank: int | None = None) -> tuple[int, int]"),
-           "The rows (begin, end) of a weight that a rank has: this one unless given.")
+           R"(The rows of a weight that a rank has.
+
+Parameters
+----------
+name : str
+rank : int, optional
+    This one unless given.
+
+Returns
+-------
+begin, end : int)")
       .def("clip_gradients", &clip, nb::arg("max_norm").none(),
            nb::sig("def clip_gradients(self, max_norm: float) -> float"),
            "ladon.clip_gradients() by the norm of the whole layer; returns the norm from before. "
            "Every rank must call it.");
-  nb::class_<ParallelMultiHeadLayer, ParallelLayer>(module, "TensorParallelAttention",
-                                                    "A MultiHeadAttention whose heads ranks share.")
+  nb::class_<ParallelMultiHeadLayer, ParallelLayer>(
+      module, "TensorParallelAttention",
+      R"(A MultiHeadAttention whose heads are divided among ranks.
+
+A new layer has zero weights and norm weights of one.
+
+Parameters
+----------
+communicator : Communicator
+options
+    Those of the whole MultiHeadAttention, without its seed.)")
       .def("__init__", &make_multi_head, nb::arg("communicator"), nb::arg("kwargs"),
-           nb::sig("def __init__(self, communicator: Communicator, **options: Any) -> None"),
-           "With the options of the whole MultiHeadAttention, but its seed: zero weights, unit "
-           "norms.");
+           nb::sig("def __init__(self, communicator: Communicator, **options: Any) -> None"));
   const std::string latent_call =
       "(self, x: Array, key: Array | None = None, value: Array | None = None, *, cache: KvCache | "
       "SpreadKvCache | None = None, " +
@@ -244,15 +267,35 @@ void bind_tensor_parallel(nb::module_& module) {
       "= False, reproducible: bool = False, out: Array | None = None, context: Context | None = "
       "None) -> Any";
   const char* const latent_doc =
-      "As AttentionLayer.forward(). The cache may be a SpreadKvCache over the layer's communicator "
-      "(``SpreadKvCache.contiguous(ranks, **layer.cache_options())``), of which each rank holds "
-      "some of the latents; reproducible is for that alone: the same bits for any number of ranks.";
-  nb::class_<ParallelLatentLayer, ParallelLayer>(module, "TensorParallelLatentAttention",
-                                                 "A LatentAttention whose heads ranks share.")
+      R"(AttentionLayer.forward() over ranks.
+
+Parameters
+----------
+x, key, value : array
+    Whole on every rank. All other options are those of AttentionLayer.forward().
+cache : KvCache or SpreadKvCache, optional
+    A SpreadKvCache over the layer's communicator, ``SpreadKvCache.contiguous(ranks, **layer.cache_options())``, holds some of the latents
+    on each rank.
+reproducible : bool
+    With a SpreadKvCache: the same bits for any number of ranks.
+
+Returns
+-------
+array
+    Whole on every rank.)";
+  nb::class_<ParallelLatentLayer, ParallelLayer>(
+      module, "TensorParallelLatentAttention",
+      R"(A LatentAttention whose heads are divided among ranks.
+
+A new layer has zero weights and norm weights of one.
+
+Parameters
+----------
+communicator : Communicator
+options
+    Those of the whole LatentAttention, without its seed.)")
       .def("__init__", &make_latent, nb::arg("communicator"), nb::arg("kwargs"),
-           nb::sig("def __init__(self, communicator: Communicator, **options: Any) -> None"),
-           "With the options of the whole LatentAttention, but its seed: zero weights, unit "
-           "norms.")
+           nb::sig("def __init__(self, communicator: Communicator, **options: Any) -> None"))
       .def("forward", &forward_latent, nb::arg("x").none(), nb::arg("key").none() = nb::none(),
            nb::arg("value").none() = nb::none(), nb::arg("kwargs"),
            nb::sig(("def forward" + latent_call).c_str()), latent_doc)
@@ -266,24 +309,58 @@ void bind_tensor_parallel(nb::module_& module) {
               "os.PathLike[str], layer_index: int, *, dtype: DTypeLike | None = None, "
               "ignored_fields: Sequence[str] = (), rope_context: int = 0, device: DeviceLike = "
               "'cpu') -> TensorParallelLayer"),
-      "load_attention() over ranks, each of which reads its own rows of the weights alone.");
-  module.def("write_tensor_parallel_attention", &py_write, nb::arg("path"), nb::arg("layer").none(),
-             nb::arg("family"), nb::arg("layer_index"),
-             nb::sig("def write_tensor_parallel_attention(path: str | os.PathLike[str], layer: "
-                     "TensorParallelLayer, family: str, layer_index: int) -> None"),
-             "Writes the whole layer's weights, as that family stores them, to a safetensors file: "
-             "rank 0 writes, and every rank must call it.");
-  module.def("save_training", &py_save_training, nb::arg("path"), nb::arg("layer").none(),
-             nb::arg("optimiser").none(),
-             nb::sig("def save_training(path: str | os.PathLike[str], layer: AttentionLayer, "
-                     "optimiser: AdamW) -> None"),
-             "Writes a layer and the state of its optimiser to a safetensors file, which any "
-             "number of ranks can go on from. Every rank must call it.");
+      R"(load_attention() over ranks, each of which reads only its own rows of the weights.
+
+Parameters
+----------
+communicator : Communicator
+folder, layer_index, dtype, ignored_fields, rope_context, device
+    As load_attention() takes them.
+
+Returns
+-------
+TensorParallelLayer)");
+  module.def(
+      "write_tensor_parallel_attention", &py_write, nb::arg("path"), nb::arg("layer").none(),
+      nb::arg("family"), nb::arg("layer_index"),
+      nb::sig("def write_tensor_parallel_attention(path: str | os.PathLike[str], layer: "
+              "TensorParallelLayer, family: str, layer_index: int) -> None"),
+      R"(Writes the whole layer's weights to a safetensors file. Rank 0 writes; every rank must call it.
+
+Parameters
+----------
+path : path
+layer : TensorParallelLayer
+family : str
+    One of model_families(), as which the weights are stored.
+layer_index : int
+    Of the layer in the model: it is part of the tensors' names.)");
+  module.def(
+      "save_training", &py_save_training, nb::arg("path"), nb::arg("layer").none(),
+      nb::arg("optimiser").none(),
+      nb::sig("def save_training(path: str | os.PathLike[str], layer: AttentionLayer, "
+              "optimiser: AdamW) -> None"),
+      R"(Writes a layer and the state of its optimiser to a file, from which any number of ranks can continue. Every rank must call it.
+
+Parameters
+----------
+path : path
+    Of a safetensors file.
+layer : AttentionLayer
+optimiser : AdamW
+    Of this layer alone.)");
   module.def("load_training", &py_load_training, nb::arg("path"), nb::arg("layer").none(),
              nb::arg("optimiser").none(),
              nb::sig("def load_training(path: str | os.PathLike[str], layer: AttentionLayer, "
                      "optimiser: AdamW) -> None"),
-             "Takes up training where save_training() was called.");
+             R"(Continues training where save_training() was called. Every rank must call it.
+
+Parameters
+----------
+path : path
+layer : AttentionLayer
+optimiser : AdamW
+    Of this layer alone.)");
 }
 
 }  // namespace ladon::python

@@ -353,11 +353,11 @@ CachedCall LayerArguments::cached_call() const {
 void LayerArguments::refuse(const Keywords& keywords, bool cached) const {
   const auto refuse_one = [&](const char* name, bool given) {
     if (!given) return;
-    throw_value_error(keywords.where(name),
-                      cached
-                          ? "got it alongside a cache, expected it left out: the cache has its own "
-                            "lengths and positions"
-                          : "got it without a cache, expected it left out");
+    throw_value_error(
+        keywords.where(name),
+        cached ? "got it together with a cache, expected it left out: the cache has its own "
+                 "lengths and positions"
+               : "got it without a cache, expected it left out");
   };
   if (!cached) {
     refuse_one("query", !query.absent());
@@ -366,8 +366,9 @@ void LayerArguments::refuse(const Keywords& keywords, bool cached) const {
   refuse_one("kv_lengths", !kv_lengths.empty());
   refuse_one("key_positions", !key_positions.list.empty() || key_positions.positions.first != 0);
   if (query_positions.positions.first != 0) {
-    throw_value_error(keywords.where("query_positions"),
-                      "got a number alongside a cache, expected a position for each token of x");
+    throw_value_error(
+        keywords.where("query_positions"),
+        "got a number together with a cache, expected a position for each token of x");
   }
 }
 

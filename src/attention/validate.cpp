@@ -137,7 +137,7 @@ void check_cache_layout(const Operation& operation, const KvCacheView& cache, DT
   if (scaled ? !has_scales && cache.num_slots > 0 : has_some) {
     fail(operation, "cache",
          std::string("got dtype ") + name_of(dtype) + (scaled ? " without" : " with") +
-             " scales, expected scales alongside i8 and f8e4m3 and nowhere else");
+             " scales, expected scales with i8 and f8e4m3 only");
   }
   if (cache.value_dim < 1) {
     fail(operation, "cache",
@@ -281,11 +281,12 @@ AttentionSizes check_cache_inputs(const Operation& operation, const ConstTensorV
   check_cache_layout(operation, cache, q.dtype());
   if (!options.kv_lengths.empty() || !options.kv_offsets.empty()) {
     fail(operation, options.kv_lengths.empty() ? "kv_offsets" : "kv_lengths",
-         "got some alongside a cache, expected none because a cache has its own");
+         "got some together with a cache, expected none because a cache has its own");
   }
   if (options.alignment != Alignment::kBottomRight) {
     fail(operation, "alignment",
-         "got another alongside a cache, expected kBottomRight: its newest tokens are the queries");
+         "got another together with a cache, expected kBottomRight: its newest tokens are the "
+         "queries");
   }
   if (!options.query_offsets.empty()) {
     check_packed_batch(operation, q);

@@ -70,7 +70,7 @@ void check_options(const Operation& operation, const AttentionOptions& options,
     }
     if (options.alignment != Alignment::kBottomRight) {
       fail(operation, "position_offset",
-           "got one alongside an alignment of kTopLeft, expected one of them");
+           "got one together with an alignment of kTopLeft, expected one of them");
     }
   }
   if (options.alignment != Alignment::kBottomRight && options.alignment != Alignment::kTopLeft) {

@@ -109,7 +109,7 @@ InputFile::InputFile(std::string_view operation, const std::filesystem::path& pa
     ::close(descriptor_);
     refuse(known && S_ISDIR(status.st_mode)
                ? "got a folder, expected a regular file"
-               : "got something else than a file, expected a regular file");
+               : "got a pipe, device or socket, expected a regular file");
   }
   size_ = static_cast<std::uint64_t>(status.st_size);
 }

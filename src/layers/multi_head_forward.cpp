@@ -34,7 +34,7 @@ CheckedInputs check_inputs(const Operation& operation, const MultiHeadAttentionO
   };
   checked.query = check({"query", inputs.query}, options.embed_dim);
   if (checked.self && checked.own_value) {
-    fail(operation, "key", "got none alongside a value, expected a tensor");
+    fail(operation, "key", "got none with a value, expected a tensor");
   }
   if (checked.self) {
     if (options.key_dim != options.embed_dim || options.value_input_dim != options.embed_dim) {

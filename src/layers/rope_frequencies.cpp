@@ -230,11 +230,11 @@ void check_explicit(std::string_view operation, const RopeOptions& options,
                     std::int64_t rotary_dim) {
   // A base or a scaling in addition to frequencies would silently have no effect.
   if (options.base != RopeOptions{}.base) {
-    fail(operation, "base", "got a base alongside explicit frequencies, expected the default");
+    fail(operation, "base", "got a base together with explicit frequencies, expected the default");
   }
   if (!(options.scaling == RopeScalingOptions{})) {
     fail(operation, "scaling",
-         "got a scaling alongside explicit frequencies, expected the default");
+         "got a scaling together with explicit frequencies, expected the default");
   }
   if (std::cmp_not_equal(options.frequencies.size(), rotary_dim / 2)) {
     fail(operation, "frequencies",

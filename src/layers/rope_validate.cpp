@@ -64,16 +64,16 @@ void check_options(const Names& names, const RopeOptions& options, bool has_tabl
   }
   // What angles come from in addition to a table would silently have no effect.
   if (options.base != RopeOptions{}.base) {
-    fail(names.operation, "base", "got a base alongside a table, expected the default");
+    fail(names.operation, "base", "got a base together with a table, expected the default");
   }
   if (!(options.scaling == RopeScalingOptions{})) {
-    fail(names.operation, "scaling", "got a scaling alongside a table, expected the default");
+    fail(names.operation, "scaling", "got a scaling together with a table, expected the default");
   }
   if (!options.frequencies.empty()) {
-    fail(names.operation, "frequencies", "got frequencies alongside a table, expected none");
+    fail(names.operation, "frequencies", "got frequencies together with a table, expected none");
   }
   if (options.magnitude != 1) {
-    fail(names.operation, "magnitude", "got a magnitude alongside a table, expected 1");
+    fail(names.operation, "magnitude", "got a magnitude together with a table, expected 1");
   }
 }
 
@@ -122,7 +122,7 @@ void check_table(const Names& names, const RopeTable& table, const RopePositions
     check_positions_in_table(names, positions, table.cos.size(0), sizes);
   } else if (positions.first != 0 || !positions.explicit_positions.empty()) {
     fail(names.operation, "positions",
-         "got positions alongside a table with a row for each token, expected the default");
+         "got positions together with a table with a row for each token, expected the default");
   }
 }
 
@@ -142,8 +142,8 @@ void check_positions(std::string_view operation, std::string_view argument,
     return;
   }
   if (positions.first != 0) {
-    refuse(".first",
-           "got " + std::to_string(positions.first) + " alongside an explicit list, expected 0");
+    refuse(".first", "got " + std::to_string(positions.first) +
+                         " together with an explicit list, expected 0");
   }
   if (count != static_cast<std::size_t>(seq) && count != static_cast<std::size_t>(batch * seq)) {
     refuse(".explicit_positions", "got " + std::to_string(count) + " positions, expected " +

@@ -35,7 +35,7 @@ double original_context(ConfigFields& fields, const Outside& outside) {
 /// max_position_embeddings.
 double needed_context(ConfigFields& fields, const Outside& outside) {
   if (outside.context) return *outside.context;
-  fields.refuse("max_position_embeddings", "got none, expected a number alongside the rope's");
+  fields.refuse("max_position_embeddings", "got none, expected a number next to the rope's");
 }
 
 /// The divisors of longrope, one for each pair.
@@ -137,7 +137,7 @@ RopeOptions read_parameters(ConfigFields& fields, const Outside& outside, const 
   const auto base = fields.optional_number("rope_theta");
   if (base && outside.base && *base != *outside.base) {
     fields.refuse("rope_theta", "got " + text_of(*base) + ", expected " + text_of(*outside.base) +
-                                    " as in the rope_theta alongside it");
+                                    " as in the rope_theta next to it");
   }
   rope.base = base.value_or(outside.base.value_or(defaults.base));
   rope.rotary_dim = rotary_dim(fields, "partial_rotary_factor",
@@ -171,7 +171,7 @@ RopeOfType read_rope(ConfigFields& fields, const std::string& path, const RopeCo
   const ConfigValue* const before = fields.optional_value("rope_scaling");
   const ConfigValue* const now = fields.optional_value("rope_parameters");
   if (before != nullptr && now != nullptr) {
-    fields.refuse("rope_parameters", "got it alongside rope_scaling, expected one of them");
+    fields.refuse("rope_parameters", "got it together with rope_scaling, expected one of them");
   }
   RopeOfType result;
   // Windowed layers whose base is a separate field: their rope is a plain one.

@@ -265,7 +265,7 @@ class AttentionErrors : public testing::TestWithParam<Isa> {
                      [&](Call& call) { place(call, at); });
     }
     place(touching, size);
-    EXPECT_NO_THROW(touching.run(context_, operation)) << output << " next to " << other;
+    EXPECT_NO_THROW(touching.run(context_, operation)) << output << " together with " << other;
   }
 
   /// A stride of 0, and strides that let two rows meet in one element.

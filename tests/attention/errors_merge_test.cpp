@@ -215,7 +215,7 @@ TEST(MergeErrors, Overlaps) {
           [&](MergeCall& call) { place(call, size - 1); });
       if (size + input.view(touching).num_elements() > 256) continue;
       place(touching, size);
-      EXPECT_NO_THROW(touching.run()) << output.name << " next to " << input.name;
+      EXPECT_NO_THROW(touching.run()) << output.name << " together with " << input.name;
     }
   }
   expect_refusal(

@@ -203,7 +203,7 @@ TEST_P(AttentionErrors, Numbers) {
       [](Call& call) { call.options.position_offset = -(std::int64_t{1} << 56); });
   expect_refusal(
       kAllOperations,
-      "position_offset: got one alongside an alignment of kTopLeft, expected one of them",
+      "position_offset: got one together with an alignment of kTopLeft, expected one of them",
       [](Call& call) {
         call.options.position_offset = 1;
         call.options.alignment = Alignment::kTopLeft;

@@ -82,15 +82,14 @@ TEST_F(CacheViewErrors, Storage) {
   EXPECT_EQ(message(),
             "attention: cache: got dtype f64, expected a narrower one for queries of f32");
   view_.format = DType::kI8;
-  EXPECT_EQ(message(),
-            "attention: cache: got dtype i8 without scales, expected scales alongside i8 and "
-            "f8e4m3 and nowhere else");
+  EXPECT_EQ(
+      message(),
+      "attention: cache: got dtype i8 without scales, expected scales with i8 and f8e4m3 only");
   view_.format = DType::kF32;
   const float scale = 1;
   view_.k_scales = &scale;
   EXPECT_EQ(message(),
-            "attention: cache: got dtype f32 with scales, expected scales alongside i8 and "
-            "f8e4m3 and nowhere else");
+            "attention: cache: got dtype f32 with scales, expected scales with i8 and f8e4m3 only");
   view_.k_scales = nullptr;
   view_.v = nullptr;
   EXPECT_NE(message().find("attention: cache.v: "), std::string::npos);
@@ -162,19 +161,19 @@ TEST_F(CacheViewErrors, Layout) {
 TEST_F(CacheViewErrors, Options) {
   const std::vector<std::int64_t> two = {1, 1};
   const std::vector<std::int64_t> offsets = {0, 1, 2};
-  EXPECT_EQ(
-      message({.kv_lengths = two}),
-      "attention: kv_lengths: got some alongside a cache, expected none because a cache has its "
-      "own");
-  EXPECT_EQ(
-      message({.kv_offsets = offsets}),
-      "attention: kv_offsets: got some alongside a cache, expected none because a cache has its "
-      "own");
+  EXPECT_EQ(message({.kv_lengths = two}),
+            "attention: kv_lengths: got some together with a cache, expected none because a cache "
+            "has its "
+            "own");
+  EXPECT_EQ(message({.kv_offsets = offsets}),
+            "attention: kv_offsets: got some together with a cache, expected none because a cache "
+            "has its "
+            "own");
   EXPECT_EQ(message({.query_offsets = offsets}),
             "attention: q: got a batch of 2, expected 1 in a packed batch");
   EXPECT_EQ(
       message({.alignment = Alignment::kTopLeft}),
-      "attention: alignment: got another alongside a cache, expected kBottomRight: its newest "
+      "attention: alignment: got another together with a cache, expected kBottomRight: its newest "
       "tokens are the queries");
   const TensorView inside(const_cast<void*>(k_.data()), DType::kF32, {2, 1, 4, 4});
   const std::string overlap = error_of([&] { attention(context_, q_, view_, {}, inside); });

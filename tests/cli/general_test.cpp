@@ -130,6 +130,7 @@ TEST(CliGeneral, Completions) {
   };
   EXPECT_EQ(complete("ladon c", 1), "compare convert check completion\n");
   EXPECT_EQ(complete("ladon completion z", 2), "zsh\n");
+  EXPECT_EQ(complete("ladon help p", 2), "plan\n");
   EXPECT_EQ(complete("ladon check --device c", 3), "cpu cuda\n");
   EXPECT_EQ(complete("ladon plan --co", 2), "--config --context\n");
   EXPECT_EQ(complete("ladon plan --dtype b", 3), "bf16\n");
@@ -140,6 +141,11 @@ TEST(CliGeneral, Completions) {
   EXPECT_EQ(complete("ladon plan --link i", 3), "\n");  // or a latency and a bandwidth
   EXPECT_TRUE(holds(run_ladon({"completion", "zsh"}).out, "#compdef ladon"));
   EXPECT_TRUE(holds(run_ladon({"completion", "zsh"}).out, "'--memory["));
+  EXPECT_TRUE(holds(run_ladon({"completion", "zsh"}).out, "'manual:Print the manual page'"));
+  EXPECT_TRUE(holds(run_ladon({"completion", "zsh"}).out, "'1:shell:(bash zsh fish)'"));
+  EXPECT_TRUE(
+      holds(run_ladon({"completion", "fish"}).out, "_from completion' -f -a 'bash zsh fish'"));
+  EXPECT_TRUE(holds(run_ladon({"completion", "fish"}).out, "_from help' -f -a plan -d "));
   EXPECT_TRUE(holds(run_ladon({"completion", "fish"}).out,
                     "__fish_seen_subcommand_from plan' -l memory -d "));
   EXPECT_EQ(complaint_of({"completion", "bach"}, 2),
@@ -189,6 +195,8 @@ TEST(CliTables, NotesFitEightyColumns) {
        {std::vector<std::string>{"plan", "--model", "gemma-2-9b", "--context", "32k", "--memory",
                                  "24GiB"},
         {"plan", "--model", "llama-3-8b", "--ranks", "4"},
+        {"plan", "--model", "deepseek-v3", "--ranks", "8", "--link", "infiniband"},
+        {"check", "--isa", "baseline"},
         {"compare", "--size", "tiny", "--quick"}}) {
     const Outcome outcome =
         run_ladon(LadonRun{.arguments = command, .environment = {"COLUMNS=80"}});
@@ -203,6 +211,13 @@ TEST(CliTables, ColoursOnATerminalUnlessRefused) {
   EXPECT_FALSE(holds(shell("NO_COLOR=1 TERM=xterm " + run), "\033["));
   EXPECT_FALSE(holds(shell("env -u NO_COLOR TERM=dumb " + run), "\033["));
   EXPECT_FALSE(holds(run_ladon({"plan", "--model", "gpt-2"}).out, "\033["));
+}
+
+TEST(CliTables, RemainingTimeOnATerminal) {
+  // Some seconds: nothing is said in the first.
+  const std::string text =
+      shell("TERM=xterm script -qec '" LADON_PROGRAM " check --isa baseline' /dev/null");
+  EXPECT_TRUE(holds(text, " s left ...")) << text;
 }
 
 TEST(CliGeneral, MistakesAreStatusTwo) {

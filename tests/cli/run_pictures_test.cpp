@@ -118,6 +118,34 @@ TEST_F(CliRun, APageToExploreInABrowser) {
                 static_cast<double>(head[9 * kLength + looks_at]));
   expect(std::string(">") + number.data() + "</td>");
   expect("data-drawn=\"yes\"");
+  // Pointing at a token shows its row and its column; no later token looks at the last one.
+  const std::string pointed =
+      "<script>document.querySelector('[data-token=\"12\"]').dispatchEvent(new PointerEvent("
+      "'pointerover', {bubbles: true}));</script>\n</body>";
+  std::string moved = page;
+  moved.replace(moved.rfind("</body>"), 7, pointed);
+  write_bytes(file("p.html"), moved);
+  dom = dom_of(file("p.html"), "head=4&row=9&column=1");
+  expect("Token 12 “m” looks at");
+  expect("Token 12 “m” is looked at by");
+  const std::size_t token = dom.find("<span title=\"token 12\"");
+  ASSERT_NE(token, std::string::npos);
+  EXPECT_NE(dom.substr(token, dom.find(">m</span>", token) - token).find("class=\"chosen\""),
+            std::string::npos)
+      << dom.substr(token, 200);
+}
+
+TEST_F(CliRun, APageSaysWhereNothingLooksAtAToken) {
+  if (std::system("command -v chromium >/dev/null 2>&1") != 0) GTEST_SKIP() << "no chromium";
+  document_of(arguments({"--weights", file("w.html")}));
+  // As where every weight of a token's column rounds to 0.
+  std::string page = read_bytes(file("w.html"));
+  page.replace(page.rfind("makeThumbnails();"), 17, "cells(0).fill(0); makeThumbnails();");
+  write_bytes(file("z.html"), page);
+  const std::string dom = dom_of(file("z.html"), "head=0&row=3&column=3");
+  EXPECT_NE(dom.find("<table id=\"column\"><tbody><tr><td class=\"none\">nothing: every weight"),
+            std::string::npos)
+      << dom.substr(0, 3000);
 }
 
 }  // namespace

@@ -202,7 +202,7 @@ TEST_F(SafetensorsErrors, WhatIsNoFile) {
       error_of([&] { SafetensorsFile::open(temp_.path()); }, ErrorCode::kIo),
       "SafetensorsFile: " + temp_.path().string() + ": got a folder, expected a regular file");
   EXPECT_EQ(error_of([&] { SafetensorsFile::open("/dev/zero"); }, ErrorCode::kIo),
-            "SafetensorsFile: /dev/zero: got something else than a file, expected a regular file");
+            "SafetensorsFile: /dev/zero: got a pipe, device or socket, expected a regular file");
 }
 
 TEST_F(SafetensorsErrors, MissingTensors) {

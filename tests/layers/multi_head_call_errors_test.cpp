@@ -144,7 +144,7 @@ TEST_F(MultiHeadCallErrors, DtypesAndMemory) {
 
 TEST_F(MultiHeadCallErrors, InputsThatAreMissing) {
   expect_input_refused(kSelf, {.query = x_, .value = value_},
-                       "key: got none alongside a value, expected a tensor");
+                       "key: got none with a value, expected a tensor");
   const std::string needed =
       "key: got none, expected a tensor because key_dim or value_input_dim is not embed_dim";
   expect_input_refused(cross_options(7, 7), {.query = x_}, needed);
@@ -222,7 +222,7 @@ TEST_F(MultiHeadCallErrors, Positions) {
   const std::vector<std::int64_t> three{0, 1, 2};
   expect_call_refused(
       {.key_positions = {.first = 2, .explicit_positions = three}},
-      forward + "key_positions.first: got 2 alongside an explicit list, expected 0");
+      forward + "key_positions.first: got 2 together with an explicit list, expected 0");
 }
 
 TEST_F(MultiHeadCallErrors, PositionsOfASinglePosition) {

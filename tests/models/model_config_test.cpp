@@ -136,7 +136,7 @@ TEST_F(ModelConfig, FieldsOfSeveralNamesAgreeOrAreRefused) {
       refusal(R"({"model_type":"bloom","hidden_size":8,"n_embed":16,"n_head":2,"n_layer":1})"),
       "n_embed: got 16, expected 8 as in hidden_size");
   EXPECT_EQ(refusal(llama(R"("rope_theta":5,"rope_parameters":{"rope_theta":6})")),
-            "rope_parameters.rope_theta: got 6, expected 5 as in the rope_theta alongside it");
+            "rope_parameters.rope_theta: got 6, expected 5 as in the rope_theta next to it");
 }
 
 TEST_F(ModelConfig, MissingFields) {
@@ -242,7 +242,7 @@ TEST_F(ModelConfig, OptionsThatMakeNoLayer) {
     "attn_logit_softcapping":null})"),
             "query_pre_attn_scalar: got 0, expected a positive number");
   EXPECT_EQ(refusal(llama(R"("rope_scaling":{"type":"linear","factor":2},"rope_parameters":{})")),
-            "rope_parameters: got it alongside rope_scaling, expected one of them");
+            "rope_parameters: got it together with rope_scaling, expected one of them");
   EXPECT_EQ(refusal(R"({"model_type":"gpt_bigcode","n_embd":8,"n_head":2,"n_layer":1,
     "num_key_value_heads":2})"),
             "num_key_value_heads: got 2, expected 1 by multi_query");

@@ -239,7 +239,7 @@ def test_bad_arguments():
         distributed.context_parallel_backward(end, latent, x, None)
     shared = distributed.TensorParallelLatentAttention(end, **rank_checks.LATENT)
     spread = distributed.SpreadKvCache.contiguous(end, **shared.cache_options())
-    with pytest.raises(ladon.InvalidArgumentError, match="key: got it alongside a cache"):
+    with pytest.raises(ladon.InvalidArgumentError, match="key: got it together with a cache"):
         shared(x, x, cache=spread)
     with pytest.raises(TypeError, match="reproducible"):
         shared(x, cache=ladon.KvCache.contiguous(**shared.cache_options()), reproducible=True)

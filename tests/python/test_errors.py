@@ -118,6 +118,16 @@ def test_messages_name_keywords():
         ladon.attention(Q, Q, Q, dropout=0.1, dropout_first_key=-1)
 
 
+def test_messages_name_keywords_of_caches_and_rope():
+    options = dict(num_kv_heads=1, head_dim=4)
+    with pytest.raises(ladon.InvalidArgumentError, match="^KvCache.contiguous: dtype: got i32, "):
+        ladon.KvCache.contiguous(**options, dtype="i32")
+    with pytest.raises(ladon.InvalidArgumentError, match="^KvCache.reorder: from_: got 4 "):
+        ladon.KvCache.contiguous(**options).reorder([4])
+    with pytest.raises(ladon.InvalidArgumentError, match="^rope: sin: got none, "):
+        ladon.rope(Q, cos=np.ones((3, 2), np.float32))
+
+
 def test_objects_that_were_never_made():
     for kind in (ladon.KvCache, ladon.SavedForward):
         with pytest.raises(TypeError):

@@ -212,7 +212,7 @@ def test_queries_of_their_own(make, random):
         layer(x, key=random(3, 1, 24))
     with pytest.raises(ladon.InvalidArgumentError, match="query: got it without a cache"):
         layer(x, query=query)
-    with pytest.raises(ladon.InvalidArgumentError, match="query_positions: got a number alongside a cache"):
+    with pytest.raises(ladon.InvalidArgumentError, match="query_positions: got a number together with a cache"):
         layer(x, cache=cache, query=query, query_positions=9)
 
 

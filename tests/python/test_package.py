@@ -1,6 +1,7 @@
 """The package itself: its names, stubs and documentation."""
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import json
@@ -58,6 +59,59 @@ def test_everything_is_documented():
         for name, member in vars(kind).items():
             if callable(member) and not name.startswith("_"):
                 assert member.__doc__, f"{kind.__name__}.{name}"
+
+
+def sections(text):
+    """The parts of a NumPy-style docstring by their titles."""
+    parts = re.split(r"^ *(\w+)\n *-{3,}\n", inspect.cleandoc(text) + "\n", flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+def documented_parameters(text):
+    """Names in the section Parameters, and those of a function to which the text refers."""
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"^(\w[\w, ]*?)(?: :.*)?$", sections(text)["Parameters"], re.M))))
+    for other in (ladon.attention, ladon.rope, ladon.AttentionLayer.forward):
+        if f"{other.__name__}()" in text:
+            named |= set(inspect.signature(other).parameters)
+    return named
+
+
+def callables_of(module):
+    for name in module.__all__:
+        value = getattr(module, name)
+        if isinstance(value, type):
+            if issubclass(value, (Exception, dict, tuple)):
+                continue
+            yield name, value
+            yield from ((f"{name}.{member}", function) for member, function in vars(value).items()
+                        if not member.startswith("_") and (callable(function) or isinstance(function, staticmethod)))
+        elif callable(value):
+            yield name, value
+
+
+@pytest.mark.parametrize("module", ["ladon", "ladon.convert", "ladon.distributed", "ladon.torch"])
+def test_docstrings_are_numpys(module):
+    """Whatever takes more than one argument has a section that names each, and one of what it returns."""
+    if module == "ladon.torch":
+        pytest.importorskip("torch")
+    seen = 0
+    for name, value in callables_of(importlib.import_module(module)):
+        value = getattr(value, "__func__", value)
+        try:
+            signature = inspect.signature(value)
+        except ValueError:
+            continue  # made by other functions
+        names = [n for n, p in signature.parameters.items() if n != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if len([n for n in names if n != "context"]) < 2:
+            continue
+        seen += 1
+        text = value.__doc__ or ""
+        assert "Parameters" in sections(text), f"{name}: {text}"
+        missing = set(names) - documented_parameters(text)
+        assert not missing, f"{name}: {missing}"
+        nothing = isinstance(value, type) or signature.return_annotation in (inspect.Signature.empty, None, "None")
+        assert nothing or "Returns" in sections(text), name
+    assert seen > 2
 
 
 def test_stubs_name_everything():

@@ -37,6 +37,22 @@ def test_layers_pickle_and_deep_copy(layer):
         assert np.any(layer.parameters()[name] != 0)
 
 
+class Derived(ladon.MultiHeadAttention):
+    """A user's layer, with another constructor and an attribute."""
+
+    def __init__(self, width):
+        super().__init__(embed_dim=width, num_heads=2, seed=6)
+        self.notes = ["mine"]
+
+
+def test_derived_layers_keep_their_class_and_attributes():
+    layer = Derived(8)
+    x = np.random.default_rng(1).normal(size=(1, 3, 8)).astype("f4")
+    for again in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert type(again) is Derived and again.notes == ["mine"] and again.notes is not layer.notes
+        np.testing.assert_array_equal(again(x), layer(x))
+
+
 def filled(cache):
     rng = np.random.default_rng(2)
     cache.append(rng.normal(size=(2, 9, 2, 4)).astype("f4"), rng.normal(size=(2, 9, 2, 4)).astype("f4"))
@@ -111,6 +127,10 @@ def test_file_errors_are_oserrors_with_their_number(tmp_path):
     with pytest.raises(ladon.FileError) as bad:
         ladon.load_safetensors(tmp_path / "bad.safetensors")
     assert bad.value.errno is None
+    for error in (missing.value, full.value, bad.value):
+        again = pickle.loads(pickle.dumps(error))  # as processes hand them on
+        assert (type(again), str(again), again.errno) == (type(error), str(error), error.errno)
+        assert (type(error).__module__, type(error).__name__) == ("ladon", "FileError")
 
 
 def test_outputs_follow_links(tmp_path):

@@ -217,12 +217,12 @@ TEST_P(RopeErrors, Frequencies) {
   expect_refusal(
       "frequencies: got -1e+300 at index 3, expected finite numbers whose angles are finite",
       explicitly({1, 2, 3, -1e300}));
-  expect_refusal("base: got a base alongside explicit frequencies, expected the default",
+  expect_refusal("base: got a base together with explicit frequencies, expected the default",
                  [](Call& call) {
                    call.options.frequencies = {1, 2, 3, 4};
                    call.options.base = 5;
                  });
-  expect_refusal("scaling: got a scaling alongside explicit frequencies, expected the default",
+  expect_refusal("scaling: got a scaling together with explicit frequencies, expected the default",
                  [](Call& call) {
                    call.options.frequencies = {1, 2, 3, 4};
                    call.options.scaling.factor = 2;
@@ -247,10 +247,11 @@ TEST_P(RopeErrors, Positions) {
       [](Call& call) {
         call.use_positions({0, 1, 2, 3});
       });
-  expect_refusal("positions.first: got 5 alongside an explicit list, expected 0", [](Call& call) {
-    call.use_positions({0, 1, 2});
-    call.positions.first = 5;
-  });
+  expect_refusal("positions.first: got 5 together with an explicit list, expected 0",
+                 [](Call& call) {
+                   call.use_positions({0, 1, 2});
+                   call.positions.first = 5;
+                 });
   expect_refusal(
       "positions.first: got 9223372036854775806 with 3 tokens, expected positions that fit 64 "
       "bits",
@@ -292,22 +293,24 @@ TEST_P(RopeErrors, Tables) {
     expect_refusal(name + "got memory of cuda:0, expected memory of cpu, where the call runs",
                    spoiled(cos, {memory, DType::kF32, {10, 4}, Device::kCuda}));
   }
-  expect_refusal("base: got a base alongside a table, expected the default", [](Call& call) {
+  expect_refusal("base: got a base together with a table, expected the default", [](Call& call) {
     call.use_table();
     call.options.base = 500000;
   });
-  expect_refusal("frequencies: got frequencies alongside a table, expected none", [](Call& call) {
-    call.use_table();
-    call.options.frequencies = {1, 2, 3, 4};
-  });
-  expect_refusal("magnitude: got a magnitude alongside a table, expected 1", [](Call& call) {
+  expect_refusal("frequencies: got frequencies together with a table, expected none",
+                 [](Call& call) {
+                   call.use_table();
+                   call.options.frequencies = {1, 2, 3, 4};
+                 });
+  expect_refusal("magnitude: got a magnitude together with a table, expected 1", [](Call& call) {
     call.use_table();
     call.options.magnitude = 2;
   });
-  expect_refusal("scaling: got a scaling alongside a table, expected the default", [](Call& call) {
-    call.use_table();
-    call.options.scaling.factor = 8;
-  });
+  expect_refusal("scaling: got a scaling together with a table, expected the default",
+                 [](Call& call) {
+                   call.use_table();
+                   call.options.scaling.factor = 8;
+                 });
 }
 
 TEST_P(RopeErrors, PositionsBeyondTheTable) {
@@ -336,7 +339,8 @@ TEST_P(RopeErrors, PositionsBeyondTheTable) {
     };
   };
   const std::string with_rows =
-      "positions: got positions alongside a table with a row for each token, expected the default";
+      "positions: got positions together with a table with a row for each token, expected the "
+      "default";
   expect_refusal(with_rows, with_token_table([](Call& call) { call.positions.first = 1; }));
   expect_refusal(with_rows, with_token_table([](Call& call) { call.use_positions({0, 1, 2}); }));
 }

@@ -75,7 +75,7 @@ class ElementBackward {
         task, Staging<Scalar>{.data = key_staging_,
                               .dim = params.head_dim,
                               .stride = spread_stride<Scalar>(params.head_dim),
-                              .always = columns_collide<V>(params.k.token_stride, params.k.dtype)});
+                              .always = rows_collide(params.k.token_stride, params.k.dtype)});
     task_values_ =
         load_kv<KvPart::kValues>(task, Staging<Scalar>{value_staging_, params.value_dim});
   }

@@ -188,14 +188,12 @@ inline std::int64_t spread_stride(std::int64_t dim) {
   return round_up(dim, kLine) + (round_up(dim, kLine) / kLine % 2 == 0 ? kLine : 0);
 }
 
-/// Whether a block of rows that is read by columns is better staged. The sets of an L1 on x86-64
-/// repeat after 4 KiB, and it has 8 to 12 ways: of 64 rows a multiple of 2 KiB apart, as the tokens
-/// of most models are, 32 and more compete for each set that they reach, and a line is read from L2
-/// again for every step of columns. That matters where a step is narrow: 3 columns in 16 registers
-/// (AVX2: forward 14 % faster in f32 and f64); with 6 and more the copy costs what it saves.
-template <class V>
-inline bool columns_collide(std::int64_t stride, DType dtype) {
-  return V::kGemmRows < 6 && stride * static_cast<std::int64_t>(size_of(dtype)) % 2048 == 0;
+/// Whether rows at this distance compete for the lines of L1 when they are read by columns. The
+/// sets of an L1 on x86-64 repeat after 4 KiB, and it has 8 to 12 ways: of 64 rows a multiple of 2
+/// KiB apart, as the tokens of most models are, 32 and more meet in each set that they reach, and
+/// lines are read from L2 again for every step of columns.
+inline bool rows_collide(std::int64_t stride, DType dtype) {
+  return stride * static_cast<std::int64_t>(size_of(dtype)) % 2048 == 0;
 }
 
 /// The first `rows` rows of a matrix, `dim` elements of each, in the compute type: in place where
