@@ -160,8 +160,8 @@ inline void dot_rows(std::int64_t rows, std::int64_t dim, FactorRows<V> a, Store
   }
 }
 
-/// One row with kDotKeysOfOneRow keys. Never inlined: beside it GCC 12 allocates registers worse
-/// for more rows (4 rows on AVX2: 5 % slower).
+/// One row with kDotKeysOfOneRow keys. Never inlined: GCC 12 would allocate registers worse for
+/// more rows (4 rows on AVX2: 5 % slower).
 template <class V, DType kStored, class Ahead>
 [[gnu::noinline]] void dot_one_row(std::int64_t dim, FactorRows<V> a, StoredRows b,
                                    SumTarget<V> out, const Ahead& ahead) {

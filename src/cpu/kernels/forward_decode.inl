@@ -18,9 +18,15 @@
 // would take 18; q.k 12 (a quarter of it horizontal sums), the weighted sum 11, the rest of a
 // block 5.
 //
+// Lines are prefetched in the order of memory where a task has all heads (RowsAhead), because each
+// prefetch holds one of a core's few miss buffers until it is served, unless a hardware prefetcher
+// has run ahead: with AVX-512 on Zen 5, 8 KV heads, 8 % less time in bf16 and 6 to 14 % less in
+// int8.
+//
 // Tried and lost: prefetching every second line (half as fast); prefetching a task's first block at
-// once; on AVX2, two rows by four keys (keys converted twice), and weights at any stride (pointers
-// of four rows do not fit the general registers).
+// once; on AVX2, two rows by four keys (keys converted twice), weights at any stride (pointers of
+// four rows do not fit the general registers), 16 bf16 values by one load, a shift and a mask, put
+// in order at the end of a block (1 row 3 % faster, 8 rows 4 % slower), and unrolling q.k by 2.
 #pragma once
 
 #include <cstddef>
