@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/kv_blocks.inl"
 #include "cpu/kernels/score_rules.inl"
 #include "cpu/kernels/stored_rows.inl"
 

@@ -248,9 +248,8 @@ inline constexpr std::int64_t kRowsAtOnce = 8;
 
 /// Quantises up to kRowsAtOnce rows. One with a NaN or an infinity gets a scale of NaN, so that it
 /// reads back as NaN.
-template <DType kFrom>
-inline void quantise_rows(const QuantisedRow* rows, std::int64_t count, std::int64_t dim,
-                          bool is_fp8) {
+template <DType kFrom, DType kTo>
+inline void quantise_rows(const QuantisedRow* rows, std::int64_t count, std::int64_t dim) {
   using Bits = typename ElementBits<kFrom>::Bits;
   Bits tops[kRowsAtOnce];
   for (std::int64_t r = 0; r < count; ++r) {
@@ -259,18 +258,18 @@ inline void quantise_rows(const QuantisedRow* rows, std::int64_t count, std::int
   double largest_values[kRowsAtOnce];
   load_row(tops, kFrom, count, largest_values);
   for (std::int64_t r = 0; r < count; ++r) {
-    *rows[r].scale =
-        scale_of(largest_values[r], largest_quantised(is_fp8 ? DType::kF8E4M3 : DType::kI8));
+    *rows[r].scale = scale_of(largest_values[r], largest_quantised(kTo));
   }
   for (std::int64_t r = 0; r < count; ++r) {
     const float scale = *rows[r].scale;
     const Bits* const from = static_cast<const Bits*>(rows[r].from);
     if (!(scale == scale) || scale == 0) {
-      const int one = is_fp8 ? 0x38 : 1;
-      __builtin_memset(rows[r].to, scale == 0 ? 0 : one, static_cast<std::size_t>(dim));
-    } else if (is_fp8) {
+      constexpr int kOne = kTo == DType::kF8E4M3 ? 0x38 : 1;
+      __builtin_memset(rows[r].to, scale == 0 ? 0 : kOne, static_cast<std::size_t>(dim));
+    } else if constexpr (kTo == DType::kF8E4M3) {
       quantise_row<kFrom>(from, dim, scale, static_cast<unsigned char*>(rows[r].to));
     } else {
+      static_assert(kTo == DType::kI8);
       quantise_row<kFrom>(from, dim, largest_values[r], scale,
                           static_cast<signed char*>(rows[r].to));
     }
@@ -281,22 +280,25 @@ inline void quantise_rows(const QuantisedRow* rows, std::int64_t count, std::int
 class RowQuantiser {
  public:
   RowQuantiser(DType dtype, std::int64_t dim, DType stored)
-      : dtype_(dtype), dim_(dim), is_fp8_(stored == DType::kF8E4M3) {}
+      : dtype_(dtype), dim_(dim), stored_(stored) {}
 
   void add(const QuantisedRow& row) {
     rows_[count_++] = row;
     if (count_ == kRowsAtOnce) finish();
   }
   void finish() {
-    with_float_dtype(dtype_,
-                     [&](auto type) { quantise_rows<type.kDType>(rows_, count_, dim_, is_fp8_); });
+    with_float_dtype(dtype_, [&](auto from) {
+      with_code_dtype(stored_, [&](auto to) {
+        quantise_rows<decltype(from)::kDType, decltype(to)::kDType>(rows_, count_, dim_);
+      });
+    });
     count_ = 0;
   }
 
  private:
   DType dtype_;
   std::int64_t dim_;
-  bool is_fp8_;
+  DType stored_;
   QuantisedRow rows_[kRowsAtOnce];
   std::int64_t count_ = 0;
 };

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/kv_blocks.inl"
 #include "cpu/kernels/tile_products.inl"
 
 namespace ladon::cpu {

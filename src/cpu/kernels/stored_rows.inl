@@ -51,8 +51,7 @@ template <class V, class Function>
 inline void with_stored(DType dtype, const Function& function) {
   constexpr DType kCompute = kDTypeOf<typename V::Scalar>;
   if constexpr (kCompute == DType::kF32) {
-    if (dtype == DType::kI8) return function(StoredAs<DType::kI8>{});
-    if (dtype == DType::kF8E4M3) return function(StoredAs<DType::kF8E4M3>{});
+    if (needs_scale(dtype)) return with_code_dtype(dtype, function);
     if (dtype != kCompute) return with_half_dtype(dtype, function);
   }
   function(StoredAs<kCompute>{});

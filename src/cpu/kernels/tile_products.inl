@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/kernels/convert.inl"
 #include "cpu/kernels/gemm.inl"
+#include "cpu/kernels/kv_blocks.inl"
 #include "cpu/kernels/score_rules.inl"
 #include "cpu/kernels/transpose.inl"
 
