@@ -287,6 +287,7 @@ class RowQuantiser {
     if (count_ == kRowsAtOnce) finish();
   }
   void finish() {
+    if (count_ == 0) return;  // as always where rows are not quantised
     with_float_dtype(dtype_, [&](auto from) {
       with_code_dtype(stored_, [&](auto to) {
         quantise_rows<decltype(from)::kDType, decltype(to)::kDType>(rows_, count_, dim_);
