@@ -96,18 +96,20 @@ inline void dot_registers(std::int64_t dim, FactorRows<V> a, StoredRows b, SumTa
   if (i < dim) {
     add(i, [i, dim](const char* key) { return load_stored_last<Factors, kStored>(key, i, dim); });
   }
-  if constexpr (kKeys == kDotKeysOfOneRow) {
-    static_assert(kRows == 1);
-    Scalar four[4];
+  // Four horizontal sums at a time: of one row, or of two rows with two keys each.
+  if constexpr (kKeys % 4 == 0) {
     LADON_UNROLL
-    for (int k = 0; k < kKeys; k += 4) {
-      store_sums(four, sums[0][k], sums[0][k + 1], sums[0][k + 2], sums[0][k + 3]);
-      put_sums<4>(out.at(0, k), out.accumulate, four);
+    for (int r = 0; r < kRows; ++r) {
+      LADON_UNROLL
+      for (int k = 0; k < kKeys; k += 4) {
+        Scalar four[4];
+        store_sums(four, sums[r][k], sums[r][k + 1], sums[r][k + 2], sums[r][k + 3]);
+        put_sums<4>(out.at(r, k), out.accumulate, four);
+      }
     }
     return;
   }
-  // Four horizontal sums at a time: one row with four keys, or two rows with two.
-  constexpr int kTogether = kKeys == 4 ? 1 : kKeys == 2 ? 2 : kRows + 1;
+  constexpr int kTogether = kKeys == 2 ? 2 : kRows + 1;
   constexpr int kWhole = kRows - kRows % kTogether;
   LADON_UNROLL
   for (int r = 0; r < kWhole; r += kTogether) {

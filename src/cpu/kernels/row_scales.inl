@@ -28,7 +28,7 @@ constexpr double kSteepScore = sizeof(Scalar) == 4 ? 0x1p14 : 0x1p43;
 template <class Scalar>
 constexpr double kScoreRounding = sizeof(Scalar) == 4 ? 0x1p-18 : 0x1p-47;
 
-// Rows between a prefetch and the norm: a norm takes about 20 ns, memory about 100.
+// Keys between a prefetch and the norm: a norm takes about 20 ns, memory about 100.
 inline constexpr std::int64_t kNormsAhead = 8;
 
 /// The running softmax of a tile's rows.
@@ -60,14 +60,10 @@ class RowScalesRun {
     const KeySpan keys{params_, sequence, task.kv_head, 0, sequence.kv_len};
     Scalar largest_norm = 0;
     for (std::int64_t key = 0; key < sequence.kv_len; ++key) {
-      if (key + kNormsAhead < sequence.kv_len) {
-        prefetch_row(params_.k,
-                     sequence.k + (key + kNormsAhead) * params_.k.token_stride +
-                         task.kv_head * params_.k.head_stride,
-                     params_.head_dim);
-      }
-      key_norms_[key] = norm(params_.k, sequence.k + key * params_.k.token_stride +
-                                            task.kv_head * params_.k.head_stride);
+      const std::int64_t ahead = key + kNormsAhead;
+      prefetch_kv<KvPart::kKeys>(keys, ahead, smaller(ahead + 1, keys.end));
+      key_norms_[key] =
+          norm(params_.k, kv_row<KvPart::kKeys>(params_, sequence, task.kv_head, key));
       // Written so that a NaN stays: it may belong to a key that no row sees.
       if (!(key_norms_[key] <= largest_norm)) largest_norm = key_norms_[key];
     }
@@ -80,14 +76,16 @@ class RowScalesRun {
                 .begin = row,
                 .count = smaller(kTileRows<V>, row_count - row)},
                {0, sequence.kv_len});
+      const QueryOperand queries{params_.q, sequence.q, rows_, params_.head_dim};
+      for (std::int64_t r = 0; r < rows_.count; ++r) {
+        prefetch_row(params_.q, queries.start(r), params_.head_dim);
+      }
       bool may_be_steep = false;
       for (std::int64_t r = 0; r < rows_.count; ++r) {
         const double lse = saved_lse(sequence, r);
         // exp(score - inf) makes all weights of a row that sees no key 0.
         store(task, r, lse == -__builtin_inf() ? __builtin_inf() : lse, 1);
-        prefetch_query(task, row + r + kNormsAhead, row_count);
-        query_norms_[r] = norm(params_.q, sequence.q + rows_.token[r] * params_.q.token_stride +
-                                              rows_.head[r] * params_.q.head_stride);
+        query_norms_[r] = norm(params_.q, queries.start(r));
         may_be_steep = may_be_steep || is_steep(sequence, r, lse, largest_norm);
       }
       if (may_be_steep && rows_.some_end != 0) rescale_tile(task, keys);
@@ -95,15 +93,6 @@ class RowScalesRun {
   }
 
  private:
-  void prefetch_query(const RowScalesTask& task, std::int64_t row, std::int64_t row_count) const {
-    if (row >= row_count) return;
-    const std::int64_t head = task.kv_head * params_.group + row % params_.group;
-    prefetch_row(params_.q,
-                 params_.sequences[task.sequence].q + row / params_.group * params_.q.token_stride +
-                     head * params_.q.head_stride,
-                 params_.head_dim);
-  }
-
   Scalar norm(const Operand& operand, std::int64_t start) const {
     load_row(at(operand.data, operand.dtype, start), operand.dtype, params_.head_dim, row_);
     return static_cast<Scalar>(
