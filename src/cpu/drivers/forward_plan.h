@@ -64,6 +64,7 @@ inline SequencePlan plan_sequence(const AttentionParams& params, const Sequence&
 /// Where the heads of a token are contiguous, whole tokens in order are read fastest: 8 of 32 KV
 /// heads at a time gave 24 GB/s, all 32 gave 28, of the 36 of the memory read. A block of 64 tokens
 /// is prefetched while the one before it is worked on, half K and half V, so it must stay in L2.
+/// Streamed tokens need not.
 /// Where the tokens of a head are contiguous, one head is read in order, and several would compete
 /// for the sets of the caches: they are a power of two apart.
 inline std::int64_t most_heads_at_once(const AttentionParams& params, const SequencePlan& plan,
@@ -72,7 +73,9 @@ inline std::int64_t most_heads_at_once(const AttentionParams& params, const Sequ
   constexpr std::int64_t kBlockTokens = 64;
   const std::int64_t bytes = params.head_dim * static_cast<std::int64_t>(size_of(params.k.dtype)) +
                              params.value_dim * static_cast<std::int64_t>(size_of(params.v.dtype));
-  std::int64_t heads = cache_sizes().l2 / (kBlockTokens * bytes);
+  std::int64_t heads = streams_tokens(params, plan.rows)
+                           ? params.num_kv_heads
+                           : cache_sizes().l2 / (kBlockTokens * bytes);
   if (heads > kernels.decode_states / plan.rows) heads = kernels.decode_states / plan.rows;
   if (heads > params.num_kv_heads) heads = params.num_kv_heads;
   return heads < 1 ? 1 : heads;

@@ -23,29 +23,32 @@
 // has run ahead: with AVX-512 on Zen 5, 8 KV heads, 8 % less time in bf16 and 6 to 14 % less in
 // int8.
 //
-// Tried and lost: prefetching every second line (half as fast); prefetching a task's first block at
-// once; on AVX2, two rows by four keys (keys converted twice), weights at any stride (pointers of
-// four rows do not fit the general registers), 16 bf16 values by one load, a shift and a mask, put
-// in order at the end of a block (1 row 3 % faster, 8 rows 4 % slower), and unrolling q.k by 2.
+// With one row for each KV head (multi-head attention) tokens are streamed instead
+// (streams_tokens()): scores of all heads, then values of all heads, both in the order of memory, a
+// few tokens at a time; a block's sums are carried in L1 from one group of tokens to the next. Zen
+// 5, 32 heads, one core: 10 to 16 % less time than with blocks that are prefetched into L2.
+//
+// Tried and lost: streaming without any prefetch (as slow as with blocks: the window of a core does
+// not reach far enough); prefetching every second line (half as fast); prefetching a task's first
+// block at once; on AVX2, two rows by four keys (keys converted twice), weights at any stride
+// (pointers of four rows do not fit the general registers), 16 bf16 values by one load, a shift and
+// a mask, put in order at the end of a block (1 row 3 % faster, 8 rows 4 % slower), and unrolling
+// q.k by 2.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cpu/kernels/block_scales.inl"
-#include "cpu/kernels/dot.inl"
-#include "cpu/kernels/gemm.inl"
-#include "cpu/kernels/key_rows.inl"
+#include "cpu/kernels/element_decode.inl"
 #include "cpu/kernels/softmax.inl"
-#include "cpu/kernels/weighted_rows.inl"
 
 namespace ladon::cpu {
 namespace {
 
-// Most rows of one KV head. Up to here a dot product per row and key (head_dim / lanes FMAs and a
-// horizontal sum) beats a tile whose lanes are mostly empty (head_dim FMAs per key, whatever the
-// number of rows).
-inline constexpr std::int64_t kDecodeRows = 8;
+// Keys whose values are added together where tokens are streamed. With 8 a core reads as fast, but
+// two cores of a Zen 5 together 4 % slower; 16 is 4 to 8 % slower on one too.
+inline constexpr std::int64_t kStreamedKeys = 4;
 // Most rows of all KV heads of a task: their q and their sums, 64 KiB at head_dim 128, share L2
 // with the keys and values that are being prefetched.
 inline constexpr std::int64_t kDecodeStates = 64;
@@ -57,6 +60,7 @@ struct ForwardDecodeScratch {
   std::int64_t value_dim;  // padded to whole vectors
   Scalar* q;               // [state][head_dim], in the layout of Products
   Scalar* out;             // [state][value_dim]
+  Scalar* carried;         // [state][value_dim]: a block's sums, where tokens are streamed
   Scalar* scores;          // [state][kKeyBlock]
   Scalar* extra;           // [kDecodeRows][kKeyBlock]
   Scalar* keep;            // [kDecodeRows][kKeyBlock]
@@ -71,6 +75,7 @@ struct ForwardDecodeScratch {
     const std::int64_t states = smaller(kDecodeStates, params.num_kv_heads * kDecodeRows);
     q = arena.take<Scalar>(states * head_dim);
     out = arena.take<Scalar>(states * value_dim);
+    carried = arena.take<Scalar>(states * value_dim);
     scores = arena.take<Scalar>(states * kKeyBlock);
     extra = arena.take<Scalar>(kDecodeRows * kKeyBlock);
     keep = arena.take<Scalar>(kDecodeRows * kKeyBlock);
@@ -78,102 +83,6 @@ struct ForwardDecodeScratch {
     scales = arena.take<Scalar>(
         BlockScales<V>::size(params, smaller(kDecodeStates, params.num_kv_heads)));
     bytes = arena.used();
-  }
-};
-
-/// One block's weighted sum of values for the rows of one KV head: operands and target.
-template <class V>
-struct WeightedBlock {
-  using Scalar = typename V::Scalar;
-  const AttentionParams& params;
-  const Sequence& sequence;
-  std::int64_t first_kv_head;  // of the task
-  std::int64_t head;           // counted from first_kv_head
-  const KeyRows& keys;
-  std::int64_t rows;
-  RowBlock<const Scalar> weights;  // [row][key]
-  bool masks;                      // some weights may be masked
-  RowsAhead ahead;                 // keys of the next block, to prefetch
-  Scalar* staging;                 // holds a block of values
-  RowBlock<Scalar> out;            // [row][value_dim], padded
-};
-
-/// q.k as dot products with sums of this type.
-template <class Sums>
-struct DotScores {
-  /// How many keys score() takes at a time.
-  static std::int64_t keys_at_once(std::int64_t rows) {
-    return rows == 1 ? kDotKeysOfOneRow : kDotKeys;
-  }
-  /// Scores of size.rows rows and size.width keys, at most keys_at_once(); size.depth is the length
-  /// of a query in factors.
-  template <DType kStored, class Scalar>
-  static void score(ProductSize size, RowBlock<Scalar> q, StoredRows keys, Scalar* scores) {
-    dot_products<Sums, kStored>(
-        size, {reinterpret_cast<const typename Sums::Factor*>(q.data), q.stride}, keys,
-        {reinterpret_cast<typename Sums::Scalar*>(scores), kKeyBlock});
-  }
-};
-
-/// What a kind of products wants to know of a row's weights before it multiplies them: nothing.
-struct NoWeightScale {
-  template <class V>
-  struct Watch {
-    void add(V) {}
-    NoWeightScale result() const { return {}; }
-  };
-};
-
-/// Products of single elements in the compute type. Queries are multiplied by the scale.
-template <class V>
-struct ElementDecode : DotScores<V> {
-  using Scalar = typename V::Scalar;
-  using WeightScale = NoWeightScale;
-  static constexpr bool kScaled = true;  // load_query() multiplies by the scale
-
-  /// Calls function(StoredAs) with the type as which dot products read keys.
-  template <class Function>
-  static void with_keys(DType dtype, const Function& function) {
-    with_stored<V>(dtype, function);
-  }
-  /// The length of a query in factors.
-  static std::int64_t length(std::int64_t head_dim) { return head_dim; }
-  /// Returns the factor that the query's products are to be multiplied by.
-  static Scalar load_query(const AttentionParams& params, std::int64_t start,
-                           std::int64_t padded_dim, Scalar* to) {
-    load_row(at(params.q.data, params.q.dtype, start), params.q.dtype, params.head_dim, to);
-    const Scalar scale = narrow<Scalar>(params.rules.scale);
-    for (std::int64_t i = 0; i < params.head_dim; ++i) to[i] *= scale;
-    for (std::int64_t i = params.head_dim; i < padded_dim; ++i) to[i] = 0;
-    return 1;
-  }
-  /// The scores that score() has stored.
-  static V load_scores(const Scalar* scores) { return load<V>(scores); }
-
-  /// Masked values add nothing, even if they are NaN.
-  static void add_values(const WeightedBlock<V>& block, const WeightScale*) {
-    const std::int64_t dim = block.params.value_dim;
-    const std::int64_t count = block.keys.count;
-    const BlockOperand<V, KvPart::kValues> values(block.params, block.sequence, block.keys,
-                                                  block.first_kv_head, block.staging);
-    with_stored<V>(values.dtype(), [&](auto stored) {
-      constexpr DType kStored = decltype(stored)::kDType;
-      const StoredRows v = values.rows(block.head);
-      if (block.masks && !all_finite<V, kStored>(v, count, dim)) {
-        // The guarded product reads whole vectors, so rows are staged with padding.
-        const std::int64_t width = block.out.stride;
-        const KeySpan span{block.params, block.sequence, block.first_kv_head + block.head,
-                           block.keys.begin, block.keys.begin + count};
-        const RowBlock<const Scalar> staged =
-            load_kv<KvPart::kValues>(span, Staging<Scalar>{block.staging, width});
-        gemm_guarded<V, Layout::kRows, Guard::kMaskedA>(
-            {.rows = block.rows, .width = width, .depth = count}, block.weights, staged,
-            {.data = block.out.data, .stride = width, .accumulate = true});
-        return;
-      }
-      add_weighted_rows(block.rows, ElementValues<V, kStored>{v, count, dim}, {block.weights.data},
-                        block.ahead, block.out);
-    });
   }
 };
 
@@ -197,6 +106,8 @@ class DecodeRows {
       : params_(params),
         task_(task),
         sequence_(params.sequences[task.sequence]),
+        streams_(Products::kStreams && streams_tokens(params, task.row_count) &&
+                 task.kv_head_count >= kStreamedHeads),
         scratch_(params, memory),
         scales_(params, task.kv_head, task.kv_head_count, scratch_.scales) {
     for (Scalar& value : maximum_) value = MathConstants<Scalar>::kLowest;
@@ -216,7 +127,19 @@ class DecodeRows {
       scales_.prefetch(next);
       score(block);
       scales_.load(block);
-      for (std::int64_t head = 0; head < task_.kv_head_count; ++head) weigh(block, next, head);
+      if constexpr (Products::kStreams) {
+        if (streams_) {
+          stream_values(block);
+          continue;
+        }
+      }
+      for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
+        RowsAhead ahead(params_, params_.k, next.k, task_.kv_head_count, params_.head_dim);
+        ahead.start_share(head, next.count);
+        typename Products::WeightScale weight_scales[kDecodeRows];
+        weigh(block, head, weight_scales);
+        Products::add_values(values_of(block, head, rules_.masks(), ahead), weight_scales);
+      }
     }
   }
 
@@ -284,13 +207,18 @@ class DecodeRows {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
                                               scratch_.staging);
     RowsAhead values(params_, params_.v, block.v, task_.kv_head_count, params_.value_dim);
+    const RowsAhead later(params_, params_.k, block.k, task_.kv_head_count, params_.head_dim);
     Products::with_keys(keys.dtype(), [&](auto stored) {
       const std::int64_t step = Products::keys_at_once(task_.row_count);
       for (std::int64_t key = 0; key < block.count; key += step) {
         const std::int64_t count = smaller(step, block.count - key);
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
-          values.move_to(key, head);
-          for (std::int64_t i = 0; i < count; ++i) values.prefetch_next();
+          if (streams_) {
+            later.prefetch_streamed(key, head, step, block.count);
+          } else {
+            values.move_to(key, head);
+            for (std::int64_t i = 0; i < count; ++i) values.prefetch_next();
+          }
           Products::template score<decltype(stored)::kDType>(
               {.rows = task_.row_count,
                .width = count,
@@ -303,8 +231,9 @@ class DecodeRows {
     });
   }
 
-  /// Converts one head's scores to weights and adds the weighted values to its sums.
-  void weigh(const KeyRows& block, const KeyRows& next, std::int64_t head) {
+  /// Converts one head's scores to weights.
+  void weigh(const KeyRows& block, std::int64_t head,
+             typename Products::WeightScale* weight_scales) {
     choose(head);
     const Scalar* const k_scales = scales_.keys(head);
     const Scalar* const v_scales = scales_.values(head);
@@ -312,7 +241,6 @@ class DecodeRows {
         rules_, params_, sequence_, rows_, {block.begin, block.begin + block.count},
         RuleScratch<Scalar>{scratch_.extra, scratch_.keep, {.row_step = kKeyBlock, .key_step = 1}});
     const V scale = broadcast<V>(narrow<Scalar>(params_.rules.scale));
-    typename Products::WeightScale weight_scales[kDecodeRows];
     for (std::int64_t r = 0; r < rows_.count; ++r) {
       const std::int64_t state = state_of(head, r);
       Scalar* const scores = scores_of(head) + r * kKeyBlock;
@@ -340,32 +268,55 @@ class DecodeRows {
       Scalar* out = scratch_.out + state * scratch_.value_dim;
       for (std::int64_t i = 0; i < scratch_.value_dim; ++i) out[i] *= factor;
     }
-    add_values(block, next, head, weight_scales);
   }
 
-  void add_values(const KeyRows& block, const KeyRows& next, std::int64_t head,
-                  const typename Products::WeightScale* weight_scales) {
-    RowsAhead ahead(params_, params_.k, next.k, task_.kv_head_count, params_.head_dim);
-    ahead.start_share(head, next.count);
-    Products::add_values(
-        WeightedBlock<V>{
-            .params = params_,
+  /// Adds the weighted values of all heads in the order in which they are stored.
+  void stream_values(const KeyRows& block) {
+    typename Products::WeightScale weight_scales[kDecodeRows];
+    bool masks = false;
+    for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
+      weigh(block, head, weight_scales);
+      masks = masks || rules_.masks();
+    }
+    const RowsAhead later(params_, params_.v, block.v, task_.kv_head_count, params_.value_dim);
+    if (masks) {  // values may be NaN where they are masked
+      for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
+        Products::add_values(values_of(block, head, true, later), weight_scales);
+      }
+      return;
+    }
+    for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
+      Products::prepare_weights(block.count, scores_of(head));
+    }
+    for (std::int64_t key = 0; key < block.count; key += kStreamedKeys) {
+      const std::int64_t end = smaller(key + kStreamedKeys, block.count);
+      for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
+        later.prefetch_streamed(key, head, kStreamedKeys, block.count);
+        Products::add_value_group(values_of(block, head, false, later), key, end,
+                                  scratch_.carried + head * scratch_.value_dim);
+      }
+    }
+  }
+
+  WeightedBlock<V> values_of(const KeyRows& block, std::int64_t head, bool masks,
+                             const RowsAhead& ahead) const {
+    return {.params = params_,
             .sequence = sequence_,
             .first_kv_head = task_.kv_head,
             .head = head,
             .keys = block,
             .rows = rows_.count,
             .weights = {scores_of(head), kKeyBlock},
-            .masks = rules_.masks(),
+            .masks = masks,
             .ahead = ahead,
             .staging = scratch_.staging,
-            .out = {scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim}},
-        weight_scales);
+            .out = {scratch_.out + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim}};
   }
 
   const AttentionParams& params_;
   const ForwardTask& task_;
   const Sequence& sequence_;
+  const bool streams_;
   const ForwardDecodeScratch<V> scratch_;
   const BlockScales<V> scales_;
   QueryRows rows_;

@@ -183,6 +183,7 @@ struct IntegerDecode : DotScores<typename V::Integers> {
   using Sums = typename V::Integers;
   using WeightScale = WordScale;
   static constexpr bool kScaled = true;
+  static constexpr bool kStreams = false;
 
   static std::int64_t keys_at_once(std::int64_t rows) {
     return Sums::kFoldsKeys ? kFoldedKeys : DotScores<Sums>::keys_at_once(rows);

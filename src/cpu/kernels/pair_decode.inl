@@ -64,6 +64,7 @@ template <class V, class Pairs>
 struct PairDecode : DotScores<Pairs> {
   using WeightScale = NoWeightScale;
   static constexpr bool kScaled = false;  // scale * q would be rounded
+  static constexpr bool kStreams = true;
 
   template <class Function>
   static void with_keys(DType, const Function& function) {
@@ -118,6 +119,20 @@ struct PairDecode : DotScores<Pairs> {
           {.data = block.weights.at(0, key), .stride = block.weights.stride, .count = block.rows},
           {.data = block.out.data, .row_step = 1, .weight_step = block.out.stride});
     }
+  }
+
+  static void prepare_weights(std::int64_t count, float* weights) {
+    for (std::int64_t i = 0; i < count; i += V::kLanes) {
+      round_to_bf16(reinterpret_cast<std::uint16_t*>(weights) + i, load<V>(weights + i));
+    }
+  }
+  static void add_value_group(const WeightedBlock<V>& block, std::int64_t begin, std::int64_t end,
+                              float* carried) {
+    const PairValues<Pairs> values{{block.keys.v, block.head * block.params.v.head_stride * 2},
+                                   block.keys.count,
+                                   block.params.value_dim};
+    add_weighted_group(values, begin, end, {reinterpret_cast<const Pair*>(block.weights.data)},
+                       carried, block.out);
   }
 };
 

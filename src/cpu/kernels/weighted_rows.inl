@@ -75,11 +75,30 @@ struct ElementValues {
   }
 };
 
+/// All steps of a block, and what is prefetched meanwhile.
+struct WholeBlock {
+  static constexpr bool kCarries = false;
+  std::int64_t begin = 0;
+  std::int64_t end;
+  RowsAhead& ahead;
+};
+
+/// Some steps of a block, for one row. Sums of the steps before them are carried in memory, and are
+/// added to out with the last step: the same additions in the same order as for the whole block.
+template <class Values>
+struct StepGroup {
+  static constexpr bool kCarries = true;
+  std::int64_t begin;
+  std::int64_t end;
+  bool last;
+  typename Values::Sums::Scalar* carried;  // [columns], padded to whole vectors
+};
+
 /// kVectors vectors of the columns, from `column` on. Always inlined: it has one caller, and as a
 /// function its setup was 4 % of bf16 decoding.
-template <int kRows, int kVectors, bool kWhole, class Values>
+template <int kRows, int kVectors, bool kWhole, class Values, class Steps>
 [[gnu::always_inline]] inline void weighted_registers(
-    const Values& values, std::int64_t column, WeightRows<Values> weights, RowsAhead& ahead,
+    const Values& values, const Steps& steps, std::int64_t column, WeightRows<Values> weights,
     RowBlock<typename Values::Results::Scalar> out) {
   using V = typename Values::Sums;
   using Factors = typename V::Factors;
@@ -87,13 +106,20 @@ template <int kRows, int kVectors, bool kWhole, class Values>
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     LADON_UNROLL
-    for (int n = 0; n < kVectors; ++n) sums[r][n] = zero<V>();
+    for (int n = 0; n < kVectors; ++n) {
+      sums[r][n] = zero<V>();
+      if constexpr (Steps::kCarries) {
+        if (steps.begin != 0) sums[r][n] = load<V>(steps.carried + column + n * V::kLanes);
+      }
+    }
   }
-  const std::int64_t steps = (values.count + Values::kKeys - 1) / Values::kKeys;
   const std::int64_t width = round_up(values.dim, V::kLanes);
-  for (std::int64_t step = 0; step < steps;) {
-    const std::int64_t end = smaller(step + kAheadKeys / Values::kKeys, steps);
-    ahead.advance((end - step) * kVectors * V::kLanes, steps * width);
+  for (std::int64_t step = steps.begin; step < steps.end;) {
+    std::int64_t end = steps.end;
+    if constexpr (!Steps::kCarries) {
+      end = smaller(step + kAheadKeys / Values::kKeys, end);
+      steps.ahead.advance((end - step) * kVectors * V::kLanes, steps.end * width);
+    }
     for (; step < end; ++step) {
       constexpr int kRegisters = V::kGemmRows >= 6 ? 32 : 16;
       if constexpr (Values::kKeys == 1 && (kRows + 1) * kVectors >= kRegisters) {
@@ -120,6 +146,16 @@ template <int kRows, int kVectors, bool kWhole, class Values>
       }
     }
   }
+  if constexpr (Steps::kCarries) {
+    static_assert(kRows == 1);
+    if (!steps.last) {
+      LADON_UNROLL
+      for (int n = 0; n < kVectors; ++n) {
+        store(steps.carried + column + n * V::kLanes, sums[0][n]);
+      }
+      return;
+    }
+  }
   LADON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     LADON_UNROLL
@@ -138,18 +174,18 @@ template <int kRows, int kVectors, bool kWhole, class Values>
 
 /// kRows rows over the columns from `column` on: kVectors at a time, then half as many; in the end
 /// a vector that is not whole.
-template <int kRows, int kVectors, class Values>
-inline void weighted_columns(const Values& values, WeightRows<Values> weights, RowsAhead& ahead,
+template <int kRows, int kVectors, class Values, class Steps>
+inline void weighted_columns(const Values& values, const Steps& steps, WeightRows<Values> weights,
                              RowBlock<typename Values::Results::Scalar> out,
                              std::int64_t column = 0) {
   constexpr std::int64_t kWidth = kVectors * Values::Sums::kLanes;
   for (; column + kWidth <= values.dim; column += kWidth) {
-    weighted_registers<kRows, kVectors, true>(values, column, weights, ahead, out);
+    weighted_registers<kRows, kVectors, true>(values, steps, column, weights, out);
   }
   if constexpr (kVectors > 1) {
-    weighted_columns<kRows, kVectors / 2>(values, weights, ahead, out, column);
+    weighted_columns<kRows, kVectors / 2>(values, steps, weights, out, column);
   } else if (column < values.dim) {
-    weighted_registers<kRows, 1, false>(values, column, weights, ahead, out);
+    weighted_registers<kRows, 1, false>(values, steps, column, weights, out);
   }
 }
 
@@ -159,8 +195,10 @@ inline void weighted_some_rows(std::int64_t rows, const Values& values, WeightRo
                                RowsAhead ahead, RowBlock<typename Values::Results::Scalar> out) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(values, weights,
-                                                                              ahead, out);
+      const WholeBlock steps{.end = (values.count + Values::kKeys - 1) / Values::kKeys,
+                             .ahead = ahead};
+      weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(values, steps,
+                                                                              weights, out);
     } else {
       weighted_some_rows<kRows - 1>(rows, values, weights, ahead, out);
     }
@@ -179,6 +217,20 @@ template <class Values>
     ahead.count = 0;  // prefetched by the first rows
     r += some;
   }
+}
+
+/// The same sums of one row, in several calls with keys [begin, end) each, in order; `begin` is
+/// even. Prefetches nothing.
+template <class Values>
+[[gnu::noinline]] void add_weighted_group(const Values& values, std::int64_t begin,
+                                          std::int64_t end, WeightRows<Values> weights,
+                                          typename Values::Sums::Scalar* carried,
+                                          RowBlock<typename Values::Results::Scalar> out) {
+  const StepGroup<Values> steps{.begin = begin / Values::kKeys,
+                                .end = (end + Values::kKeys - 1) / Values::kKeys,
+                                .last = end == values.count,
+                                .carried = carried};
+  weighted_columns<1, kWeightedVectors<typename Values::Sums, 1>>(values, steps, weights, out);
 }
 
 }  // namespace
