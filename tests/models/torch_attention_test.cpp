@@ -206,7 +206,7 @@ TEST_F(TorchAttention, Refusals) {
             "tensor \"in_proj_bias\": got [24], expected [72]");
   EXPECT_EQ(error_of([&] { load_torch_attention(host_context(), temp_ / "none", usual); },
                      ErrorCode::kIo),
-            "SafetensorsFile: " + (temp_ / "none").string() +
+            "load_torch_attention: " + (temp_ / "none").string() +
                 ": got \"No such file or directory\", expected a file that can be read");
 
   using Options = MultiHeadAttentionOptions;

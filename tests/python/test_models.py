@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ladon
+import ladon.distributed
 
 CONFIG = {
     "model_type": "llama",
@@ -51,6 +52,23 @@ def test_load(folder, random):
     assert ladon.load_attention(folder, 0, dtype="f64").dtype == "f64"
     with pytest.raises(ladon.Error, match="layer_index"):
         ladon.load_attention(folder, 2)
+
+
+def test_errors_name_the_function_that_was_called(folder, tmp_path):
+    """Not those that it calls in turn."""
+    (ranks,) = ladon.distributed.make_thread_communicators(1)
+    nowhere = folder / "nowhere"
+    for name, call in {
+        "load_attention": lambda path: ladon.load_attention(path, 0),
+        "describe_model": ladon.describe_model,
+        "load_torch_attention": lambda path: ladon.load_torch_attention(path, num_heads=2),
+        "load_tensor_parallel_attention": lambda path: ladon.distributed.load_tensor_parallel_attention(ranks, path, 0),
+    }.items():
+        with pytest.raises(FileNotFoundError, match=f"^{name}: .*nowhere"):
+            call(nowhere)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ladon.FileError, match="^load_attention: .* got neither model.safetensors nor"):
+        ladon.load_attention(folder, 0)
 
 
 def test_refusals(folder):
