@@ -236,8 +236,8 @@ Parameter& AttentionLayer::parameter(std::string_view name) {
 
 void AttentionLayer::set_parameter(const Context& context, std::string_view name,
                                    const ConstTensorView& value) {
-  Parameter& target = parameter(name);
   const std::string operation_name = std::string(type_name()) + "::set_parameter";
+  Parameter& target = as_part_of(operation_name, [&]() -> Parameter& { return parameter(name); });
   const Operation operation(operation_name, context);
   check_device(operation, "layer", device());
   // A weight may come from the host.
