@@ -183,9 +183,9 @@ TEST_F(TorchAttention, Refusals) {
   };
   const TorchAttentionOptions usual{.num_heads = kHeads};
   EXPECT_EQ(refusal(state("", true), {}, ErrorCode::kInvalidArgument),
-            "MultiHeadAttention: num_heads: got 0, expected 1 or more");
+            "load_torch_attention: num_heads: got 0, expected 1 or more");
   EXPECT_EQ(refusal(state("", true), {.num_heads = 5}, ErrorCode::kInvalidArgument),
-            "MultiHeadAttention: num_heads: got 5, expected a divisor of embed_dim = 24 because "
+            "load_torch_attention: num_heads: got 5, expected a divisor of embed_dim = 24 because "
             "head_dim is not given");
   EXPECT_EQ(
       refusal(with(state("", true), "bias_k", {1, 1, kEmbed}), usual, ErrorCode::kUnsupported),
