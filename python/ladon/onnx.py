@@ -29,6 +29,8 @@ except ImportError as missing:
 # qk_matmul_output_mode, as ONNX 1.23 has it; earlier references exchange 1 and 2.
 _STAGES = ("scaled", "softcapped", "masked", "probability")
 
+__all__ = ["LadonBackend", "Model", "is_compatible", "prepare", "run_model", "supports_device"]
+
 
 def _require(operator: str, inputs: Dict[str, Any]) -> None:
     for name, value in inputs.items():
