@@ -78,6 +78,16 @@ struct CachedCall {
   std::span<const std::int64_t> query_positions{};
 };
 
+class LayerOutput;
+struct InputGradientOutputs;
+
+/// Shapes of a call's inputs, as it gave them; of rank 0 for those that it did not have.
+struct InputShapes {
+  Dims query{};
+  Dims key{};
+  Dims value{};
+};
+
 /// What backward needs of a forward call: the inputs, the projections, their attention and its lse.
 /// Linear in the lengths. Belongs to the layer that made it.
 class LADON_API SavedForward {
@@ -86,6 +96,9 @@ class LADON_API SavedForward {
   ~SavedForward();
   SavedForward(SavedForward&&) noexcept;
   SavedForward& operator=(SavedForward&&) noexcept;
+
+  /// Those of the gradients that backward() gives. All of rank 0 when nothing was saved.
+  InputShapes input_shapes() const;
 
   class Impl;
   explicit SavedForward(std::unique_ptr<Impl> impl) noexcept;
@@ -114,6 +127,14 @@ struct InputGradients {
   Tensor value{};
 };
 
+/// The caller's memory for them, which has the inputs' shapes and the layer's dtype; the last
+/// stride is 1, the others are free. A gradient whose view is absent is not computed.
+struct InputGradientViews {
+  TensorView query{};
+  TensorView key{};
+  TensorView value{};
+};
+
 class LADON_API AttentionLayer {
  public:
   virtual ~AttentionLayer();
@@ -134,11 +155,19 @@ class LADON_API AttentionLayer {
   virtual void to(const Context& context);
 
   /// [batch, query_len, embed_dim], or [query_len, embed_dim] where the inputs have no batch.
-  virtual Tensor forward(const Context& context, const LayerInputs& inputs,
-                         const LayerCall& call = {}) const = 0;
+  Tensor forward(const Context& context, const LayerInputs& inputs,
+                 const LayerCall& call = {}) const;
   Tensor forward(const Context& context, const ConstTensorView& x,
                  const LayerCall& call = {}) const {
     return forward(context, LayerInputs{.query = x}, call);
+  }
+  /// Writes `out` instead: shape and dtype of query, memory that is not an input's. Any strides but
+  /// the last, which is 1.
+  void forward(const Context& context, const LayerInputs& inputs, const LayerCall& call,
+               const TensorView& out) const;
+  void forward(const Context& context, const ConstTensorView& x, const LayerCall& call,
+               const TensorView& out) const {
+    forward(context, LayerInputs{.query = x}, call, out);
   }
 
   /// Self-attention of new tokens over a cache: appends their keys and values and writes their
@@ -159,14 +188,21 @@ class LADON_API AttentionLayer {
                                        std::optional<KvFormat> format = {}) const;
 
   /// Forward that also keeps what backward needs. Dropout acts where is_training().
-  virtual TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
-                                           const LayerCall& call = {}) const = 0;
+  TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
+                                   const LayerCall& call = {}) const;
+  /// Writes `out`, as forward() does.
+  SavedForward forward_training(const Context& context, const LayerInputs& inputs,
+                                const LayerCall& call, const TensorView& out) const;
 
   /// Given the gradient of forward_training()'s output, returns those of its inputs and adds to
   /// each parameter's gradient. Throws where the weights have changed since
   /// (Parameter::generation).
-  virtual InputGradients backward(const Context& context, const ConstTensorView& grad_out,
-                                  const SavedForward& saved) = 0;
+  InputGradients backward(const Context& context, const ConstTensorView& grad_out,
+                          const SavedForward& saved);
+  /// Writes the gradients of inputs to the caller's memory, which must not be grad_out's. Where it
+  /// is refused, nothing has been added to any gradient.
+  void backward(const Context& context, const ConstTensorView& grad_out, const SavedForward& saved,
+                const InputGradientViews& gradients);
 
   /// In a fixed order; their addresses do not change while the layer lives where it is.
   std::span<Parameter> named_parameters() noexcept { return parameters_; }
@@ -188,6 +224,12 @@ class LADON_API AttentionLayer {
   bool is_training() const noexcept { return training_; }
 
  protected:
+  /// All forms of forward() without a cache, and of forward_training(), which have `saved` filled.
+  virtual void run_forward(const Context& context, const LayerInputs& inputs, const LayerCall& call,
+                           LayerOutput& out, SavedForward* saved) const = 0;
+  virtual void run_backward(const Context& context, const ConstTensorView& grad_out,
+                            const SavedForward& saved, InputGradientOutputs& gradients) = 0;
+
   AttentionLayer() = default;
   AttentionLayer(const AttentionLayer& other);
   AttentionLayer& operator=(const AttentionLayer& other);

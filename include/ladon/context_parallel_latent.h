@@ -26,11 +26,20 @@ namespace ladon {
 LADON_API Tensor context_parallel_forward(const Context& context, Communicator& communicator,
                                           const LatentAttention& layer, const LayerInputs& inputs,
                                           const ContextPlan& plan, const LayerCall& call = {});
+/// Writes `out`, as AttentionLayer::forward() does.
+LADON_API void context_parallel_forward(const Context& context, Communicator& communicator,
+                                        const LatentAttention& layer, const LayerInputs& inputs,
+                                        const ContextPlan& plan, const LayerCall& call,
+                                        const TensorView& out);
 
 /// The same, and what context_parallel_backward() needs.
 LADON_API TrainingForward context_parallel_forward_training(
     const Context& context, Communicator& communicator, const LatentAttention& layer,
     const LayerInputs& inputs, const ContextPlan& plan, const LayerCall& call = {});
+LADON_API SavedForward context_parallel_forward_training(
+    const Context& context, Communicator& communicator, const LatentAttention& layer,
+    const LayerInputs& inputs, const ContextPlan& plan, const LayerCall& call,
+    const TensorView& out);
 
 /// Gradients of this rank's inputs. Adds to the layer's gradients those of all tokens.
 LADON_API InputGradients context_parallel_backward(const Context& context,
@@ -38,5 +47,10 @@ LADON_API InputGradients context_parallel_backward(const Context& context,
                                                    LatentAttention& layer,
                                                    const ConstTensorView& grad_out,
                                                    const SavedForward& saved);
+/// Writes them to the caller's memory, as AttentionLayer::backward() does.
+LADON_API void context_parallel_backward(const Context& context, Communicator& communicator,
+                                         LatentAttention& layer, const ConstTensorView& grad_out,
+                                         const SavedForward& saved,
+                                         const InputGradientViews& gradients);
 
 }  // namespace ladon

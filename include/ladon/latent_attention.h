@@ -108,14 +108,8 @@ class LADON_API LatentAttention final : public AttentionLayer {
                                std::optional<KvFormat> format = {}) const override;
 
   using AttentionLayer::forward;
-  Tensor forward(const Context& context, const LayerInputs& inputs,
-                 const LayerCall& call = {}) const override;
   void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                const CachedCall& call, const TensorView& out) const override;
-  TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
-                                   const LayerCall& call = {}) const override;
-  InputGradients backward(const Context& context, const ConstTensorView& grad_out,
-                          const SavedForward& saved) override;
 
   /// The steps, for those who want to look. x [batch, seq, embed_dim] to latents [batch, seq,
   /// latent_dim], after norm and rope: c, then the rope key.
@@ -134,6 +128,10 @@ class LADON_API LatentAttention final : public AttentionLayer {
   friend class LatentContextAccess;
 
   LatentAttention(const LatentAttentionOptions& options, std::optional<std::uint64_t> seed);
+  void run_forward(const Context& context, const LayerInputs& inputs, const LayerCall& call,
+                   LayerOutput& out, SavedForward* saved) const override;
+  void run_backward(const Context& context, const ConstTensorView& grad_out,
+                    const SavedForward& saved, InputGradientOutputs& gradients) override;
 
   LatentAttentionOptions options_;
   std::shared_ptr<const Plan> plan_;      // copies share it

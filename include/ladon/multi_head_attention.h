@@ -98,14 +98,8 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
   void to(const Context& context) override;
 
   using AttentionLayer::forward;
-  Tensor forward(const Context& context, const LayerInputs& inputs,
-                 const LayerCall& call = {}) const override;
   void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                const CachedCall& call, const TensorView& out) const override;
-  TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
-                                   const LayerCall& call = {}) const override;
-  InputGradients backward(const Context& context, const ConstTensorView& grad_out,
-                          const SavedForward& saved) override;
 
   class Plan;
   /// For the library's own use.
@@ -114,6 +108,10 @@ class LADON_API MultiHeadAttention final : public AttentionLayer {
 
  private:
   MultiHeadAttention(const MultiHeadAttentionOptions& options, std::optional<std::uint64_t> seed);
+  void run_forward(const Context& context, const LayerInputs& inputs, const LayerCall& call,
+                   LayerOutput& out, SavedForward* saved) const override;
+  void run_backward(const Context& context, const ConstTensorView& grad_out,
+                    const SavedForward& saved, InputGradientOutputs& gradients) override;
 
   MultiHeadAttentionOptions options_;
   Tensor alibi_slopes_;               // where the weights are; absent where there are none

@@ -41,7 +41,7 @@ namespace latent {
 struct LatentHeads;
 }
 
-/// What both layers have in common: weights in slices.
+/// What both layers have in common: weights in slices. LayerCall::weights is not supported.
 class LADON_API TensorParallelLayer : public AttentionLayer {
  public:
   /// Rows [first, first + rows) of the whole parameter that a rank has, and the ranks [first_rank,
@@ -68,13 +68,6 @@ class LADON_API TensorParallelLayer : public AttentionLayer {
   /// other. Collective.
   Tensor whole_parameter(const Context& context, std::string_view name) const;
 
-  using AttentionLayer::forward;
-  /// LayerCall::weights is not supported.
-  Tensor forward(const Context& context, const LayerInputs& inputs,
-                 const LayerCall& call = {}) const final;
-  TrainingForward forward_training(const Context& context, const LayerInputs& inputs,
-                                   const LayerCall& call = {}) const final;
-
   /// clip_gradients() (ladon/optim.h) by the joint norm of the whole layer's gradients: what
   /// several ranks have is counted once. Returns the norm from before. Collective.
   double clip_gradients(const Context& context, double max_norm);
@@ -89,10 +82,6 @@ class LADON_API TensorParallelLayer : public AttentionLayer {
   /// as ranks, or a divisor.
   Parameter& add_parameter(const std::string& name, DType dtype, const Dims& whole,
                            std::int64_t parts);
-
-  /// forward(), and forward_training() where there is `saved` to be filled.
-  virtual Tensor forward_ranks(const Context& context, const LayerInputs& inputs,
-                               const LayerCall& call, SavedForward* saved) const = 0;
 
   std::string description_;  // of the options
 
@@ -128,19 +117,19 @@ class LADON_API TensorParallelAttention final : public TensorParallelLayer {
   DType dtype() const noexcept override { return whole_.dtype; }
   void to(const Context& context) override;
 
-  using TensorParallelLayer::forward;
+  using AttentionLayer::forward;
   /// The cache holds this rank's KV heads (cache_options()). Appended on all ranks or on none.
   void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                const CachedCall& call, const TensorView& out) const override;
   KvCacheOptions cache_options(std::int64_t batch = 1,
                                std::optional<KvFormat> format = {}) const override;
-  InputGradients backward(const Context& context, const ConstTensorView& grad_out,
-                          const SavedForward& saved) override;
 
  private:
   multi_head::LayerHeads own_heads() const;
-  Tensor forward_ranks(const Context& context, const LayerInputs& inputs, const LayerCall& call,
-                       SavedForward* saved) const override;
+  void run_forward(const Context& context, const LayerInputs& inputs, const LayerCall& call,
+                   LayerOutput& out, SavedForward* saved) const override;
+  void run_backward(const Context& context, const ConstTensorView& grad_out,
+                    const SavedForward& saved, InputGradientOutputs& gradients) override;
 
   MultiHeadAttentionOptions whole_;
   MultiHeadAttentionOptions own_;
@@ -172,7 +161,7 @@ class LADON_API TensorParallelLatentAttention final : public TensorParallelLayer
   std::int64_t value_dim() const noexcept override { return whole_.value_dim; }
   DType dtype() const noexcept override { return whole_.dtype; }
 
-  using TensorParallelLayer::forward;
+  using AttentionLayer::forward;
   /// The cache holds all latents. Appended on all ranks or on none.
   void forward(const Context& context, const ConstTensorView& x, KvCache& cache,
                const CachedCall& call, const TensorView& out) const override;
@@ -192,13 +181,13 @@ class LADON_API TensorParallelLatentAttention final : public TensorParallelLayer
                  const CachedCall& call = {}, const SpreadAttentionOptions& spread = {}) const;
   KvCacheOptions cache_options(std::int64_t batch = 1,
                                std::optional<KvFormat> format = {}) const override;
-  InputGradients backward(const Context& context, const ConstTensorView& grad_out,
-                          const SavedForward& saved) override;
 
  private:
   latent::LatentHeads own_heads() const;
-  Tensor forward_ranks(const Context& context, const LayerInputs& inputs, const LayerCall& call,
-                       SavedForward* saved) const override;
+  void run_forward(const Context& context, const LayerInputs& inputs, const LayerCall& call,
+                   LayerOutput& out, SavedForward* saved) const override;
+  void run_backward(const Context& context, const ConstTensorView& grad_out,
+                    const SavedForward& saved, InputGradientOutputs& gradients) override;
 
   LatentAttentionOptions whole_;
   LatentAttentionOptions own_;

@@ -64,6 +64,15 @@ for _kind in (_MissingFileError, _ForbiddenFileError, _FolderError):
     _kind.__name__ = _kind.__qualname__ = "FileError"
 
 
+def as_part_of(operation: str, error: Error) -> Error:
+    """The same error for a function that called the one which raised it: it names the function that the caller knows."""
+    text = str(error)
+    message = operation + text[text.find(": ") :]
+    if isinstance(error, FileError):
+        return file_error(message, error.errno or 0)
+    return type(error)(message)
+
+
 class DeviceError(Error, RuntimeError):
     """A GPU failed; after a fault of a kernel every later call on it says so."""
 

@@ -3,6 +3,7 @@
 import os
 from typing import Any, Dict, List, Optional, Union
 
+from ._errors import Error, as_part_of
 from ._ladon import compare_cache_memory, describe_model
 from ._types import DTypeLike
 
@@ -37,13 +38,16 @@ def plan(
     list of dict
         For each kind its kind, elements, bytes and reduction: the share that it saves against MHA.
     """
-    if model is not None:
-        description = describe_model(model)
-        dtype = dtype or description["dtype"]
-        latent = "kv_rank" in description["layers"][0]
-        for name in ("num_layers", "num_heads", "head_dim") if latent else _SIZES:
-            sizes.setdefault(name, description[name])
-        if latent:
-            for name in ("kv_rank", "rope_dim", "value_dim"):
-                sizes.setdefault(name, description["layers"][0][name])
-    return compare_cache_memory(length=length, batch=batch, dtype=dtype or "bf16", **sizes)
+    try:
+        if model is not None:
+            description = describe_model(model)
+            dtype = dtype or description["dtype"]
+            latent = "kv_rank" in description["layers"][0]
+            for name in ("num_layers", "num_heads", "head_dim") if latent else _SIZES:
+                sizes.setdefault(name, description[name])
+            if latent:
+                for name in ("kv_rank", "rope_dim", "value_dim"):
+                    sizes.setdefault(name, description["layers"][0][name])
+        return compare_cache_memory(length=length, batch=batch, dtype=dtype or "bf16", **sizes)
+    except Error as error:
+        raise as_part_of("plan", error) from None

@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional
 import torch
 from torch import Tensor
 
-from ._torch_operators import _attention, _dense, _packed, draw_seed, rotate
+from ._torch_operators import _attention, _dense, _packed, check_call, draw_seed, rotate
 
 
 def autocast_dtype(tensor: Tensor) -> Optional[torch.dtype]:
@@ -51,7 +51,7 @@ def attention(
     lse : Tensor [batch, num_heads, query_len]
         With return_lse.
     """
-    options.pop("out", None)
+    check_call("attention", q, k, v, bias, sinks, out=options.pop("out", None))
     wanted = autocast_dtype(q)  # as torch's own attention, which autocast runs in its lower precision
     if wanted is not None:
         q, k, v = q.to(wanted), k.to(wanted), v.to(wanted)
@@ -74,7 +74,7 @@ def rope(x: Tensor, **options: Any) -> Tensor:
     Tensor
         Of the shape of x.
     """
-    options.pop("out", None)
+    check_call("rope", x, out=options.pop("out", None))
     spec, arrays = _packed(options, "rope")
     return rotate(x, arrays, spec, False)
 

@@ -70,6 +70,22 @@ def _unpacked(spec: str, arrays: List[Tensor]) -> Dict[str, Any]:
     return options
 
 
+def check_call(operation: str, *tensors: Optional[Tensor], out: Any = None) -> None:
+    """Refuses what would otherwise be lost without a word, or fail deep inside torch."""
+    where = f"ladon.torch.{operation}"
+    if out is not None:
+        raise ValueError(f"{where}: out: got a tensor, expected none: autograd records results that are new")
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._are_functorch_transforms_active():
+        raise _ladon.UnsupportedError(
+            f"{where}: got a call inside a transform of torch.func (vmap, grad, jvp, ...), expected one outside: "
+            "batches are a dimension of the arguments, and gradients are those of backward() and torch.autograd.grad()")
+    if any(t is not None and torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise _ladon.UnsupportedError(f"{where}: got a tensor with a tangent, expected none: Ladon has no "
+                                      "forward-mode differentiation")
+
+
 def draw_seed() -> Tensor:
     """For dropout, by torch's generator. A tensor, so that a compiled graph draws another one in each run."""
     return torch.randint(0, 2**62, ())

@@ -29,6 +29,8 @@ except ImportError as missing:
 # qk_matmul_output_mode, as ONNX 1.23 has it; earlier references exchange 1 and 2.
 _STAGES = ("scaled", "softcapped", "masked", "probability")
 
+__all__ = ["LadonBackend", "Model", "is_compatible", "prepare", "run_model", "supports_device"]
+
 
 def _require(operator: str, inputs: Dict[str, Any]) -> None:
     for name, value in inputs.items():
@@ -196,10 +198,36 @@ class LadonBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: "onnx.ModelProto", device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether prepare() takes the model.
+
+        Parameters
+        ----------
+        model : onnx.ModelProto
+        device : str
+            "CPU" is the one that there is.
+
+        Returns
+        -------
+        bool
+        """
         return cls.supports_device(device) and _refusal(model) is None
 
     @classmethod
     def prepare(cls, model: "onnx.ModelProto", device: str = "CPU", **kwargs: Any) -> Model:
+        """Makes a model ready to run.
+
+        Parameters
+        ----------
+        model : onnx.ModelProto
+            Of Attention and RotaryEmbedding nodes.
+        device : str
+            "CPU" is the one that there is.
+
+        Returns
+        -------
+        Model
+            Its run() takes the inputs.
+        """
         if not cls.supports_device(device):
             raise UnsupportedError(f"ladon.onnx: device: got {device}, expected CPU")
         onnx.checker.check_model(model)
@@ -209,7 +237,36 @@ class LadonBackend(Backend):
         return Model(model)
 
     @classmethod
+    def run_model(cls, model: "onnx.ModelProto", inputs: Any, device: str = "CPU", **kwargs: Any) -> Tuple[Any, ...]:
+        """Runs a model once: ``prepare(model, device).run(inputs)``.
+
+        Parameters
+        ----------
+        model : onnx.ModelProto
+        inputs : sequence or dict of array
+            In the graph's order, or by name.
+        device : str
+            "CPU" is the one that there is.
+
+        Returns
+        -------
+        tuple of numpy.ndarray
+            The graph's outputs in order.
+        """
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
     def supports_device(cls, device: str) -> bool:
+        """Whether models run on a device: True for "CPU".
+
+        Parameters
+        ----------
+        device : str
+
+        Returns
+        -------
+        bool
+        """
         return bool(Device(device).type == DeviceType.CPU)
 
 

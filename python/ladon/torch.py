@@ -34,7 +34,7 @@ from ._torch_functions import (  # noqa: E402
     scaled_dot_product_attention,
 )
 from ._torch_layers import describe, layer_forward  # noqa: E402
-from ._torch_operators import _dense, _packed, attention_weights, draw_seed  # noqa: E402
+from ._torch_operators import _dense, _packed, attention_weights, check_call, draw_seed  # noqa: E402
 
 __all__ = [
     "LatentAttention",
@@ -167,6 +167,7 @@ class Module(nn.Module):
         drops = self.training and self.layer.options["dropout"] > 0 and options.get("cache") is None
         if drops:
             options.setdefault("dropout_seed", int(draw_seed()))
+        check_call(type(self).__name__, *tensors, out=options.get("out") if needs and not plain else None)
         if plain or not needs:
             return layer.forward(_dense(x), _dense(key), _dense(value), **options)
         return _LayerCall.apply(layer, self._gradient_lock, list(named), options, x, key, value, *parameters)

@@ -20,8 +20,8 @@ LatentAttention& attention_of(const LatentLayer& layer) {
   return dynamic_cast<LatentAttention&>(*layer.layer);
 }
 
-/// Reads the arguments that both kinds of forward have, calls run(ranks, layer, inputs, plan, call,
-/// context) without the GIL, and gives its result.
+/// Reads the arguments that both kinds of forward have, calls run(context, ranks, layer, inputs,
+/// plan, call, views of `out` if given) without the GIL, and gives its result.
 template <class Run, class Give>
 nb::object forward_over(const char* name, nb::handle communicator, nb::handle layer_object,
                         nb::handle x, nb::handle key, const nb::kwargs& kwargs, const Run& run,
@@ -33,28 +33,49 @@ nb::object forward_over(const char* name, nb::handle communicator, nb::handle la
   const ContextPlan plan = to_plan(keywords);
   LayerArguments arguments;
   arguments.read(keywords);
+  Array out;
+  keywords.read_output("out", out);
   const BoundContext& context = keywords.context(inputs.query.device());
   keywords.finish();
   arguments.refuse(keywords, false);
-  auto result = reading(layer, [&] {
-    return run(context, *ranks, attention_of(layer), inputs.views(), plan, arguments.call());
+  auto result = with_name_of_x([&] {
+    return reading(layer, [&] {
+      return run(context, *ranks, attention_of(layer), inputs.views(), plan, arguments.call(), out);
+    });
   });
-  return give(std::move(result), inputs.query.framework(), context);
+  return give(out, std::move(result), inputs.query.framework(), context);
 }
 
 nb::object py_forward(nb::handle communicator, nb::handle layer, nb::handle x, nb::handle key,
                       const nb::kwargs& kwargs) {
-  return forward_over("context_parallel_forward", communicator, layer, x, key, kwargs,
-                      &context_parallel_forward,
-                      [](Tensor&& out, Framework framework, const BoundContext& context) {
-                        return to_array(std::move(out), framework, context);
-                      });
+  return forward_over(
+      "context_parallel_forward", communicator, layer, x, key, kwargs,
+      [](const Context& context, Communicator& ranks, const LatentAttention& whole,
+         const LayerInputs& inputs, const ContextPlan& plan, const LayerCall& call,
+         const Array& out) {
+        if (out.absent())
+          return context_parallel_forward(context, ranks, whole, inputs, plan, call);
+        context_parallel_forward(context, ranks, whole, inputs, plan, call, out.writable_view());
+        return Tensor();
+      },
+      &give_result);
 }
 
 nb::object py_forward_training(nb::handle communicator, nb::handle layer, nb::handle x,
                                nb::handle key, const nb::kwargs& kwargs) {
-  return forward_over("context_parallel_forward_training", communicator, layer, x, key, kwargs,
-                      &context_parallel_forward_training, &give_training);
+  return forward_over(
+      "context_parallel_forward_training", communicator, layer, x, key, kwargs,
+      [](const Context& context, Communicator& ranks, const LatentAttention& whole,
+         const LayerInputs& inputs, const ContextPlan& plan, const LayerCall& call,
+         const Array& out) -> TrainingForward {
+        if (out.absent()) {
+          return context_parallel_forward_training(context, ranks, whole, inputs, plan, call);
+        }
+        return {{},
+                context_parallel_forward_training(context, ranks, whole, inputs, plan, call,
+                                                  out.writable_view())};
+      },
+      &give_training);
 }
 
 nb::object py_backward(nb::handle communicator, nb::handle layer_object, nb::handle grad_object,
@@ -66,12 +87,21 @@ nb::object py_backward(nb::handle communicator, nb::handle layer_object, nb::han
   const SavedForward& saved =
       object_in<SavedForward>(saved_object, keywords.where("saved"),
                               "what context_parallel_forward_training() returned second");
+  InputGradientArrays out(keywords);
   const BoundContext& context = keywords.context(grad_out.device());
   keywords.finish();
-  InputGradients gradients = changing(layer, [&] {
-    return context_parallel_backward(context, *ranks, attention_of(layer), grad_out.view(), saved);
-  });
-  return give_gradients(std::move(gradients), grad_out.framework(), context);
+  LatentAttention& whole = attention_of(layer);
+  if (out.given()) {
+    const InputGradientViews views = out.open(context, whole.dtype(), saved);
+    changing(layer, [&] {
+      context_parallel_backward(context, *ranks, whole, grad_out.view(), saved, views);
+    });
+  } else {
+    out.take(changing(layer, [&] {
+      return context_parallel_backward(context, *ranks, whole, grad_out.view(), saved);
+    }));
+  }
+  return out.give(grad_out.framework(), context);
 }
 
 }  // namespace
@@ -81,7 +111,8 @@ void bind_context_parallel_latent(nb::module_& module) {
     return std::string("def ") + name +
            "(communicator: Communicator, layer: LatentAttention, x: Array, key: Array | None = "
            "None, *, plan: ContextPlan, " +
-           kLayerCallOptions + ", context: Context | None = None) -> " + result;
+           kLayerCallOptions + ", out: Array | None = None, context: Context | None = None) -> " +
+           result;
   };
   const auto define = [&](const char* name, auto function, const char* result, const char* doc) {
     module.def(name, function, nb::arg("communicator"), nb::arg("layer").none(),
@@ -105,6 +136,8 @@ x, key : array
     This rank's tokens. All other options are those of AttentionLayer.forward().
 plan : ContextPlan
     From plan_context().
+out : array, optional
+    Takes the result.
 
 Returns
 -------
@@ -115,7 +148,7 @@ array
 
 Parameters
 ----------
-communicator, layer, x, key, plan
+communicator, layer, x, key, plan, out
     As context_parallel_forward() takes them, with the options of AttentionLayer.forward().
 
 Returns
@@ -125,9 +158,11 @@ saved : SavedForward)");
   module.def(
       "context_parallel_backward", &py_backward, nb::arg("communicator"), nb::arg("layer").none(),
       nb::arg("grad_out").none(), nb::arg("saved").none(), nb::arg("kwargs"),
-      nb::sig("def context_parallel_backward(communicator: Communicator, layer: "
-              "LatentAttention, grad_out: Array, saved: SavedForward, *, context: Context | "
-              "None = None) -> tuple[Any, Any, Any]"),
+      nb::sig(("def context_parallel_backward(communicator: Communicator, layer: "
+               "LatentAttention, grad_out: Array, saved: SavedForward, *, " +
+               std::string(kGradientOutputs) +
+               ", context: Context | None = None) -> tuple[Any, Any, Any]")
+                  .c_str()),
       R"(The gradients of this rank's inputs; adds those of all tokens to the parameters' gradients, the same on every rank.
 
 Parameters
@@ -138,6 +173,8 @@ grad_out : array
     The gradient of this rank's output.
 saved : SavedForward
     From context_parallel_forward_training().
+out : tuple of three (array or None), optional
+    As AttentionLayer.backward() takes it.
 context : Context, optional
 
 Returns

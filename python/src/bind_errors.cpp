@@ -71,6 +71,15 @@ std::string in_python(std::string message) {
     rest.replace(0, member.size(), keyword);
     break;
   }
+  // What backward() of layers writes; another output can be named behind the argument.
+  constexpr std::array<std::array<std::string_view, 2>, 3> kOutputs{
+      {{"gradients.query", "out[0]"}, {"gradients.key", "out[1]"}, {"gradients.value", "out[2]"}}};
+  if (!operation.ends_with("backward")) return operation + rest;
+  for (const auto& [member, item] : kOutputs) {
+    for (std::size_t at; (at = rest.find(member)) != std::string::npos;) {
+      rest.replace(at, member.size(), item);
+    }
+  }
   return operation + rest;
 }
 

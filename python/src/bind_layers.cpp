@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "call_docstrings.h"
 #include "docstrings.h"
 #include "ladon/error.h"
 #include "ladon/latent_attention.h"
@@ -47,26 +48,6 @@ nb::object cached_forward(const Layer& self, const Array& x, Cache& cache, const
   return give_result(out, std::move(memory), x.framework(), context);
 }
 
-/// A call without a cache: messages have x for the argument that is query in C++.
-template <class Call>
-auto with_name_of_x(const Call& call) {
-  try {
-    return call();
-  } catch (const Error& error) {
-    std::string message = error.what();
-    constexpr std::string_view kArgument = ": query: ";
-    const std::size_t at = message.find(": ");  // behind the operation
-    if (at != std::string::npos && message.compare(at, kArgument.size(), kArgument) == 0) {
-      message.replace(at, kArgument.size(), ": x: ");
-    }
-    constexpr std::string_view kOwner = "query's";
-    if (const std::size_t owner = message.find(kOwner); owner != std::string::npos) {
-      message.replace(owner, kOwner.size(), "x's");
-    }
-    throw Error(error.code(), message);
-  }
-}
-
 nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle value,
                    const nb::kwargs& kwargs) {
   Keywords keywords("forward", kwargs);
@@ -101,12 +82,13 @@ nb::object forward(const Layer& self, nb::handle x, nb::handle key, nb::handle v
     call.weights = weights.view();
   }
   Tensor result = with_name_of_x([&] {
-    return reading(self, [&] { return self.layer->forward(context, inputs.views(), call); });
+    return reading(self, [&] {
+      if (out.absent()) return self.layer->forward(context, inputs.views(), call);
+      self.layer->forward(context, inputs.views(), call, out.writable_view());
+      return Tensor();
+    });
   });
   const Framework framework = inputs.query.framework();
-  if (!out.absent()) {
-    without_gil([&] { copy(context, result.view(), out.writable_view()); });
-  }
   nb::object array = give_result(out, std::move(result), framework, context);
   if (!return_weights) return array;
   return nb::make_tuple(array, to_array(std::move(weights), framework, context));
@@ -138,15 +120,19 @@ nb::object forward_training(const Layer& self, nb::handle x, nb::handle key, nb:
   const InputArrays inputs(x, key, value, keywords);
   LayerArguments arguments;
   arguments.read(keywords);
+  Array out;
+  keywords.read_output("out", out);
   const BoundContext& context = keywords.context(inputs.query.device());
   keywords.finish();
   arguments.refuse(keywords, false);
   TrainingForward result = with_name_of_x([&] {
-    return reading(self, [&] {
-      return self.layer->forward_training(context, inputs.views(), arguments.call());
+    return reading(self, [&]() -> TrainingForward {
+      const LayerCall call = arguments.call();
+      if (out.absent()) return self.layer->forward_training(context, inputs.views(), call);
+      return {{}, self.layer->forward_training(context, inputs.views(), call, out.writable_view())};
     });
   });
-  return give_training(std::move(result), inputs.query.framework(), context);
+  return give_training(out, std::move(result), inputs.query.framework(), context);
 }
 
 nb::object backward(Layer& self, nb::handle grad_object, nb::handle saved_object,
@@ -155,11 +141,16 @@ nb::object backward(Layer& self, nb::handle grad_object, nb::handle saved_object
   const Array grad_out = required(grad_object, keywords.where("grad_out"));
   const SavedForward& saved = object_in<SavedForward>(saved_object, keywords.where("saved"),
                                                       "what forward_training() returned second");
+  InputGradientArrays out(keywords);
   const BoundContext& context = keywords.context(grad_out.device());
   keywords.finish();
-  InputGradients gradients =
-      changing(self, [&] { return self.layer->backward(context, grad_out.view(), saved); });
-  return give_gradients(std::move(gradients), grad_out.framework(), context);
+  if (out.given()) {
+    const InputGradientViews views = out.open(context, self.layer->dtype(), saved);
+    changing(self, [&] { self.layer->backward(context, grad_out.view(), saved, views); });
+  } else {
+    out.take(changing(self, [&] { return self.layer->backward(context, grad_out.view(), saved); }));
+  }
+  return out.give(grad_out.framework(), context);
 }
 
 /// Weights or gradients by name; the arrays share the layer's memory and keep it alive.
@@ -270,13 +261,16 @@ void bind_layers(nb::module_& module) {
            nb::arg("key").none() = nb::none(), nb::arg("value").none() = nb::none(),
            nb::arg("kwargs"),
            nb::sig(("def forward_training(" + inputs + ", *, " + uncached +
-                    ", context: Context | None = None) -> tuple[Any, SavedForward]")
+                    ", out: Array | None = None, context: Context | None = None) -> tuple[Any, "
+                    "SavedForward]")
                        .c_str()),
            doc::kForwardTraining)
       .def("backward", &backward, nb::arg("grad_out").none(), nb::arg("saved").none(),
            nb::arg("kwargs"),
-           nb::sig("def backward(self, grad_out: Array, saved: SavedForward, *, context: Context | "
-                   "None = None) -> tuple[Any, Any, Any]"),
+           nb::sig(("def backward(self, grad_out: Array, saved: SavedForward, *, " +
+                    std::string(kGradientOutputs) +
+                    ", context: Context | None = None) -> tuple[Any, Any, Any]")
+                       .c_str()),
            doc::kBackward)
       .def(
           "parameters",

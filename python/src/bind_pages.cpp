@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention_call.h"
+#include "ladon/error.h"
 #include "ladon/kv_cache_view.h"
 #include "module.h"
 
@@ -163,7 +164,12 @@ nb::object paged_attention(nb::handle q_object, nb::handle k, nb::handle v, nb::
   arguments.follow(context);
   outputs.allocate(context, q.view(), pages.view.value_dim);
   without_gil([&] {
-    attention(context, q.view(), pages.view, arguments.options, outputs.out(), outputs.lse());
+    try {
+      attention(context, q.view(), pages.view, arguments.options, outputs.out(), outputs.lse());
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      throw Error(error.code(), message.starts_with("attention: ") ? "paged_" + message : message);
+    }
   });
   return outputs.give(q.framework(), context);
 }

@@ -72,9 +72,13 @@ nb::object py_rope_table(nb::handle max_position, nb::handle rotary_dim, const n
   keywords.read("magnitude", options.magnitude);
   keywords.read("dtype", dtype);
   keywords.finish();
-  if (rows < 0) throw_value_error(keywords.where("max_position"), "got a negative number");
+  if (rows < 0) {
+    throw_value_error(keywords.where("max_position"),
+                      "got " + std::to_string(rows) + ", expected 0 or more");
+  }
   if (width <= 0 || width % 2 != 0) {
-    throw_value_error(keywords.where("rotary_dim"), "expected a positive even number");
+    throw_value_error(keywords.where("rotary_dim"),
+                      "got " + std::to_string(width) + ", expected a positive even number");
   }
   Tensor cos = Tensor::uninitialized(dtype, {rows, width / 2});
   Tensor sin = Tensor::uninitialized(dtype, {rows, width / 2});

@@ -1,12 +1,15 @@
-// What the calls of layers share: their inputs, and what training calls return.
+// What the calls of layers share: their inputs, and what training calls return or write.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
+#include <array>
+#include <string>
 #include <utility>
 
 #include "attention_call.h"
 #include "ladon/attention_layer.h"
+#include "ladon/error.h"
 
 namespace ladon::python {
 
@@ -15,6 +18,9 @@ inline constexpr const char* kLayerCallOptions =
     "causal: bool | None = None, mask: Array | None = None, bias: Array | None = None, "
     "kv_lengths: IntegersLike | None = None, query_positions: int | IntegersLike | None = None, "
     "key_positions: int | IntegersLike | None = None, dropout_seed: int = 0";
+
+/// A message of the library with x for the argument that is query in C++.
+std::string with_x_for_query(std::string message);
 
 /// The arrays of a call without a cache.
 struct InputArrays {
@@ -29,22 +35,45 @@ struct InputArrays {
   LayerInputs views() const { return {query.view(), key.view(), value.view()}; }
 };
 
-/// (out, SavedForward).
-inline nb::object give_training(TrainingForward&& result, Framework framework,
+/// A call without a cache: messages have x for the argument that is query in C++.
+template <class Call>
+auto with_name_of_x(const Call& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    throw Error(error.code(), with_x_for_query(error.what()));
+  }
+}
+
+/// (out, SavedForward); `given` is the caller's memory for out, where there is any.
+inline nb::object give_training(const Array& given, TrainingForward&& result, Framework framework,
                                 const BoundContext& context) {
   return nb::make_tuple(
-      to_array(std::move(result.out), framework, context),
+      give_result(given, std::move(result.out), framework, context),
       nb::cast(new SavedForward(std::move(result.saved)), nb::rv_policy::take_ownership));
 }
 
-/// Those of x, key and value; None where the call had none.
-inline nb::object give_gradients(InputGradients&& gradients, Framework framework,
-                                 const BoundContext& context) {
-  const auto give = [&](Tensor&& tensor) {
-    return tensor.rank() == 0 ? nb::none() : to_array(std::move(tensor), framework, context);
-  };
-  return nb::make_tuple(give(std::move(gradients.query)), give(std::move(gradients.key)),
-                        give(std::move(gradients.value)));
-}
+/// The keyword `out` of a backward call, as it stands in a signature.
+inline constexpr const char* kGradientOutputs =
+    "out: Array | tuple[Array | None, Array | None, Array | None] | None = None";
+
+/// What it gave, or new memory: the gradients of x, key and value.
+class InputGradientArrays {
+ public:
+  explicit InputGradientArrays(Keywords& keywords);
+
+  bool given() const noexcept { return given_; }
+  /// With new memory where the caller left out the gradient of an input that the call had.
+  InputGradientViews open(const Context& context, DType dtype, const SavedForward& saved);
+  /// What a call returned to which nothing was given.
+  void take(InputGradients&& gradients);
+  /// Those of x, key and value; None where the call had none.
+  nb::object give(Framework framework, const BoundContext& context);
+
+ private:
+  bool given_ = false;
+  std::array<Array, 3> arrays_;
+  std::array<Tensor, 3> memory_;
+};
 
 }  // namespace ladon::python

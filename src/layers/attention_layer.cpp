@@ -54,23 +54,53 @@ void SavedForward::Impl::check(std::string_view operation, const AttentionLayer&
   }
 }
 
-const SavedForward::Impl& check_saved(std::string_view operation, const AttentionLayer& layer,
-                                      const SavedForward& saved,
-                                      const std::shared_ptr<const char>& identity) {
+Dims SavedForward::Impl::given_shape(const ConstTensorView& input) const {
+  if (batched || input.absent()) return input.shape();
+  return {input.size(1), input.size(2)};
+}
+
+const SavedForward::Impl& check_saved_call(const Operation& operation, const AttentionLayer& layer,
+                                           const SavedForward& saved,
+                                           const std::shared_ptr<const char>& identity,
+                                           const ConstTensorView& grad_out,
+                                           InputGradientOutputs& gradients) {
+  check_device(operation, "layer", layer.device());
   if (saved.impl() == nullptr) {
     fail(operation, "saved", "got nothing, expected what forward_training() saved");
   }
-  saved.impl()->check(operation, layer, identity);
-  return *saved.impl();
+  const SavedForward::Impl& state = *saved.impl();
+  state.check(operation, layer, identity);
+  const LayerInputs inputs = state.inputs();
+  check_device(operation, "saved", inputs.query.device());
+  check_tensor(operation, {"grad_out", grad_out}, layer.dtype(), state.given_shape(inputs.query));
+  NamedView others[] = {{"grad_out", grad_out}, {"gradients.query", {}}, {"gradients.key", {}}};
+  const auto check = [&](const std::string& name, const ConstTensorView& input,
+                         LayerOutput& gradient, std::size_t before) {
+    const std::string argument = "gradients." + name;
+    if (!input.absent()) {
+      const std::span<const NamedView> apart(others, before + 1);
+      gradient.check(operation, argument, layer, layer.dtype(), state.given_shape(input), apart);
+      return;
+    }
+    if (gradient.given()) {
+      fail(operation, argument,
+           got_shape(gradient.given_view()) + ", expected none because the call had no " + name);
+    }
+    gradient = LayerOutput::unwanted();
+  };
+  check("query", inputs.query, gradients.query, 0);
+  others[1].view = gradients.query.given_view();
+  check("key", inputs.key, gradients.key, 1);
+  others[2].view = gradients.key.given_view();
+  check("value", inputs.value, gradients.value, 2);
+  return state;
 }
 
-void check_grad_out(const Operation& operation, const AttentionLayer& layer, const Tensor& query,
-                    bool batched, const ConstTensorView& grad_out) {
-  check_device(operation, "saved", query.device());
-  const std::int64_t length = query.size(1);
-  check_tensor(
-      operation, {"grad_out", grad_out}, layer.dtype(),
-      batched ? Dims{query.size(0), length, layer.embed_dim()} : Dims{length, layer.embed_dim()});
+InputShapes SavedForward::input_shapes() const {
+  if (impl_ == nullptr) return {};
+  const LayerInputs inputs = impl_->inputs();
+  return {impl_->given_shape(inputs.query), impl_->given_shape(inputs.key),
+          impl_->given_shape(inputs.value)};
 }
 
 SavedForward::SavedForward() = default;
@@ -105,6 +135,48 @@ void AttentionLayer::to(const Context& context) {
   for (const Parameter& parameter : parameters_) moved.push_back(parameter.to(context));
   // In place: optimisers have the parameters' addresses.
   std::move(moved.begin(), moved.end(), parameters_.begin());
+}
+
+Tensor AttentionLayer::forward(const Context& context, const LayerInputs& inputs,
+                               const LayerCall& call) const {
+  LayerOutput out;
+  run_forward(context, inputs, call, out, nullptr);
+  return out.take();
+}
+
+void AttentionLayer::forward(const Context& context, const LayerInputs& inputs,
+                             const LayerCall& call, const TensorView& out) const {
+  LayerOutput given(out);
+  run_forward(context, inputs, call, given, nullptr);
+}
+
+TrainingForward AttentionLayer::forward_training(const Context& context, const LayerInputs& inputs,
+                                                 const LayerCall& call) const {
+  LayerOutput out;
+  SavedForward saved;
+  run_forward(context, inputs, call, out, &saved);
+  return {out.take(), std::move(saved)};
+}
+
+SavedForward AttentionLayer::forward_training(const Context& context, const LayerInputs& inputs,
+                                              const LayerCall& call, const TensorView& out) const {
+  LayerOutput given(out);
+  SavedForward saved;
+  run_forward(context, inputs, call, given, &saved);
+  return saved;
+}
+
+InputGradients AttentionLayer::backward(const Context& context, const ConstTensorView& grad_out,
+                                        const SavedForward& saved) {
+  InputGradientOutputs gradients;
+  run_backward(context, grad_out, saved, gradients);
+  return gradients.take();
+}
+
+void AttentionLayer::backward(const Context& context, const ConstTensorView& grad_out,
+                              const SavedForward& saved, const InputGradientViews& gradients) {
+  InputGradientOutputs given(gradients);
+  run_backward(context, grad_out, saved, given);
 }
 
 Tensor AttentionLayer::forward(const Context& context, const ConstTensorView& x, KvCache& cache,
@@ -164,8 +236,8 @@ Parameter& AttentionLayer::parameter(std::string_view name) {
 
 void AttentionLayer::set_parameter(const Context& context, std::string_view name,
                                    const ConstTensorView& value) {
-  Parameter& target = parameter(name);
   const std::string operation_name = std::string(type_name()) + "::set_parameter";
+  Parameter& target = as_part_of(operation_name, [&]() -> Parameter& { return parameter(name); });
   const Operation operation(operation_name, context);
   check_device(operation, "layer", device());
   // A weight may come from the host.

@@ -84,7 +84,8 @@ void LatentAttentionOptions::validate() const {
   }
   // Refuses frequencies that no call could use.
   if (rope_dim != 0) {
-    rope_frequencies(rope, rope_dim);
+    as_part_of(
+        kOperation, [&] { rope_frequencies(rope, rope_dim); }, "rope.");
   } else if (!rope.frequencies.empty()) {
     fail(kOperation, "rope.frequencies",
          "got " + std::to_string(rope.frequencies.size()) + " of them, expected none because " +

@@ -57,16 +57,18 @@ Tensor HeadsBackward::out_back(const ConstTensorView& grad_out) {
   return dattended;
 }
 
-InputGradients HeadsBackward::finished() const {
-  InputGradients gradients;
-  gradients.query = finished(dx_);
-  if (!saved_.self) gradients.key = finished(dkey_);
-  return gradients;
-}
-
-Tensor HeadsBackward::finished(const Tensor& sum) const {
-  if (saved_.batched) return Tensor::copy_of(context_, sum, heads_.dtype());
-  return Tensor::copy_of(context_, sum.view().select(0, 0), heads_.dtype());
+void HeadsBackward::finish(InputGradientOutputs& gradients) const {
+  const auto open = [&](LayerOutput& output, const ConstTensorView& sum) {
+    if (!output.wanted()) return TensorView();
+    return output.open(context_, heads_.dtype(), saved_.given_shape(sum));
+  };
+  const auto write = [&](const ConstTensorView& sum, const TensorView& to) {
+    if (!to.absent()) copy(context_, saved_.batched ? sum : sum.select(0, 0), to);
+  };
+  const TensorView query = open(gradients.query, dx_);
+  const TensorView key = open(gradients.key, dkey_);
+  write(dx_, query);
+  write(dkey_, key);
 }
 
 /// dy of a projection of x: into x's gradient and the weight's.
@@ -144,20 +146,19 @@ void HeadsBackward::latents_back(Tensor& dlatents) {
 
 }  // namespace latent
 
-InputGradients LatentAttention::backward(const Context& context, const ConstTensorView& grad_out,
-                                         const SavedForward& saved) {
+void LatentAttention::run_backward(const Context& context, const ConstTensorView& grad_out,
+                                   const SavedForward& saved, InputGradientOutputs& gradients) {
   const Operation operation("LatentAttention::backward", context);
-  const auto& state = check_backward<latent::Saved>(operation, *this, saved, identity_,
-                                                    &latent::Saved::x, grad_out);
+  const auto& state =
+      check_backward<latent::Saved>(operation, *this, saved, identity_, grad_out, gradients);
   if (state.keys.rank() == 0) {
     fail(operation, "saved",
          "got what context_parallel_forward_training() saved, expected forward_training()");
   }
   latent::HeadsBackward backward(context, *this, *this, state, [](const TensorView&) {});
   backward.run(backward.out_back(grad_out));
-  InputGradients gradients = backward.finished();
+  backward.finish(gradients);
   backward.pending().commit();
-  return gradients;
 }
 
 }  // namespace ladon

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "layers/latent_steps.h"
+#include "layers/layer_output.h"
 #include "layers/pending_gradients.h"
 
 namespace ladon::latent {
@@ -37,12 +38,11 @@ class HeadsBackward {
   void latents_back(Tensor& dlatents);
 
   PendingGradients& pending() { return pending_; }
-  /// The gradients of inputs in the layer's dtype, without a batch where the inputs had none.
-  InputGradients finished() const;
+  /// Writes the gradients of inputs, in the layer's dtype.
+  void finish(InputGradientOutputs& gradients) const;
 
  private:
   Tensor sums(const Dims& shape) const { return {context_, steps_.compute_dtype(), shape}; }
-  Tensor finished(const Tensor& sum) const;
   void project_back(const ConstTensorView& dy, const LinearIndex& linear, const ConstTensorView& x,
                     const TensorView& dx);
 

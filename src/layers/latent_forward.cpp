@@ -9,6 +9,7 @@
 #include "core/fail.h"
 #include "layers/latent_steps.h"
 #include "layers/layer_call.h"
+#include "layers/layer_output.h"
 
 namespace ladon {
 
@@ -133,11 +134,11 @@ class Forward {
 };
 
 /// The output projection, [batch, seq, embed_dim] or [seq, embed_dim].
-Tensor finish_forward(const Context& context, const LatentAttention& layer,
-                      const LayerInputs& inputs, const AttendedHeads& heads) {
-  Tensor out = Tensor::uninitialized(context, layer.dtype(), inputs.query.shape());
-  Steps(context, layer).project_out(merged(heads.attended), as_rows(out.view()));
-  return out;
+void project_output(const Context& context, const LatentAttention& layer, const Dims& shape,
+                    const Tensor& attended, LayerOutput& out) {
+  const OutputRows rows(context, out.open(context, layer.dtype(), shape));
+  Steps(context, layer).project_out(merged(attended), rows.view());
+  rows.finish(context);
 }
 
 }  // namespace
@@ -217,23 +218,20 @@ void latent::keep_forward(const Context& context, const CheckedInputs& inputs,
   saved.keep_call(context, heads.options, call);
 }
 
-Tensor LatentAttention::forward(const Context& context, const LayerInputs& inputs,
-                                const LayerCall& call) const {
-  const CheckedInputs checked =
-      check_call(Operation(kOperation, context), *this, options_, inputs, call);
-  return finish_forward(context, *this, inputs, attend_heads(context, *this, checked, call, false));
-}
-
-TrainingForward LatentAttention::forward_training(const Context& context, const LayerInputs& inputs,
-                                                  const LayerCall& call) const {
-  const CheckedInputs checked =
-      check_call(Operation(kOperation, context), *this, options_, inputs, call);
-  AttendedHeads heads = attend_heads(context, *this, checked, call, true);
-  Tensor out = finish_forward(context, *this, inputs, heads);
-  auto saved = std::make_unique<Saved>(*this, identity_);
-  saved->batched = inputs.query.rank() == 3;
-  keep_forward(context, checked, call, heads, *saved);
-  return {std::move(out), SavedForward(std::move(saved))};
+void LatentAttention::run_forward(const Context& context, const LayerInputs& inputs,
+                                  const LayerCall& call, LayerOutput& out,
+                                  SavedForward* saved) const {
+  const Operation operation(kOperation, context);
+  const CheckedInputs checked = check_call(operation, *this, options_, inputs, call);
+  check_output(operation, *this, inputs, call, out);
+  AttendedHeads heads = attend_heads(context, *this, checked, call, saved != nullptr);
+  const Dims& shape = inputs.query.shape();
+  if (saved == nullptr) return project_output(context, *this, shape, heads.attended, out);
+  auto kept = std::make_unique<Saved>(*this, identity_);
+  kept->batched = shape.rank() == 3;
+  keep_forward(context, checked, call, heads, *kept);
+  project_output(context, *this, shape, kept->attended, out);
+  *saved = SavedForward(std::move(kept));
 }
 
 Tensor LatentAttention::compress(const Context& context, const ConstTensorView& x,

@@ -162,6 +162,7 @@ class Saved : public SavedForward::Impl {
  public:
   using Impl::Impl;
 
+  LayerInputs inputs() const override { return {x, key, {}}; }
   const Tensor& key_input() const { return self ? x : key; }
 
   bool self = true;              // keys come from x

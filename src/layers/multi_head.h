@@ -58,6 +58,8 @@ class Saved : public SavedForward::Impl {
  public:
   using Impl::Impl;
 
+  LayerInputs inputs() const override { return {query, key, value}; }
+
   bool self = false;
   bool own_value = false;
   bool one_position = false;  // attention was the identity: q, k and lse are empty

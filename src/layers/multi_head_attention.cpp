@@ -47,7 +47,8 @@ void check_rope(const MultiHeadAttentionOptions& options) {
              ", expected a RopeLayout");
   }
   // Refuses frequencies that no call could use.
-  rope_frequencies(*options.rope, options.head_dim);
+  as_part_of(
+      kOperation, [&] { rope_frequencies(*options.rope, options.head_dim); }, "rope.");
 }
 
 void check_numbers(const MultiHeadAttentionOptions& options) {

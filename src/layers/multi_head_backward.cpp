@@ -3,7 +3,9 @@
 #include "layers/multi_head_backward.h"
 
 #include <array>
+#include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "attention/attend.h"
 #include "core/checks.h"
@@ -38,13 +40,14 @@ Tensor sum_groups(const Context& context, const Tensor& dattended, std::int64_t 
 }  // namespace
 
 HeadsBackward::HeadsBackward(const Context& context, AttentionLayer& layer, const LayerHeads& heads,
-                             const Saved& saved, DType dtype)
+                             const Saved& saved, DType dtype, InputGradientOutputs& gradients)
     : context_(context),
       heads_(heads),
       saved_(saved),
       steps_(context, heads),
       pending_(context, layer),
-      dtype_(dtype) {}
+      dtype_(dtype),
+      gradients_(gradients) {}
 
 void HeadsBackward::run(const Tensor& dattended) {
   saved_.one_position ? one_position_back(dattended) : attention_back(dattended);
@@ -55,20 +58,26 @@ void HeadsBackward::one_position_back(const Tensor& dattended) {
   const Tensor dv = sum_groups(context_, dattended, heads_.options.num_kv_heads);
   weight_back(dv, value, saved_.value_input());
   const GradientTerm only = term(dv, value);
-  gradients_.query = input_gradient(saved_.query, {&only, 1});
+  const InputGradient query{gradients_.query, saved_.query, {&only, 1}};
+  write_input_gradients({&query, 1});
 }
 
 GradientTerm HeadsBackward::term(const Tensor& dy, const LinearIndex& linear) const {
   return {merged(dy), steps_.weight(linear.weight)};
 }
 
-Tensor HeadsBackward::input_gradient(const Tensor& input,
-                                     std::span<const GradientTerm> terms) const {
-  const Dims& shape = input.shape();
-  Tensor dx =
-      Tensor::uninitialized(context_, dtype_, saved_.batched ? shape : Dims{shape[1], shape[2]});
-  sum_input_gradients(context_, terms, as_rows(dx.view()));
-  return dx;
+void HeadsBackward::write_input_gradients(std::span<const InputGradient> gradients) const {
+  std::vector<std::pair<const InputGradient*, OutputRows>> writes;  // memory for all of them first
+  for (const InputGradient& gradient : gradients) {
+    if (!gradient.output.wanted()) continue;
+    const Dims shape = saved_.given_shape(gradient.input);
+    writes.emplace_back(&gradient,
+                        OutputRows(context_, gradient.output.open(context_, dtype_, shape)));
+  }
+  for (const auto& [gradient, rows] : writes) {
+    sum_input_gradients(context_, gradient->terms, rows.view());
+    rows.finish(context_);
+  }
 }
 
 void HeadsBackward::weight_back(const Tensor& dy, const LinearIndex& linear,
@@ -114,41 +123,28 @@ void HeadsBackward::attention_back(const Tensor& dattended) {
   const std::array<GradientTerm, 3> terms{term(dq, plan.query), term(dk, plan.key),
                                           term(dv, plan.value)};
   const std::span<const GradientTerm> all(terms);
-  if (saved_.self) {
-    gradients_.query = input_gradient(saved_.query, all);
-    return;
-  }
-  gradients_.query = input_gradient(saved_.query, all.first(1));
-  gradients_.key = input_gradient(saved_.key, saved_.own_value ? all.subspan(1, 1) : all.last(2));
-  if (saved_.own_value) gradients_.value = input_gradient(saved_.value, all.last(1));
+  const std::size_t of_query = saved_.self ? 3 : 1;
+  const std::size_t of_key = saved_.own_value ? 1 : 2;
+  const std::array<InputGradient, 3> inputs{{{gradients_.query, saved_.query, all.first(of_query)},
+                                             {gradients_.key, saved_.key, all.subspan(1, of_key)},
+                                             {gradients_.value, saved_.value, all.last(1)}}};
+  write_input_gradients(inputs);
 }
 
-namespace {
-
-/// Backward, from the output's gradient to the inputs'.
-InputGradients run_backward(const Context& context, MultiHeadAttention& layer, const Saved& saved,
-                            const ConstTensorView& grad_out) {
-  const LinearIndex& out = layer.plan().out;
-  HeadsBackward heads(context, layer, layer, saved, layer.dtype());
-  const InputRows dout(context, grad_out);
-  Tensor dattended = Tensor::uninitialized(context, layer.dtype(), saved.attended.shape());
-  const GradientTerm term{dout.view(), weight_of(layer, out.weight)};
+void MultiHeadAttention::run_backward(const Context& context, const ConstTensorView& grad_out,
+                                      const SavedForward& saved, InputGradientOutputs& gradients) {
+  const auto& state = check_backward<Saved>(Operation(kOperation, context), *this, saved, identity_,
+                                            grad_out, gradients);
+  const LinearIndex& out = plan_->out;
+  HeadsBackward heads(context, *this, *this, state, dtype(), gradients);
+  const InputRows dout(context, with_batch(grad_out));
+  Tensor dattended = Tensor::uninitialized(context, dtype(), state.attended.shape());
+  const GradientTerm term{dout.view(), weight_of(*this, out.weight)};
   sum_input_gradients(context, {&term, 1}, merged(dattended));
-  add_weight_gradient(context, merged(saved.attended), dout.view(), heads.pending().of(out.weight),
+  add_weight_gradient(context, merged(state.attended), dout.view(), heads.pending().of(out.weight),
                       heads.pending().of(out.bias));
   heads.run(dattended);
   heads.pending().commit();
-  return std::move(heads.gradients());
-}
-
-}  // namespace
-
-InputGradients MultiHeadAttention::backward(const Context& context, const ConstTensorView& grad_out,
-                                            const SavedForward& saved) {
-  const Operation operation(kOperation, context);
-  const auto& state =
-      check_backward<Saved>(operation, *this, saved, identity_, &Saved::query, grad_out);
-  return run_backward(context, *this, state, with_batch(grad_out));
 }
 
 }  // namespace ladon

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "layers/layer_output.h"
 #include "layers/multi_head.h"
 #include "layers/pending_gradients.h"
 #include "layers/projection.h"
@@ -12,20 +13,25 @@ namespace ladon::multi_head {
 /// Sums the gradients of inputs and parameters, all but those of the output projection.
 class HeadsBackward {
  public:
-  /// `layer` is that of `heads`. Gradients of inputs get `dtype`.
+  /// `layer` is that of `heads`. Gradients of inputs go to `gradients`, in `dtype` where those are
+  /// made; they are written last.
   HeadsBackward(const Context& context, AttentionLayer& layer, const LayerHeads& heads,
-                const Saved& saved, DType dtype);
+                const Saved& saved, DType dtype, InputGradientOutputs& gradients);
 
   void run(const Tensor& dattended);
 
-  /// Without a batch where the inputs had none; key and value are empty where the call did not give
-  /// them.
-  InputGradients& gradients() { return gradients_; }
   PendingGradients& pending() { return pending_; }
 
  private:
+  /// The gradient of an input, which is the sum of these terms.
+  struct InputGradient {
+    LayerOutput& output;
+    const Tensor& input;
+    std::span<const GradientTerm> terms;
+  };
+
   GradientTerm term(const Tensor& dy, const LinearIndex& linear) const;
-  Tensor input_gradient(const Tensor& input, std::span<const GradientTerm> terms) const;
+  void write_input_gradients(std::span<const InputGradient> gradients) const;
   void weight_back(const Tensor& dy, const LinearIndex& linear, const ConstTensorView& x);
   void norm_backward(Tensor& dheads, const LinearIndex& linear, int norm, const ConstTensorView& x);
   void attention_back(const Tensor& dattended);
@@ -37,7 +43,7 @@ class HeadsBackward {
   Steps steps_;
   PendingGradients pending_;
   const DType dtype_;
-  InputGradients gradients_;
+  InputGradientOutputs& gradients_;
 };
 
 }  // namespace ladon::multi_head

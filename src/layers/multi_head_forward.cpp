@@ -10,6 +10,7 @@
 #include "core/fail.h"
 #include "ladon/head_ops.h"
 #include "layers/layer_call.h"
+#include "layers/layer_output.h"
 #include "layers/multi_head.h"
 
 namespace ladon {
@@ -154,42 +155,32 @@ void multi_head::keep_forward(const Context& context, const CheckedInputs& input
 
 namespace {
 
-/// The output projection, and the weights where the call wants them.
-Tensor finish_forward(const Context& context, const MultiHeadAttention& layer,
-                      const CheckedInputs& inputs, const LayerCall& call,
-                      const AttendedHeads& heads) {
-  const std::int64_t seq = inputs.query.size(1);
-  Tensor out =
-      Tensor::uninitialized(context, layer.dtype(),
-                            inputs.batched ? Dims{inputs.query.size(0), seq, layer.embed_dim()}
-                                           : Dims{seq, layer.embed_dim()});
-  Steps(context, layer).project_rows(merged(heads.attended), layer.plan().out, as_rows(out.view()));
-  if (!call.weights.absent()) {
-    attention_weights(context, heads.q, heads.k, heads.options, call.weights);
-  }
-  return out;
+/// The output projection.
+void project_output(const Context& context, const MultiHeadAttention& layer, const Dims& shape,
+                    const Tensor& attended, LayerOutput& out) {
+  const OutputRows rows(context, out.open(context, layer.dtype(), shape));
+  Steps(context, layer).project_rows(merged(attended), layer.plan().out, rows.view());
+  rows.finish(context);
 }
 
 }  // namespace
 
-Tensor MultiHeadAttention::forward(const Context& context, const LayerInputs& inputs,
-                                   const LayerCall& call) const {
-  const CheckedInputs checked =
-      check_call(Operation(kOperation, context), *this, options_, inputs, call);
-  const AttendedHeads heads = attend_heads(context, *this, checked, call, false);
-  return finish_forward(context, *this, checked, call, heads);
-}
-
-TrainingForward MultiHeadAttention::forward_training(const Context& context,
-                                                     const LayerInputs& inputs,
-                                                     const LayerCall& call) const {
-  const CheckedInputs checked =
-      check_call(Operation(kOperation, context), *this, options_, inputs, call);
-  AttendedHeads heads = attend_heads(context, *this, checked, call, true);
-  Tensor out = finish_forward(context, *this, checked, call, heads);
-  auto saved = std::make_unique<Saved>(*this, identity_);
-  keep_forward(context, checked, call, heads, *saved);
-  return {std::move(out), SavedForward(std::move(saved))};
+void MultiHeadAttention::run_forward(const Context& context, const LayerInputs& inputs,
+                                     const LayerCall& call, LayerOutput& out,
+                                     SavedForward* saved) const {
+  const Operation operation(kOperation, context);
+  const CheckedInputs checked = check_call(operation, *this, options_, inputs, call);
+  check_output(operation, *this, inputs, call, out);
+  AttendedHeads heads = attend_heads(context, *this, checked, call, saved != nullptr);
+  if (!call.weights.absent()) {
+    attention_weights(context, heads.q, heads.k, heads.options, call.weights);
+  }
+  const Dims& shape = inputs.query.shape();
+  if (saved == nullptr) return project_output(context, *this, shape, heads.attended, out);
+  auto kept = std::make_unique<Saved>(*this, identity_);
+  keep_forward(context, checked, call, heads, *kept);
+  project_output(context, *this, shape, kept->attended, out);
+  *saved = SavedForward(std::move(kept));
 }
 
 }  // namespace ladon

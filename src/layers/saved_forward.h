@@ -10,6 +10,7 @@
 #include "core/checks.h"
 #include "ladon/attention.h"
 #include "ladon/attention_layer.h"
+#include "layers/layer_output.h"
 
 namespace ladon {
 
@@ -29,6 +30,11 @@ class SavedForward::Impl {
   /// may be gone by then. What belongs to the layer (sinks, slopes) is looked up again.
   void keep_call(const Context& context, const AttentionOptions& attention, const LayerCall& call);
 
+  /// Of the call, as [batch, seq, width]; absent those that it did not have.
+  virtual LayerInputs inputs() const = 0;
+  /// The shape of one of inputs() as the call gave it.
+  Dims given_shape(const ConstTensorView& input) const;
+
   bool batched = true;       // the inputs had a batch
   AttentionOptions options;  // without the layer's own tensors
   RopePositions query_positions, key_positions;
@@ -43,24 +49,21 @@ class SavedForward::Impl {
   std::uint64_t generation_;  // of its weights
 };
 
-/// What backward() was given, where it is what the layer with this identity saved. Throws Error.
-const SavedForward::Impl& check_saved(std::string_view operation, const AttentionLayer& layer,
-                                      const SavedForward& saved,
-                                      const std::shared_ptr<const char>& identity);
+/// All arguments of backward(), where the layer with this identity saved what it was given. Throws
+/// Error. Gradients of inputs that the call did not have are not wanted afterwards.
+const SavedForward::Impl& check_saved_call(const Operation& operation, const AttentionLayer& layer,
+                                           const SavedForward& saved,
+                                           const std::shared_ptr<const char>& identity,
+                                           const ConstTensorView& grad_out,
+                                           InputGradientOutputs& gradients);
 
-/// The gradient of a layer's output, whose queries' input, [batch, seq, width], was `query`.
-void check_grad_out(const Operation& operation, const AttentionLayer& layer, const Tensor& query,
-                    bool batched, const ConstTensorView& grad_out);
-
-/// All arguments of backward(); `query` is where a State keeps the queries' input.
-template <class State, class Kept>
+/// The same as the State that this kind of layer saves.
+template <class State>
 const State& check_backward(const Operation& operation, const AttentionLayer& layer,
                             const SavedForward& saved, const std::shared_ptr<const char>& identity,
-                            Tensor Kept::*query, const ConstTensorView& grad_out) {
-  check_device(operation, "layer", layer.device());
-  const auto& state = static_cast<const State&>(check_saved(operation, layer, saved, identity));
-  check_grad_out(operation, layer, state.*query, state.batched, grad_out);
-  return state;
+                            const ConstTensorView& grad_out, InputGradientOutputs& gradients) {
+  return static_cast<const State&>(
+      check_saved_call(operation, layer, saved, identity, grad_out, gradients));
 }
 
 }  // namespace ladon

@@ -202,9 +202,11 @@ std::unique_ptr<AttentionLayer> load_attention(const Context& context,
                                                const std::filesystem::path& folder,
                                                std::int64_t layer_index,
                                                const LoadOptions& options) {
-  const ModelDescription model = describe_model(
-      folder, {.ignored_fields = options.ignored_fields, .rope_context = options.rope_context});
-  return load_attention(context, ShardedSafetensors::open(folder), model, layer_index, options);
+  return as_part_of(kLoad, [&] {
+    const ModelDescription model = describe_model(
+        folder, {.ignored_fields = options.ignored_fields, .rope_context = options.rope_context});
+    return load_attention(context, ShardedSafetensors::open(folder), model, layer_index, options);
+  });
 }
 
 std::unique_ptr<AttentionLayer> load_attention(const Context& context,

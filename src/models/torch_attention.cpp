@@ -58,13 +58,15 @@ std::unique_ptr<AttentionLayer> load(const Context& context, const models::Tenso
 std::unique_ptr<AttentionLayer> load_torch_attention(const Context& context,
                                                      const std::filesystem::path& path,
                                                      const TorchAttentionOptions& options) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    const ShardedSafetensors folder = ShardedSafetensors::open(path);
-    return load(context, models::TensorSource(folder), options);
-  }
-  const SafetensorsFile file = SafetensorsFile::open(path);
-  return load(context, models::TensorSource(file), options);
+  return as_part_of(kLoad, [&] {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) {
+      const ShardedSafetensors folder = ShardedSafetensors::open(path);
+      return load(context, models::TensorSource(folder), options);
+    }
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    return load(context, models::TensorSource(file), options);
+  });
 }
 
 std::vector<NamedTensor> torch_attention_tensors(const AttentionLayer& layer,

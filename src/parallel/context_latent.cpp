@@ -12,6 +12,7 @@
 #include "attention/attend.h"
 #include "core/fail.h"
 #include "layers/latent_backward.h"
+#include "layers/layer_output.h"
 #include "parallel/latent_context.h"
 #include "parallel/tensor_parallel.h"
 
@@ -29,17 +30,18 @@ class LatentContextAccess {
 
 namespace {
 
-Tensor forward_ranks(const Context& context, Communicator& communicator,
-                     const LatentAttention& layer, const LayerInputs& inputs,
-                     const ContextPlan& plan, const LayerCall& call, SavedForward* saved) {
+void forward_ranks(const Context& context, Communicator& communicator, const LatentAttention& layer,
+                   const LayerInputs& inputs, const ContextPlan& plan, const LayerCall& call,
+                   LayerOutput& out, SavedForward* saved) {
   const Operation operation("context_parallel_forward", context);
   std::optional<LatentContext> own;
-  Tensor out;
+  Tensor result;
   std::unique_ptr<ContextSaved> kept;
   run_collective(
       communicator, operation,
       [&](CallSignature& signature) {
         own.emplace(operation, context, communicator, layer, inputs, plan, call);
+        check_output(operation, layer, inputs, call, out);
         own->describe(signature);
         describe_call(signature, call, layer.options().causal);
         signature.add("saves", std::int64_t{saved != nullptr});
@@ -63,9 +65,9 @@ Tensor forward_ranks(const Context& context, Communicator& communicator,
         } else {
           own->attend_expanded(latents, heads);
         }
-        out = Tensor::uninitialized(context, layer.dtype(), inputs.query.shape());
+        result = Tensor::uninitialized(context, layer.dtype(), inputs.query.shape());
         Steps(context, layer)
-            .project_out(merged(std::as_const(heads.attended)), as_rows(out.view()));
+            .project_out(merged(std::as_const(heads.attended)), as_rows(result.view()));
         context.synchronize();
         if (saved == nullptr) return;
         kept = std::make_unique<ContextSaved>(layer, LatentContextAccess::identity(layer));
@@ -73,42 +75,24 @@ Tensor forward_ranks(const Context& context, Communicator& communicator,
         kept->plan = own->plan();
         keep_forward(context, own->inputs(), own->own_call(), heads, *kept);
       },
-      [] {});
+      [&] { out.publish(context, std::move(result)); });
   if (saved != nullptr) *saved = SavedForward(std::move(kept));
-  return out;
+  context.synchronize();
 }
 
-}  // namespace
-
-Tensor context_parallel_forward(const Context& context, Communicator& communicator,
-                                const LatentAttention& layer, const LayerInputs& inputs,
-                                const ContextPlan& plan, const LayerCall& call) {
-  return forward_ranks(context, communicator, layer, inputs, plan, call, nullptr);
-}
-
-TrainingForward context_parallel_forward_training(const Context& context,
-                                                  Communicator& communicator,
-                                                  const LatentAttention& layer,
-                                                  const LayerInputs& inputs,
-                                                  const ContextPlan& plan, const LayerCall& call) {
-  SavedForward saved;
-  Tensor out = forward_ranks(context, communicator, layer, inputs, plan, call, &saved);
-  return {std::move(out), std::move(saved)};
-}
-
-InputGradients context_parallel_backward(const Context& context, Communicator& communicator,
-                                         LatentAttention& layer, const ConstTensorView& grad_out,
-                                         const SavedForward& saved) {
+void backward_ranks(const Context& context, Communicator& communicator, LatentAttention& layer,
+                    const ConstTensorView& grad_out, const SavedForward& saved,
+                    InputGradientOutputs& gradients) {
   const Operation operation("context_parallel_backward", context);
   const ContextSaved* state = nullptr;
   std::optional<LatentContext> own;
   std::optional<HeadsBackward> backward;
-  InputGradients gradients;
+  InputGradientOutputs results;
   run_collective(
       communicator, operation,
       [&](CallSignature& signature) {
         state = dynamic_cast<const ContextSaved*>(&check_backward<Saved>(
-            operation, layer, saved, LatentContextAccess::identity(layer), &Saved::x, grad_out));
+            operation, layer, saved, LatentContextAccess::identity(layer), grad_out, gradients));
         if (state == nullptr) {
           fail(operation, "saved",
                "got what forward_training() saved, expected context_parallel_forward_training()");
@@ -166,11 +150,69 @@ InputGradients context_parallel_backward(const Context& context, Communicator& c
         for (int i = 0; i < count; ++i) {
           sum_over_ranks(context, call, backward->pending().of(i), 0, call.size());
         }
-        gradients = backward->finished();
+        results = gradients.staged();
+        backward->finish(results);
         context.synchronize();
       },
-      [&] { backward->pending().commit(); });
-  return gradients;
+      [&] {
+        gradients.publish(context, results.take());
+        backward->pending().commit();
+        context.synchronize();
+      });
+}
+
+}  // namespace
+
+Tensor context_parallel_forward(const Context& context, Communicator& communicator,
+                                const LatentAttention& layer, const LayerInputs& inputs,
+                                const ContextPlan& plan, const LayerCall& call) {
+  LayerOutput out;
+  forward_ranks(context, communicator, layer, inputs, plan, call, out, nullptr);
+  return out.take();
+}
+
+void context_parallel_forward(const Context& context, Communicator& communicator,
+                              const LatentAttention& layer, const LayerInputs& inputs,
+                              const ContextPlan& plan, const LayerCall& call,
+                              const TensorView& out) {
+  LayerOutput given(out);
+  forward_ranks(context, communicator, layer, inputs, plan, call, given, nullptr);
+}
+
+TrainingForward context_parallel_forward_training(const Context& context,
+                                                  Communicator& communicator,
+                                                  const LatentAttention& layer,
+                                                  const LayerInputs& inputs,
+                                                  const ContextPlan& plan, const LayerCall& call) {
+  LayerOutput out;
+  SavedForward saved;
+  forward_ranks(context, communicator, layer, inputs, plan, call, out, &saved);
+  return {out.take(), std::move(saved)};
+}
+
+SavedForward context_parallel_forward_training(const Context& context, Communicator& communicator,
+                                               const LatentAttention& layer,
+                                               const LayerInputs& inputs, const ContextPlan& plan,
+                                               const LayerCall& call, const TensorView& out) {
+  LayerOutput given(out);
+  SavedForward saved;
+  forward_ranks(context, communicator, layer, inputs, plan, call, given, &saved);
+  return saved;
+}
+
+InputGradients context_parallel_backward(const Context& context, Communicator& communicator,
+                                         LatentAttention& layer, const ConstTensorView& grad_out,
+                                         const SavedForward& saved) {
+  InputGradientOutputs gradients;
+  backward_ranks(context, communicator, layer, grad_out, saved, gradients);
+  return gradients.take();
+}
+
+void context_parallel_backward(const Context& context, Communicator& communicator,
+                               LatentAttention& layer, const ConstTensorView& grad_out,
+                               const SavedForward& saved, const InputGradientViews& gradients) {
+  InputGradientOutputs given(gradients);
+  backward_ranks(context, communicator, layer, grad_out, saved, given);
 }
 
 }  // namespace ladon

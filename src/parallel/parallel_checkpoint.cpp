@@ -95,7 +95,7 @@ std::unique_ptr<TensorParallelLayer> load_on_all(const Context& context, Communi
   run_collective(
       communicator, kLoad,
       [&](CallSignature& signature) {
-        layer = load();
+        layer = as_part_of(kLoad, load);
         layer->describe(context, signature);
       },
       [](CollectiveCall&) {}, [] {});

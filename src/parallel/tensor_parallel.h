@@ -3,6 +3,7 @@
 
 #include "ladon/tensor_parallel.h"
 #include "layers/cached_tokens.h"
+#include "layers/layer_output.h"
 #include "layers/multi_head.h"
 #include "layers/pending_gradients.h"
 #include "parallel/collective_call.h"
@@ -54,6 +55,9 @@ void check_no_weights(const Operation& operation, const LayerCall& call);
 /// projection, of which this rank has some rows.
 Tensor project_out(const Context& context, CollectiveCall& call, const TensorParallelLayer& layer,
                    const LinearIndex& out, const ConstTensorView& all_attended);
+
+/// Rows, [rows, width], as a tensor of the shape of the call's output.
+Tensor with_shape(const Context& context, const Tensor& rows, const Dims& shape);
 
 /// The gradient of this rank's own attended values, in the layer's dtype. Adds to the gradients of
 /// the output projection.

@@ -19,41 +19,47 @@ constexpr std::string_view kOperation = "TensorParallelAttention::backward";
 
 }  // namespace
 
-InputGradients TensorParallelAttention::backward(const Context& context,
-                                                 const ConstTensorView& grad_out,
-                                                 const SavedForward& saved) {
+void TensorParallelAttention::run_backward(const Context& context, const ConstTensorView& grad_out,
+                                           const SavedForward& saved,
+                                           InputGradientOutputs& gradients) {
   const Operation operation(kOperation, context);
   const LayerHeads heads = own_heads();
   const TensorParallelSaved<Saved>* state = nullptr;
   std::optional<HeadsBackward> backward;
-  InputGradients gradients;
+  InputGradientOutputs terms;  // of the heads that are here
+  InputGradients results;
   run_collective(
       communicator(), operation,
       [&](CallSignature& signature) {
         state = &check_backward<TensorParallelSaved<Saved>>(operation, *this, saved, identity_,
-                                                            &Saved::query, grad_out);
+                                                            grad_out, gradients);
         describe(context, signature);
         signature.add("grad_out", grad_out);
         signature.add("one_position", std::int64_t{state->one_position});
+        signature.add("gradients", gradients.wanted());
       },
       [&](CollectiveCall& call) {
-        backward.emplace(context, *this, heads, *state, compute_dtype(dtype()));
+        terms = gradients.staged();
+        backward.emplace(context, *this, heads, *state, compute_dtype(dtype()), terms);
         const Tensor dattended =
             project_out_backward(context, call, *this, plan_->out, state->all_attended, grad_out,
                                  state->attended.shape(), backward->pending());
         backward->run(dattended);
-        const auto sum_up = [&](Tensor& sum) {
+        const auto sum_up = [&](Tensor&& sum) {
           if (sum.rank() == 0) return Tensor();
           sum_over_ranks(context, call, sum, 0, call.size());
           return Tensor::copy_of(context, sum, dtype());
         };
-        InputGradients& sums = backward->gradients();
-        gradients = {sum_up(sums.query), sum_up(sums.key), sum_up(sums.value)};
+        results = {sum_up(terms.query.take()), sum_up(terms.key.take()),
+                   sum_up(terms.value.take())};
         sum_shared_gradients(context, call, *this, backward->pending());
         context.synchronize();
       },
-      [&] { backward->pending().commit(); });
-  return gradients;
+      [&] {
+        gradients.publish(context, std::move(results));
+        backward->pending().commit();
+        context.synchronize();
+      });
 }
 
 }  // namespace ladon

@@ -53,6 +53,10 @@ Tensor project_out(const Context& context, CollectiveCall& call, const TensorPar
   return gather_columns(context, call, y, layer.embed_dim());
 }
 
+Tensor with_shape(const Context& context, const Tensor& rows, const Dims& shape) {
+  return Tensor::copy_of(context, rows.view().reshape(shape));
+}
+
 Tensor project_out_backward(const Context& context, CollectiveCall& call,
                             const TensorParallelLayer& layer, const LinearIndex& out,
                             const Tensor& all_attended, const ConstTensorView& grad_out,

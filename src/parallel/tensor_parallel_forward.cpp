@@ -40,18 +40,20 @@ struct Temporaries {
 
 }  // namespace
 
-Tensor TensorParallelAttention::forward_ranks(const Context& context, const LayerInputs& inputs,
-                                              const LayerCall& call, SavedForward* saved) const {
+void TensorParallelAttention::run_forward(const Context& context, const LayerInputs& inputs,
+                                          const LayerCall& call, LayerOutput& out,
+                                          SavedForward* saved) const {
   const Operation operation(kOperation, context);
   const LayerHeads heads = own_heads();
   std::optional<CheckedInputs> checked;
-  Tensor out;
+  Tensor result;
   std::unique_ptr<TensorParallelSaved<Saved>> kept;
   run_collective(
       communicator(), operation,
       [&](CallSignature& signature) {
         checked = check_call(operation, *this, whole_, inputs, call);
         check_no_weights(operation, call);
+        check_output(operation, *this, inputs, call, out);
         describe(context, signature);
         signature.add("query", checked->query);
         signature.add("key", checked->self ? ConstTensorView() : checked->key);
@@ -64,21 +66,16 @@ Tensor TensorParallelAttention::forward_ranks(const Context& context, const Laye
         AttendedHeads attended = attend_heads(context, heads, *checked, own_call, saved != nullptr);
         Tensor all = gather_columns(context, ranks, merged(std::as_const(attended.attended)),
                                     whole_.num_heads * whole_.head_dim);
-        out = project_out(context, ranks, *this, plan_->out, all);
+        result = with_shape(context, project_out(context, ranks, *this, plan_->out, all),
+                            inputs.query.shape());
         if (saved == nullptr) return;
         kept = std::make_unique<TensorParallelSaved<Saved>>(*this, identity_);
         keep_forward(context, *checked, own_call, attended, *kept);
         kept->all_attended = std::move(all);
       },
-      [] {});
+      [&] { out.publish(context, std::move(result)); });
   if (saved != nullptr) *saved = SavedForward(std::move(kept));
-  const std::int64_t seq = checked->query.size(1);
-  const Dims shape =
-      checked->batched ? Dims{checked->query.size(0), seq, embed_dim()} : Dims{seq, embed_dim()};
-  Tensor result = Tensor::uninitialized(context, dtype(), shape);
-  copy(context, out.view().reshape(shape), result);
   context.synchronize();
-  return result;
 }
 
 void TensorParallelAttention::forward(const Context& context, const ConstTensorView& x,

@@ -83,20 +83,20 @@ KvCacheOptions TensorParallelLatentAttention::cache_options(std::int64_t batch,
   return latent::cache_options(whole_, batch, format);
 }
 
-Tensor TensorParallelLatentAttention::forward_ranks(const Context& context,
-                                                    const LayerInputs& inputs,
-                                                    const LayerCall& call,
-                                                    SavedForward* saved) const {
+void TensorParallelLatentAttention::run_forward(const Context& context, const LayerInputs& inputs,
+                                                const LayerCall& call, LayerOutput& out,
+                                                SavedForward* saved) const {
   const Operation operation("TensorParallelLatentAttention::forward", context);
   const LatentHeads heads = own_heads();
   CheckedInputs checked;
-  Tensor out;
+  Tensor result;
   std::unique_ptr<TensorParallelSaved<Saved>> kept;
   run_collective(
       communicator(), operation,
       [&](CallSignature& signature) {
         checked = check_call(operation, *this, whole_, inputs, call);
         check_no_weights(operation, call);
+        check_output(operation, *this, inputs, call, out);
         describe(context, signature);
         signature.add("query", inputs.query);
         signature.add("key", inputs.key);
@@ -108,16 +108,17 @@ Tensor TensorParallelLatentAttention::forward_ranks(const Context& context,
         AttendedHeads attended = attend_heads(context, heads, checked, own_call, saved != nullptr);
         Tensor all = gather_columns(context, ranks, merged(std::as_const(attended.attended)),
                                     whole_.num_heads * whole_.value_dim);
-        out = project_out(context, ranks, *this, plan_->out, all);
+        result = with_shape(context, project_out(context, ranks, *this, plan_->out, all),
+                            inputs.query.shape());
         if (saved == nullptr) return;
         kept = std::make_unique<TensorParallelSaved<Saved>>(*this, identity_);
         kept->batched = inputs.query.rank() == 3;
         keep_forward(context, checked, own_call, attended, *kept);
         kept->all_attended = std::move(all);
       },
-      [] {});
+      [&] { out.publish(context, std::move(result)); });
   if (saved != nullptr) *saved = SavedForward(std::move(kept));
-  return Tensor::copy_of(context, out.view().reshape(inputs.query.shape()));
+  context.synchronize();
 }
 
 void TensorParallelLatentAttention::forward(const Context& context, const ConstTensorView& x,
@@ -154,18 +155,19 @@ void TensorParallelLatentAttention::forward(const Context& context, const ConstT
       });
 }
 
-InputGradients TensorParallelLatentAttention::backward(const Context& context,
-                                                       const ConstTensorView& grad_out,
-                                                       const SavedForward& saved) {
+void TensorParallelLatentAttention::run_backward(const Context& context,
+                                                 const ConstTensorView& grad_out,
+                                                 const SavedForward& saved,
+                                                 InputGradientOutputs& gradients) {
   const Operation operation("TensorParallelLatentAttention::backward", context);
   const TensorParallelSaved<Saved>* state = nullptr;
   std::optional<HeadsBackward> backward;
-  InputGradients gradients;
+  InputGradientOutputs results;
   run_collective(
       communicator(), operation,
       [&](CallSignature& signature) {
         state = &check_backward<TensorParallelSaved<Saved>>(operation, *this, saved, identity_,
-                                                            &Saved::x, grad_out);
+                                                            grad_out, gradients);
         describe(context, signature);
         signature.add("grad_out", grad_out);
         signature.add("key", state->self ? ConstTensorView() : state->key);
@@ -176,11 +178,15 @@ InputGradients TensorParallelLatentAttention::backward(const Context& context,
         });
         backward->run(project_out_backward(context, call, *this, plan_->out, state->all_attended,
                                            grad_out, state->attended.shape(), backward->pending()));
-        gradients = backward->finished();
+        results = gradients.staged();
+        backward->finish(results);
         context.synchronize();
       },
-      [&] { backward->pending().commit(); });
-  return gradients;
+      [&] {
+        gradients.publish(context, results.take());
+        backward->pending().commit();
+        context.synchronize();
+      });
 }
 
 }  // namespace ladon

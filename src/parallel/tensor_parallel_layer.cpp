@@ -27,19 +27,6 @@ Parameter& TensorParallelLayer::add_parameter(const std::string& name, DType dty
   return parameters_.back() = Parameter::zeros_without_gradient(name, dtype, own);
 }
 
-Tensor TensorParallelLayer::forward(const Context& context, const LayerInputs& inputs,
-                                    const LayerCall& call) const {
-  return forward_ranks(context, inputs, call, nullptr);
-}
-
-TrainingForward TensorParallelLayer::forward_training(const Context& context,
-                                                      const LayerInputs& inputs,
-                                                      const LayerCall& call) const {
-  SavedForward saved;
-  Tensor out = forward_ranks(context, inputs, call, &saved);
-  return {std::move(out), std::move(saved)};
-}
-
 TensorParallelLayer::Slice TensorParallelLayer::slice_of(std::string_view name, int rank) const {
   static_cast<void>(parameter(name));  // throws where there is none
   const Cut& cut = cuts_[static_cast<std::size_t>(index_of(parameters_, name))];

@@ -191,7 +191,7 @@ void load_training(const Context& context, const std::filesystem::path& path, At
   Loaded loaded;
   const auto read = [&] {
     check_optimiser(operation, layer, optimiser);
-    loaded = read_training(context, path, layer, optimiser);
+    loaded = as_part_of(kLoad, [&] { return read_training(context, path, layer, optimiser); });
   };
   if (const TensorParallelLayer* const parallel = as_parallel(layer)) {
     run_collective(

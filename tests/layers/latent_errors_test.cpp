@@ -74,7 +74,7 @@ TEST(LatentErrors, Options) {
             "LatentAttention: form: got 9, expected a LatentForm");
   EXPECT_NE(message_of([](O& o) { o.rope.base = -1; }).find("base"), std::string::npos);
   EXPECT_EQ(message_of([](O& o) { o.rope.frequencies = {1}; }),
-            "rope_frequencies: frequencies: got 1 of them, expected 2, one for each pair of "
+            "LatentAttention: rope.frequencies: got 1 of them, expected 2, one for each pair of "
             "rotary_dim 4");
   EXPECT_EQ(message_of([](O& o) {
               o.rope_dim = 0;

@@ -82,6 +82,19 @@ void expect_training_to_survive(const std::string& name, Layer layer) {
       name + " forward_training", state, [&] { layer.forward_training(context, {.query = x}); }, 5);
   expect_all_or_nothing(
       name + " backward", state, [&] { layer.backward(context, x, made.saved); }, 5);
+  Tensor out(DType::kF32, x.shape());
+  const auto state_and_out = [&] {
+    Numbers all = numbers_of(layer);
+    all.push_back(elements_of(out));
+    return all;
+  };
+  expect_all_or_nothing(
+      name + " forward_training to memory", state_and_out,
+      [&] { layer.forward_training(context, {.query = x}, {}, out); }, 5);
+  set_elements(context, out, std::vector<double>(static_cast<std::size_t>(out.num_elements()), 7));
+  expect_all_or_nothing(
+      name + " backward to memory", state_and_out,
+      [&] { layer.backward(context, x, made.saved, {.query = out}); }, 5);
   expect_all_or_nothing(
       name + " copy", state, [&] { const Layer copied(layer); }, 5);
   expect_all_or_nothing(

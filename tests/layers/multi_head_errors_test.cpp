@@ -145,7 +145,7 @@ TEST(MultiHeadErrors, RotaryDims) {
 TEST(MultiHeadErrors, RopesThatNoCallCouldUse) {
   const auto refuse = [](const RopeOptions& rope, const std::string& message) {
     expect_refused([&](Options& options) { options.rope = rope; }, message,
-                   ErrorCode::kInvalidArgument, "rope_frequencies: ");
+                   ErrorCode::kInvalidArgument, "MultiHeadAttention: rope.");
   };
   refuse({.base = 0}, "base: got 0, expected a positive finite number");
   refuse({.base = -10000}, "base: got -10000, expected a positive finite number");
@@ -222,7 +222,7 @@ TEST(MultiHeadErrors, SizesThatCannotBe) {
         options.num_heads = options.num_kv_heads = 1;
       },
       "rotary_dim: got 9223372036854775806, expected a size that fits the memory",
-      ErrorCode::kOutOfMemory, "rope_frequencies: ");
+      ErrorCode::kOutOfMemory, "MultiHeadAttention: rope.");
 }
 
 // ---- parameters ------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ TEST(MultiHeadErrors, UnknownParameters) {
             start + "\"q_proj\", " + known);
   const Tensor value(DType::kF32, {8});
   EXPECT_EQ(error_of([&] { layer.set_parameter(host_context(), "q_proj.bias", value); }),
-            start + "\"q_proj.bias\", " + known);
+            "MultiHeadAttention::set_parameter: name: got \"q_proj.bias\", " + known);
   EXPECT_FALSE(layer.has_parameter("q_proj.bias"));
   sentinel.expect_unchanged();
 }

@@ -378,7 +378,7 @@ TEST_F(LatentConfig, ConvertedModels) {
   EXPECT_EQ(changed(R"([1.5,0.25,0.75])", "3"),
             "ladon_latent.frequencies: got 3, expected a list for each layer");
   EXPECT_EQ(changed(R"("magnitudes":[1.5,1.25])", R"("magnitudes":[1.5,-1])"),
-            "rope_frequencies: magnitude: got -1, expected a positive finite number");
+            "LatentAttention: rope.magnitude: got -1, expected a positive finite number");
   EXPECT_NE(error_of([&] { describe(with(R"("causal")", R"("cousal")", "ladon_latent")); },
                      ErrorCode::kUnsupported)
                 .find("ladon_latent.cousal"),

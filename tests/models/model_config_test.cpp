@@ -234,7 +234,7 @@ TEST_F(ModelConfig, OptionsThatMakeNoLayer) {
       "MultiHeadAttention: rope.rotary_dim: got 0 for all of a head_dim of 7, expected an even "
       "number");
   EXPECT_EQ(refusal(llama(R"("rope_theta":-1)")),
-            "rope_frequencies: base: got -1, expected a positive finite number");
+            "MultiHeadAttention: rope.base: got -1, expected a positive finite number");
   EXPECT_EQ(refusal(llama(R"("attention_dropout":1.5)")),
             "MultiHeadAttention: dropout: got 1.5, expected a number in [0, 1)");
   EXPECT_EQ(refusal(R"({"model_type":"gemma2","hidden_size":8,"num_attention_heads":2,"head_dim":4,

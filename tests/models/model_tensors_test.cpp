@@ -175,21 +175,25 @@ TEST_F(ModelTensors, ShardsThatDisagreeOrAreCutShort) {
     swapped[at + 5] = '2';
   }
   write_bytes(temp_ / "model.safetensors.index.json", swapped);
-  EXPECT_EQ(refusal(0).substr(0, 20), "ShardedSafetensors: ");
+  EXPECT_TRUE(refusal(0).starts_with("load_attention: " + temp_.path().string()));
   write_bytes(temp_ / "model.safetensors.index.json", index);
   for (const std::size_t length : {second.size() - 1, second.size() / 2, std::size_t{9}}) {
     write_bytes(temp_ / kSecond, std::string_view(second).substr(0, length));
-    EXPECT_TRUE(refusal(0).starts_with("SafetensorsFile: " + (temp_ / kSecond).string())) << length;
+    EXPECT_TRUE(refusal(0).starts_with("load_attention: " + (temp_ / kSecond).string())) << length;
   }
   std::filesystem::remove(temp_ / kSecond);
   EXPECT_EQ(refusal(0),
-            "SafetensorsFile: " + (temp_ / kSecond).string() +
+            "load_attention: " + (temp_ / kSecond).string() +
                 ": got \"No such file or directory\", expected a file that can be read");
   std::filesystem::remove(temp_ / "model.safetensors.index.json");
-  EXPECT_EQ(refusal(0), "ShardedSafetensors: " + temp_.path().string() +
+  EXPECT_EQ(refusal(0), "load_attention: " + temp_.path().string() +
                             ": got neither model.safetensors nor model.safetensors.index.json, "
                             "expected a folder with one of them");
   EXPECT_TRUE(std::filesystem::exists(temp_ / kFirst));
+  std::filesystem::remove(temp_ / "config.json");
+  EXPECT_EQ(refusal(0),
+            "load_attention: " + (temp_ / "config.json").string() +
+                ": got \"No such file or directory\", expected a file that can be read");
 }
 
 TEST_F(ModelTensors, AFileThatIsShortenedMeanwhile) {

@@ -183,9 +183,9 @@ TEST_F(TorchAttention, Refusals) {
   };
   const TorchAttentionOptions usual{.num_heads = kHeads};
   EXPECT_EQ(refusal(state("", true), {}, ErrorCode::kInvalidArgument),
-            "MultiHeadAttention: num_heads: got 0, expected 1 or more");
+            "load_torch_attention: num_heads: got 0, expected 1 or more");
   EXPECT_EQ(refusal(state("", true), {.num_heads = 5}, ErrorCode::kInvalidArgument),
-            "MultiHeadAttention: num_heads: got 5, expected a divisor of embed_dim = 24 because "
+            "load_torch_attention: num_heads: got 5, expected a divisor of embed_dim = 24 because "
             "head_dim is not given");
   EXPECT_EQ(
       refusal(with(state("", true), "bias_k", {1, 1, kEmbed}), usual, ErrorCode::kUnsupported),
@@ -206,7 +206,7 @@ TEST_F(TorchAttention, Refusals) {
             "tensor \"in_proj_bias\": got [24], expected [72]");
   EXPECT_EQ(error_of([&] { load_torch_attention(host_context(), temp_ / "none", usual); },
                      ErrorCode::kIo),
-            "SafetensorsFile: " + (temp_ / "none").string() +
+            "load_torch_attention: " + (temp_ / "none").string() +
                 ": got \"No such file or directory\", expected a file that can be read");
 
   using Options = MultiHeadAttentionOptions;

@@ -137,6 +137,9 @@ TEST_F(RankLayers, TensorParallelLayers) {
     expect_refused(forward, "query", [&] { layer->forward(cpu_, device_x_); });
     expect_refused(forward, "key", [&] { layer->forward(cpu_, {.query = x_, .key = device_x_}); });
     expect_refused(forward, "query", [&] { layer->forward_training(cpu_, {.query = device_x_}); });
+    expect_refused(forward, "out", [&] { layer->forward(cpu_, x_, {}, device_x_); });
+    expect_refused(forward, "out",
+                   [&] { layer->forward_training(cpu_, {.query = x_}, {}, device_x_); });
     KvCache here = KvCache::contiguous(cpu_, layer->cache_options());
     KvCache there = KvCache::contiguous(device_, layer->cache_options());
     layer->eval();
@@ -147,6 +150,8 @@ TEST_F(RankLayers, TensorParallelLayers) {
     const TrainingForward kept = layer->forward_training(cpu_, {.query = x_});
     expect_refused(name + "::backward", "grad_out",
                    [&] { layer->backward(cpu_, device_x_, kept.saved); });
+    expect_refused(name + "::backward", "gradients.query",
+                   [&] { layer->backward(cpu_, x_, kept.saved, {.query = device_x_}); });
     const Parameter& first = layer->named_parameters().front();
     const Tensor weight = device(DType::kF32, first.value.shape());
     expect_refused(name + "::set_parameter", first.name,
@@ -194,6 +199,15 @@ TEST_F(RankLayers, LatentsOverRanks) {
       context_parallel_forward_training(cpu_, rank(), layer, {.query = x_}, plan);
   expect_refused("context_parallel_backward", "grad_out",
                  [&] { context_parallel_backward(cpu_, rank(), layer, device_x_, kept.saved); });
+  expect_refused(over, "out", [&] {
+    context_parallel_forward(cpu_, rank(), layer, {.query = x_}, plan, {}, device_x_);
+  });
+  expect_refused(over, "out", [&] {
+    context_parallel_forward_training(cpu_, rank(), layer, {.query = x_}, plan, {}, device_x_);
+  });
+  expect_refused("context_parallel_backward", "gradients.query", [&] {
+    context_parallel_backward(cpu_, rank(), layer, x_, kept.saved, {.query = device_x_});
+  });
   layer.to(device_);
   expect_refused(over, "layer",
                  [&] { context_parallel_forward(cpu_, rank(), layer, {.query = x_}, plan); });

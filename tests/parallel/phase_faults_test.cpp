@@ -104,10 +104,10 @@ class LayerBackward final : public Phase {
 
   void call(const Context& context, bool odd) override {
     const ConstTensorView grad = odd ? longer_.view() : x_.view();
-    layer_.backward(context, grad, saved_);
+    layer_.backward(context, grad, saved_, {.query = dx_});
   }
   std::string state() const override {
-    std::string all;
+    std::string all = hash_of(dx_);
     for (const Parameter& parameter : layer_.named_parameters()) all += hash_of(parameter.gradient);
     return all;
   }
@@ -116,7 +116,25 @@ class LayerBackward final : public Phase {
   TensorParallelAttention layer_;
   const Tensor x_ = normal(DType::kF32, {1, kTokens, kEmbed}, 1);
   const Tensor longer_ = normal(DType::kF32, {1, kTokens + 1, kEmbed}, 1);
+  Tensor dx_{DType::kF32, {1, kTokens, kEmbed}};
   SavedForward saved_;
+};
+
+class LayerForward final : public Phase {
+ public:
+  explicit LayerForward(Communicator& ranks) : layer_(ranks, layer_options()) {
+    layer_.set_whole_parameters(host_context(), MultiHeadAttention(layer_options(), 5));
+  }
+
+  void call(const Context& context, bool odd) override {
+    layer_.forward_training(context, {.query = x_}, {.causal = !odd}, out_);
+  }
+  std::string state() const override { return hash_of(out_); }
+
+ private:
+  TensorParallelAttention layer_;
+  const Tensor x_ = normal(DType::kF32, {1, kTokens, kEmbed}, 1);
+  Tensor out_{DType::kF32, {1, kTokens, kEmbed}};
 };
 
 class LayerDecode final : public Phase {
@@ -216,8 +234,8 @@ INSTANTIATE_TEST_SUITE_P(
                     phase<Attention>("backward_all_gather", ContextScheme::kAllGather, true),
                     phase<Attention>("backward_ring", ContextScheme::kRing, true),
                     phase<Attention>("backward_ulysses", ContextScheme::kUlysses, true),
-                    phase<LayerBackward>("backward_layer"), phase<LayerDecode>("decode_heads"),
-                    phase<SpreadDecode>("decode_sequence"),
+                    phase<LayerForward>("forward_layer"), phase<LayerBackward>("backward_layer"),
+                    phase<LayerDecode>("decode_heads"), phase<SpreadDecode>("decode_sequence"),
                     phase<SpreadLatentDecode>("decode_latents")),
     [](const auto& tested) { return std::string(tested.param.name); });
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ladon
+import ladon.distributed
 
 CONFIG = {
     "model_type": "llama",
@@ -51,6 +52,35 @@ def test_load(folder, random):
     assert ladon.load_attention(folder, 0, dtype="f64").dtype == "f64"
     with pytest.raises(ladon.Error, match="layer_index"):
         ladon.load_attention(folder, 2)
+
+
+def test_errors_name_the_function_that_was_called(folder, tmp_path):
+    """Not those that it calls in turn."""
+    (ranks,) = ladon.distributed.make_thread_communicators(1)
+    with pytest.raises(ladon.InvalidArgumentError, match="^plan: length: got -3"):
+        ladon.plan(length=-3, num_layers=2, num_heads=2, head_dim=2)
+    layer = ladon.MultiHeadAttention(embed_dim=8, num_heads=2)
+    nowhere = folder / "nowhere"
+    for name, call in {
+        "load_attention": lambda path: ladon.load_attention(path, 0),
+        "describe_model": ladon.describe_model,
+        "plan": lambda path: ladon.plan(path, length=3),
+        "load_torch_attention": lambda path: ladon.load_torch_attention(path, num_heads=2),
+        "load_training": lambda path: ladon.distributed.load_training(path, layer, ladon.AdamW(layer)),
+        "load_tensor_parallel_attention": lambda path: ladon.distributed.load_tensor_parallel_attention(ranks, path, 0),
+    }.items():
+        with pytest.raises(FileNotFoundError, match=f"^{name}: .*nowhere"):
+            call(nowhere)
+    with pytest.raises(ladon.Error, match="^MultiHeadAttention: rope.scaling.factor: got 0"):
+        ladon.MultiHeadAttention(embed_dim=8, num_heads=2, rope={"scaling": {"kind": "llama3", "factor": 0}})
+    with pytest.raises(ladon.Error, match='^MultiHeadAttention.set_parameter: name: got "w", expected one of q_proj'):
+        layer.set_parameter("w", np.zeros(3))
+    pages = np.zeros((3, 4, 2, 4), "f4")
+    with pytest.raises(ladon.Error, match="^paged_attention: cache: sequence 0: got page 9"):
+        ladon.paged_attention(np.zeros((1, 1, 4, 4), "f4"), pages, pages, [[9]], [4])
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ladon.FileError, match="^load_attention: .* got neither model.safetensors nor"):
+        ladon.load_attention(folder, 0)
 
 
 def test_refusals(folder):

@@ -62,6 +62,51 @@ def test_results_share_no_copy():
     assert isinstance(ladon.attention(x, x, x), torch.Tensor)
 
 
+def test_outputs_that_autograd_would_not_record_are_refused():
+    """Not ignored: a caller would read an array that was never written."""
+    (x,) = tensors((1, 3, 2, 4), dtype=torch.float32)
+    out = torch.empty_like(x)
+    for name, call in (("attention", lambda: lt.attention(x, x, x, out=out)), ("rope", lambda: lt.rope(x, out=out))):
+        with pytest.raises(ValueError, match=f"^ladon.torch.{name}: out: got a tensor, expected none"):
+            call()
+    module = lt.MultiHeadAttention(embed_dim=8, num_heads=2)
+    x = torch.randn(1, 3, 8)
+    out = torch.empty_like(x)
+    with pytest.raises(ValueError, match="^ladon.torch.MultiHeadAttention: out: got a tensor, expected none"):
+        module(x, out=out)
+    with torch.no_grad():
+        assert module(x, out=out) is out and torch.equal(out, module(x))
+
+
+def test_transforms_of_functions_are_refused():
+    """By name. Forward-mode tangents were lost without a word: the derivative came out as 0."""
+    (x,) = tensors((3, 1, 4, 2, 8), dtype=torch.float32, grad=False)
+    tokens = torch.randn(3, 1, 4, 16)
+    mine, drop_in = lt.MultiHeadAttention(embed_dim=16, num_heads=2), lt.MultiheadAttention(16, 2, batch_first=True)
+    cases = [
+        ("attention", lambda a: lt.attention(a, a, a), x),
+        ("attention", lambda a: lt.scaled_dot_product_attention(a, a, a), x),
+        ("rope", lt.rope, x),
+        ("MultiHeadAttention", mine, tokens),
+        ("attention", lambda a: drop_in(a, a, a)[0], tokens),
+    ]
+    for name, function, inputs in cases:
+        for call in (
+            lambda f=function, a=inputs: torch.vmap(f)(a),
+            lambda f=function, a=inputs: torch.func.grad(lambda t: f(t).sum())(a[0]),
+            lambda f=function, a=inputs: torch.func.jvp(f, (a[0],), (a[0],)),
+        ):
+            with pytest.raises(ladon.UnsupportedError, match=f"^ladon.torch.{name}: got a call inside a transform"):
+                call()
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(inputs[0], inputs[0])
+            with pytest.raises(ladon.UnsupportedError, match=f"^ladon.torch.{name}: got a tensor with a tangent"):
+                function(dual)
+        assert function(inputs[0]).shape == inputs[0].shape
+    parameters = {name: value.detach() for name, value in mine.named_parameters()}
+    assert torch.equal(torch.func.functional_call(mine, parameters, (tokens[0],)), mine(tokens[0]))
+
+
 def test_bfloat16_tensors():
     q, k, v = tensors((1, 5, 4, 8), (1, 5, 2, 8), (1, 5, 2, 8), dtype=torch.bfloat16, grad=False)
     out = ladon.attention(q, k, v)

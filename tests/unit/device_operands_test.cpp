@@ -239,13 +239,38 @@ TEST_F(LayerOperands, WholeSequences) {
     refused("key", {.query = x_, .key = device_x_});
     refused("mask", {.query = x_}, {.mask = mask});
     refused("bias", {.query = x_}, {.bias = bias});
+    expect_refused(forward, "out", [&] { layer->forward(cpu_, x_, {}, device_x_); });
+    expect_refused(forward, "out",
+                   [&] { layer->forward_training(cpu_, {.query = x_}, {}, device_x_); });
     layer->to(device_);
+    expect_refused(
+        forward, "out", [&] { layer->forward(device_, device_x_, {}, x_); }, true);
     expect_refused(
         forward, "query", [&] { layer->forward(device_, x_); }, true);
     layer->to(cpu_);
   }
   expect_refused("MultiHeadAttention::forward", "value",
                  [&] { multi_head_.forward(cpu_, {.query = x_, .key = x_, .value = device_x_}); });
+}
+
+TEST_F(LayerOperands, GradientsOfInputs) {
+  for (AttentionLayer* layer :
+       {static_cast<AttentionLayer*>(&multi_head_), static_cast<AttentionLayer*>(&latent_)}) {
+    const std::string backward = std::string(layer->type_name()) + "::backward";
+    const bool has_value = layer == &multi_head_;
+    LayerInputs inputs{.query = x_, .key = x_};
+    if (has_value) inputs.value = x_;
+    const SavedForward saved = layer->forward_training(cpu_, inputs).saved;
+    const auto refused = [&](const char* argument, const InputGradientViews& gradients) {
+      expect_refused(backward, argument, [&] { layer->backward(cpu_, x_, saved, gradients); });
+    };
+    refused("gradients.query", {.query = device_x_});
+    refused("gradients.key", {.key = device_x_});
+    if (has_value) refused("gradients.value", {.value = device_x_});
+    for (const Parameter& parameter : layer->named_parameters()) {
+      EXPECT_EQ(parameter.gradient.rank(), 0) << parameter.name;
+    }
+  }
 }
 
 TEST_F(LayerOperands, CachedCalls) {

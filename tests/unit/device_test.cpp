@@ -204,6 +204,9 @@ TEST_F(DeviceLayers, LayersRefuseWhatIsElsewhere) {
     const TrainingForward kept = layer->forward_training(cpu_, {.query = x_});
     expect_refused(name + "::backward", "grad_out",
                    [&] { layer->backward(cpu_, device_x_, kept.saved); });
+    expect_refused(forward, "out", [&] { layer->forward(cpu_, x_, {}, out); });
+    expect_refused(name + "::backward", "gradients.query",
+                   [&] { layer->backward(cpu_, x_, kept.saved, {.query = out}); });
     const Tensor weight = device(DType::kF32, layer->named_parameters()[0].value.shape());
     const std::string weight_name = layer->named_parameters()[0].name;
     expect_refused(name + "::set_parameter", weight_name,
