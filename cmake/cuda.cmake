@@ -69,6 +69,12 @@ function(ladon_add_cuda target)
   set(hot_sources ${kernel_sources})
   list(FILTER hot_sources EXCLUDE REGEX "_careful_")
   set_property(SOURCE ${hot_sources} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=--warn-on-spills)
+  # What ptxas reports of Hopper's kernels is kept for the test hopper_ptxas, which need not compile them again.
+  set(hopper_sources ${kernel_sources})
+  list(FILTER hopper_sources INCLUDE REGEX "/hopper/")
+  set_property(SOURCE ${hopper_sources} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=-v)
+  set_property(TARGET ${target} PROPERTY CUDA_COMPILER_LAUNCHER
+    ${PROJECT_SOURCE_DIR}/tools/keep_ptxas_log.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})
   if(LADON_WERROR)
     target_compile_options(${target} PRIVATE
       "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings>")

@@ -1,20 +1,14 @@
 #!/usr/bin/env bash
-# Fails where the assembler serialises the tensor cores' products of a kernel (its remarks C75xx, which
-# are not warnings), or spills its registers.
-# Usage: check_ptxas.sh NVCC FILE.cu...
+# Fails where the assembler serialised the tensor cores' products of a kernel (its remarks C75xx, which
+# are not warnings), or spilled its registers. The build kept what it said (tools/keep_ptxas_log.sh).
+# Usage: check_ptxas.sh OBJECT...
 set -euo pipefail
-nvcc=$1
-shift
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-for file in "$@"; do
-  "$nvcc" -std=c++20 -DNDEBUG --expt-relaxed-constexpr --extended-lambda --fmad=false -cubin -o /dev/null \
-    -gencode arch=compute_90a,code=sm_90a -Xptxas=-v -Isrc -Iinclude "$file" >>"$log" 2>&1 ||
-    { cat "$log" && exit 1; }
+logs=("${@/%/.ptxas}")
+for log in "${logs[@]}"; do
+  grep -q 'Compiling entry function' "$log" || { echo "check_ptxas: $log names no kernel" && exit 1; }
 done
-if grep -E '\(C75[0-9]+\)|[1-9][0-9]* bytes spill' "$log"; then
+if grep -E '\(C75[0-9]+\)|[1-9][0-9]* bytes spill' "${logs[@]}"; then
   echo "check_ptxas: see above"
   exit 1
 fi
-echo "$# files, $(grep -c 'Compiling entry function' "$log") kernels: no product is serialised, no register spilled"
+echo "$# files, $(cat "${logs[@]}" | grep -c 'Compiling entry function') kernels: no product is serialised, no register spilled"

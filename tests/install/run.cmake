@@ -108,10 +108,13 @@ elseif(STEP STREQUAL "deb")
     -D CMAKE_PREFIX_PATH=${packed}/tree/usr -D EXPECTED_VERSION=${LADON_VERSION})
 
 elseif(STEP STREQUAL "add_subdirectory")
+  string(TOUPPER "${CONFIG}" config)
   # Shared, since the installed tree is static: both kinds are then known to link. The folder is
-  # kept, so that only the first run compiles the library. Without CUDA, which takes minutes.
+  # kept, so that only the first run compiles the library. Without CUDA, which takes minutes, and hardly
+  # optimised: this is about linking, and the other tests run what is shipped.
   build_consumer(add_subdirectory -D LADON_SOURCE_DIR=${LADON_SOURCE_DIR} -D BUILD_SHARED_LIBS=ON
-    -D LADON_CUDA=OFF)
+    -D LADON_CUDA=OFF -D LADON_PRECOMPILE=ON -D LADON_KERNEL_LEVEL=-O1
+    "-DCMAKE_CXX_FLAGS_${config}=-O1 -DNDEBUG")
 
 else()
   message(FATAL_ERROR "STEP is '${STEP}'")

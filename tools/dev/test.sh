@@ -68,17 +68,19 @@ test_with() {
       directory=$directory-$(basename "$compiler")
       ;;
   esac
-  local python=(-DLADON_PYTHON=OFF)
+  local python=(-DLADON_PYTHON=OFF) torch=''
   if [[ -n $sanitize ]]; then
     say "skipped: the Python tests, because the interpreter has no sanitizer in it"
   elif prepare_python; then
     python=(-DLADON_PYTHON=ON -DPython_EXECUTABLE="$PWD/$python_environment/bin/python")
-    [[ -z ${LADON_TEST_TORCH:-} ]] || prepare_torch
+    # Only the tests need PyTorch: it is fetched while the compiler works.
+    [[ -z ${LADON_TEST_TORCH:-} ]] || { prepare_torch & torch=$!; }
   fi
   local cuda=(-DLADON_CUDA=AUTO)
   [[ -z $sanitize ]] || cuda=()
   configure "$preset" "$directory" -DCMAKE_CXX_COMPILER="$compiler" "${cuda[@]}" "${python[@]}"
   build "$directory"
+  [[ -z $torch ]] || wait "$torch"
 
   if [[ $sanitize == thread ]] && setarch -R true 2>/dev/null; then
     runner=(setarch -R)  # older thread sanitizers die where addresses are randomised widely
