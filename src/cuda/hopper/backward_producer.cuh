@@ -121,8 +121,8 @@ class BackwardProducer {
                                              const CUtensorMap& map, std::int64_t first_row,
                                              std::int32_t head, const Barrier& barrier) {
     for (int box = 0; box < kBoxes; ++box) {
-      copy_box(shared_address(to[box]), map, box * kBoxColumns, static_cast<int>(first_row), head,
-               barrier);
+      copy_box(shared_address(to[box]), map,
+               {.x = box * kBoxColumns, .y = static_cast<int>(first_row), .z = head}, barrier);
     }
   }
 

@@ -34,13 +34,20 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+/// The first element of a box, in the coordinates of a tensor map.
+struct BoxStart {
+  int x = 0;
+  int y = 0;
+  int z = 0;
+};
+
 /// Starts a copy whose bytes `barrier` waits for. One thread calls it.
-__device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& map, int x, int y,
-                                         int z, const Barrier& barrier) {
+__device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& map,
+                                         const BoxStart& start, const Barrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier.address())
+      "l"(&map), "r"(start.x), "r"(start.y), "r"(start.z), "r"(barrier.address())
       : "memory");
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "cuda/hopper/barrier.cuh"
+#include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/hopper/l2_policy.h"
 
 namespace ladon::cuda::hopper {
@@ -44,24 +45,26 @@ __device__ __forceinline__ void arrive_at(const Barrier& barrier, unsigned rank)
 }
 
 /// copy_box() with a policy.
-__device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& map, int x, int y,
-                                         int z, const Barrier& barrier, L2Policy policy) {
+__device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& map,
+                                         const BoxStart& start, const Barrier& barrier,
+                                         L2Policy policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier.address()), "l"(policy)
+      "l"(&map), "r"(start.x), "r"(start.y), "r"(start.z), "r"(barrier.address()), "l"(policy)
       : "memory");
 }
 
 /// The same to all blocks of the cluster whose bit is in `ranks`: to the same place in the shared
 /// memory of each, where the same barrier waits for the bytes.
 __device__ __forceinline__ void copy_box_to(std::uint16_t ranks, std::uint32_t to,
-                                            const CUtensorMap& map, int x, int y, int z,
+                                            const CUtensorMap& map, const BoxStart& start,
                                             const Barrier& barrier, L2Policy policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier.address()), "h"(ranks), "l"(policy)
+      "l"(&map), "r"(start.x), "r"(start.y), "r"(start.z), "r"(barrier.address()), "h"(ranks),
+      "l"(policy)
       : "memory");
 }
 

@@ -123,8 +123,9 @@ class ForwardProducer {
     announce(sizeof memory_.queries[0]);
 #pragma unroll 1
     for (int box = 0; box < Memory::kHeadBoxes; ++box) {
-      copy_box(shared_address(memory_.queries[query_stage()][box]), params_.q, box * kBoxColumns,
-               noted.tile.heads.first, noted.query_row, memory_.query_barriers[query_stage()].full);
+      copy_box(shared_address(memory_.queries[query_stage()][box]), params_.q,
+               {.x = box * kBoxColumns, .y = noted.tile.heads.first, .z = noted.query_row},
+               memory_.query_barriers[query_stage()].full);
     }
     if constexpr (Shape::kQueryStages > 1) copy_keys(noted, 0);
     ++announced_;
@@ -169,8 +170,8 @@ class ForwardProducer {
     barriers[stage].full.arrive_expecting(sizeof buffers[0]);
 #pragma unroll 1
     for (int box = 0; box < kBoxes; ++box) {
-      copy_box(shared_address(buffers[stage][box]), map, box * kBoxColumns, row, head,
-               barriers[stage].full);
+      copy_box(shared_address(buffers[stage][box]), map,
+               {.x = box * kBoxColumns, .y = row, .z = head}, barriers[stage].full);
     }
   }
 

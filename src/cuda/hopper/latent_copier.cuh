@@ -102,8 +102,8 @@ class LatentCopier {
     memory_.rope_barriers.empty.wait((number & 1U) ^ 1U);
     expect(row, full, 1);
     if (row == kNoRow) return;
-    copy_box(shared_address(memory_.rope) + offset(), params_.latents, kValueBoxes * kBoxColumns,
-             row, work_.kv_head, full, params_.policy);
+    copy_box(shared_address(memory_.rope) + offset(), params_.latents,
+             {.x = kValueBoxes * kBoxColumns, .y = row, .z = work_.kv_head}, full, params_.policy);
   }
   __device__ __forceinline__ void copy_latents(int row, unsigned number) {
     const int stage = stage_of(number);
@@ -114,18 +114,20 @@ class LatentCopier {
     if (row == kNoRow) return;
     const int first_box = kTiles == 1 ? 0 : static_cast<int>(cluster_rank()) * kOwnBoxes;
     std::uint32_t to = shared_address(memory_.latents[stage][first_box]) + offset();
-    if (params_.has_wide_boxes) return copy(to, params_.wide_latents, 0, row, first_box, full);
+    if (params_.has_wide_boxes) {
+      return copy(to, params_.wide_latents, {.x = 0, .y = row, .z = first_box}, full);
+    }
 #pragma unroll 1
     for (int box = first_box; box < first_box + kOwnBoxes; ++box, to += kBoxBytes) {
-      copy(to, params_.latents, box * kBoxColumns, row, work_.kv_head, full);
+      copy(to, params_.latents, {.x = box * kBoxColumns, .y = row, .z = work_.kv_head}, full);
     }
   }
-  __device__ __forceinline__ void copy(std::uint32_t to, const CUtensorMap& map, int x, int y,
-                                       int z, const Barrier& full) const {
+  __device__ __forceinline__ void copy(std::uint32_t to, const CUtensorMap& map,
+                                       const BoxStart& start, const Barrier& full) const {
     if constexpr (kTiles == 1) {
-      copy_box(to, map, x, y, z, full, params_.policy);
+      copy_box(to, map, start, full, params_.policy);
     } else {
-      copy_box_to(kAll, to, map, x, y, z, full, params_.policy);
+      copy_box_to(kAll, to, map, start, full, params_.policy);
     }
   }
 

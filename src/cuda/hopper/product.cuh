@@ -105,12 +105,12 @@ class ProductProducer {
                                        int k, unsigned head, const Barrier& barrier) {
     const auto row = static_cast<int>(tile) * kRows;
     if constexpr (kAlongK) {
-      copy_box(shared_address(to), map, k, row, static_cast<int>(head), barrier);
+      copy_box(shared_address(to), map, {.x = k, .y = row, .z = static_cast<int>(head)}, barrier);
     } else {
 #pragma unroll
       for (int first = 0; first < kRows; first += kBoxColumns) {
-        copy_box(shared_address(to + first * kBoxRowBytes), map, row + first, k,
-                 static_cast<int>(head), barrier);
+        copy_box(shared_address(to + first * kBoxRowBytes), map,
+                 {.x = row + first, .y = k, .z = static_cast<int>(head)}, barrier);
       }
     }
   }

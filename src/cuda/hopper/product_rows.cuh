@@ -158,10 +158,11 @@ class RowsProducer {
 #pragma unroll
       for (int j = 0; j < kBoxes; ++j) {
         if (maps_[j] == nullptr) continue;
-        copy_box(memory_.w_of(stage, box) + j * kBoxBytes, *maps_[j], k + box * kBoxColumns,
-                 features_[j], 0, full);
+        copy_box(memory_.w_of(stage, box) + j * kBoxBytes, *maps_[j],
+                 {.x = k + box * kBoxColumns, .y = features_[j], .z = 0}, full);
       }
-      copy_box(memory_.x_of(stage, box), params_.x, k + box * kBoxColumns, 0, 0, full);
+      copy_box(memory_.x_of(stage, box), params_.x, {.x = k + box * kBoxColumns, .y = 0, .z = 0},
+               full);
     }
     ring_.advance();
   }

@@ -56,7 +56,7 @@ using WideDims = MmaDims<256, 256, 2>;
 template <class Dims, bool kFull>
 struct MmaShared {
   using Parked = ParkedScores<Dims::kThreads>;
-  // The rules of a full kernel need memory of their own, so it has one stage: 99 KiB at most up to
+  // The rules of a full kernel need separate memory, so it has one stage: 99 KiB at most up to
   // 128 columns, which every GPU has, and 161 KiB at most above, which the large ones have.
   static constexpr int kStages = kFull || Dims::kHeadDim > 192 ? 1 : 2;
   static constexpr std::uint32_t kOther = Dims::kPairBytes;
@@ -117,10 +117,12 @@ struct TileLoader {
   __device__ void load_rows(std::int64_t head, std::int64_t token_begin, std::uint64_t live,
                             std::uint32_t tiles, int stage) const {
     const AttentionParams& call = params.call;
-    load_one<Dims::kHeadDim>(call.q, walk.sequence.q, head, token_begin, call.head_dim,
-                             params.aligned.q, live, tiles);
-    load_one<Dims::kValueDim>(call.dout, walk.sequence.dout, head, token_begin, call.value_dim,
-                              params.aligned.dout, live, tiles + Dims::Head::kBytes);
+    load_one<Dims::kHeadDim>(call.q,
+                             {.offset = walk.sequence.q, .head = head, .token = token_begin},
+                             call.head_dim, params.aligned.q, live, tiles);
+    load_one<Dims::kValueDim>(
+        call.dout, {.offset = walk.sequence.dout, .head = head, .token = token_begin},
+        call.value_dim, params.aligned.dout, live, tiles + Dims::Head::kBytes);
     if (threadIdx.x >= kTile) return;
     const std::int64_t token = token_begin + threadIdx.x;
     const bool exists = token < walk.sequence.query_len;
@@ -133,18 +135,19 @@ struct TileLoader {
   /// k and v of 64 keys.
   __device__ void load_keys(std::int64_t key_begin, std::uint64_t live, std::uint32_t tiles) const {
     const AttentionParams& call = params.call;
-    load_one<Dims::kHeadDim>(call.k, walk.sequence.k, walk.kv_head, key_begin, call.head_dim,
-                             params.aligned.k, live, tiles);
-    load_one<Dims::kValueDim>(call.v, walk.sequence.v, walk.kv_head, key_begin, call.value_dim,
-                              params.aligned.v, live, tiles + Dims::Head::kBytes);
+    load_one<Dims::kHeadDim>(call.k,
+                             {.offset = walk.sequence.k, .head = walk.kv_head, .token = key_begin},
+                             call.head_dim, params.aligned.k, live, tiles);
+    load_one<Dims::kValueDim>(call.v,
+                              {.offset = walk.sequence.v, .head = walk.kv_head, .token = key_begin},
+                              call.value_dim, params.aligned.v, live, tiles + Dims::Head::kBytes);
   }
 
   template <int kDim>
-  __device__ static void load_one(const Operand& operand, std::int64_t offset, std::int64_t head,
-                                  std::int64_t token, std::int64_t dim, bool aligned,
-                                  std::uint64_t live, std::uint32_t tile) {
-    const T* rows = static_cast<const T*>(operand.data) + offset + head * operand.head_stride +
-                    token * operand.token_stride;
+  __device__ static void load_one(const Operand& operand, const FirstRow& first, std::int64_t dim,
+                                  bool aligned, std::uint64_t live, std::uint32_t tile) {
+    const T* rows = static_cast<const T*>(operand.data) + first.offset +
+                    first.head * operand.head_stride + first.token * operand.token_stride;
     load_tile<T, kDim, Dims::kThreads>(rows, operand.token_stride, static_cast<int>(dim), aligned,
                                        live, tile);
   }

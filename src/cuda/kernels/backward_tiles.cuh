@@ -114,6 +114,13 @@ __device__ inline void load_tile(const T* rows, std::int64_t stride, int dim, bo
   }
 }
 
+/// Where a tile of an operand begins, in a sequence that begins at element `offset`.
+struct FirstRow {
+  std::int64_t offset = 0;
+  std::int64_t head = 0;
+  std::int64_t token = 0;
+};
+
 /// Scores of 16 own rows with kScoreRows other rows.
 using ScoreFragment = float[kScoreRows / 8][4];
 

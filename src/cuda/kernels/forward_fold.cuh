@@ -5,7 +5,7 @@
 // order is a multiplication and a multiply-add for each segment and column. 32 segments are read at
 // once, because one by one each would wait for memory; with four columns, eight.
 //
-// A kernel of its own. Where the block of threads that finished last folded its tile's segments,
+// A separate kernel. Where the block of threads that finished last folded its tile's segments,
 // the launch was saved, but few warps had all the work at the end (H200, 8192 tokens and 8 KV
 // heads: 35 us instead of 23 and 5), and every block waited for its stores to arrive (64 sequences:
 // 564 us instead of 518 and 12).
@@ -65,13 +65,24 @@ __device__ inline Fold<Compute> broadcast(const Fold<Compute>& fold, int lane) {
   return copy;
 }
 
+/// A fold of segments that were computed apart.
+template <class Compute, class Exp>
+struct FoldParams {
+  ForwardParams<Compute> forward;
+  Exp exp_of;
+  Compute unit;             // what a weight of 1 is in the sums
+  std::int64_t folded = 1;  // so many first segments are folded already: the last of them has all
+};
+
 /// Folds and stores columns first_column, first_column + 32, ... + 32 (kColumns - 1) of each lane
-/// in one row of a KV head, by one warp; with the first columns its lse. `unit` is what a weight of
-/// 1 is in the sums. Of the first `folded` segments, the last holds what they all are together.
+/// in one row of a KV head, by one warp; with the first columns its lse.
 template <int kColumns, class Compute, class Exp>
-__device__ inline void fold_columns(const ForwardParams<Compute>& params, const Sequence& sequence,
-                                    unsigned place, unsigned row, std::int64_t first_column,
-                                    Exp exp_of, Compute unit, std::int64_t folded) {
+__device__ inline void fold_columns(const FoldParams<Compute, Exp>& fold, const Sequence& sequence,
+                                    unsigned place, unsigned row, std::int64_t first_column) {
+  const ForwardParams<Compute>& params = fold.forward;
+  const Exp exp_of = fold.exp_of;
+  const Compute unit = fold.unit;
+  const std::int64_t folded = fold.folded;
   // Segments that are read at once.
   constexpr int kAtOnce = kWarp / kColumns;
   const AttentionParams& call = params.call;
@@ -121,10 +132,10 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
         // Those that do not exist change nothing. With a branch for each, every one would wait for
         // its shuffles.
         if (s % 8 == 0 && begin + s >= count) break;
-        const Fold<Compute> fold = broadcast(fold_of_own, begin + s);
-        total.sum = fold(total.sum, __shfl_sync(kAllLanes, state.sum, begin + s));
+        const Fold<Compute> step = broadcast(fold_of_own, begin + s);
+        total.sum = step(total.sum, __shfl_sync(kAllLanes, state.sum, begin + s));
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) sums[c] = fold(sums[c], added[s][c]);
+        for (int c = 0; c < kColumns; ++c) sums[c] = step(sums[c], added[s][c]);
       }
     }
     total.maximum = __shfl_sync(kAllLanes, fold_of_own.state.maximum, count - 1);
