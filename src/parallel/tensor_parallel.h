@@ -55,12 +55,19 @@ void check_no_weights(const Operation& operation, const LayerCall& call);
 Tensor project_out(const Context& context, CollectiveCall& call, const TensorParallelLayer& layer,
                    const LinearIndex& out, const ConstTensorView& all_attended);
 
+/// A backward call of project_out().
+struct OutputGradient {
+  const LinearIndex& out;
+  const Tensor& all_attended;
+  const ConstTensorView& grad_out;
+  const Dims& own_shape;  // of this rank's own attended values
+};
+
 /// The gradient of this rank's own attended values, in the layer's dtype. Adds to the gradients of
 /// the output projection.
 Tensor project_out_backward(const Context& context, CollectiveCall& call,
-                            const TensorParallelLayer& layer, const LinearIndex& out,
-                            const Tensor& all_attended, const ConstTensorView& grad_out,
-                            const Dims& own_shape, PendingGradients& pending);
+                            const TensorParallelLayer& layer, const OutputGradient& of,
+                            PendingGradients& pending);
 
 /// What forward_training() of a rank leaves for backward, besides what a whole layer would.
 template <class Saved>

@@ -38,9 +38,12 @@ InputGradients TensorParallelAttention::backward(const Context& context,
       },
       [&](CollectiveCall& call) {
         backward.emplace(context, *this, heads, *state, compute_dtype(dtype()));
-        const Tensor dattended =
-            project_out_backward(context, call, *this, plan_->out, state->all_attended, grad_out,
-                                 state->attended.shape(), backward->pending());
+        const Tensor dattended = project_out_backward(context, call, *this,
+                                                      {.out = plan_->out,
+                                                       .all_attended = state->all_attended,
+                                                       .grad_out = grad_out,
+                                                       .own_shape = state->attended.shape()},
+                                                      backward->pending());
         backward->run(dattended);
         const auto sum_up = [&](Tensor& sum) {
           if (sum.rank() == 0) return Tensor();
