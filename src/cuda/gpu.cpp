@@ -60,7 +60,7 @@ Gpu::Gpu(int index) : index_(index) {
   check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep), "Context");
   check(cudaStreamCreateWithFlags(&reclaim_, cudaStreamNonBlocking), "Context");
   check(cudaEventCreateWithFlags(&enqueued_, cudaEventDisableTiming), "Context");
-  // CUDA does not work in a forked child, which must not be asked for pointers there.
+  // CUDA does not work in a forked child: pointers must not be looked up there.
   static const int kForks = pthread_atfork(nullptr, nullptr, [] { used_gpus = 0; });
   static_cast<void>(kForks);
   used_gpus |= bit_of(index);

@@ -64,7 +64,7 @@ class Gpu {
   std::mutex mutex_;  // of what follows, and of recording and waiting for the event
   std::vector<cudaStream_t> streams_;
   int holds_ = 0;
-  std::vector<void*> held_;                                    // to be freed when nobody holds
+  std::vector<void*> held_;                                    // freed when there is no hold
   std::unordered_map<const void*, std::size_t> shared_bytes_;  // that kernels may use
   std::unordered_map<const void*, bool> waits_;
 };

@@ -45,7 +45,7 @@ class Metadata {
   friend class HeldList;
 
   Block* find(std::span<const std::byte> list, std::size_t num_pointers) noexcept;
-  /// One that nobody holds, or a new one.
+  /// An unused one, or a new one.
   Block& unused();
   void release(Block& block) noexcept;
 

@@ -42,7 +42,7 @@ std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& o
                           {64, box_rows, 1}});
 }
 
-/// Heads that share a KV head are rows of one tile where a tile has room for them.
+/// Heads that share a KV head are rows of one tile where a tile has space for them.
 int packed_heads(const AttentionParams& call, int tile_rows) {
   const bool packs =
       call.group <= tile_rows && tile_rows % call.group == 0 && call.max_query_len < tile_rows;

@@ -17,7 +17,7 @@ namespace {
 // Rows a KV head up to which parts of the keys are computed apart; as in kernels/forward.cu, a
 // constant keeps memory linear.
 constexpr std::int64_t kMostSplitRows = 1024;
-// Rows of a page that lie as products want them: whole groups of 8.
+// Rows of a page in the layout that products read: whole groups of 8.
 constexpr std::int64_t kShortestPage = 8;
 constexpr std::int64_t kMostTasks = std::int64_t{1} << 30;
 

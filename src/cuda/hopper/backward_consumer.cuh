@@ -117,7 +117,7 @@ class BackwardConsumer {
     if (threadIdx.x % 32 == 0) barriers.empty.arrive();
   }
 
-  /// The ring's rows, where the next ones are not asked for before.
+  /// The ring's rows, where the next ones are not requested before.
   __device__ __forceinline__ void release_step() {
     release(memory_.barriers[ring_.stage()]);
     ring_.advance();

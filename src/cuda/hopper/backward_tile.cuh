@@ -28,8 +28,8 @@ template <int kHead, int kValue>
 struct BackwardShape {
   static constexpr int kHeadColumns = kHead;
   static constexpr int kValueColumns = kValue;
-  // Rows whose scores are in registers at once: with sums of 320 columns there is only room for
-  // half a tile.
+  // Rows whose scores are in registers at once: half a tile where there are
+  // sums of 320 columns.
   static constexpr int kStepRows = kHead + kValue > 256 ? kTile / 2 : kTile;
   static constexpr int kSteps = kTile / kStepRows;  // of a tile
 };
@@ -112,7 +112,7 @@ __host__ __device__ constexpr Int slots_before(Int tiles, Int sequences) {
 
 /// Finds the own tiles of a ticket. A head's come with the last keys first: dq is added up in that
 /// order. A tile that does not exist meets nothing; false where none exists. Counts of slots fit 32
-/// bits: the tickets do. A function of its own, because the producer has few registers.
+/// bits: the tickets do. A separate function, because the producer has few registers.
 __device__ __noinline__ inline bool find_work(const HopperBackwardParams& hopper, int ticket,
                                               BackwardWork& work) {
   const BackwardParams& params = hopper.backward;

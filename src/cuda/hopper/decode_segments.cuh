@@ -39,7 +39,7 @@ inline constexpr int kBlockSteps = kBlockKeys / 16;   // products with a block's
 /// Of a segment with up to kWarps blocks of keys.
 template <int kWarps>
 struct SegmentMemory {
-  // Values of these blocks have tiles of their own. The others replace the keys of their block.
+  // Values of these blocks have separate tiles. The others replace the keys of their block.
   static constexpr int kSpareTiles = kWarps / 2;
   alignas(128) unsigned char tiles[kWarps + kSpareTiles][kTileBytes];
   uint4 weights[kWarps][kBlockSteps][32];  // operands of products, by lane

@@ -22,9 +22,10 @@
 // block. Their scores are in natural units, and where there is dropout, all weights are computed by
 // weigh_any().
 //
-// How long rules take at least, at head_dim 128, beside 1024 cycles of tensor cores for a block of
-// keys: 1536 for softcap (three results of the special function units for each score, instead of
-// one). Dropout takes 8 blocks of Philox for a thread's 32 weights, about 500 instructions.
+// How long rules take at least, at head_dim 128, compared with 1024 cycles of tensor cores for a
+// block of keys: 1536 for softcap (three results of the special function units for each score,
+// instead of one). Dropout takes 8 blocks of Philox for a thread's 32 weights, about 500
+// instructions.
 //
 // Every step is the arithmetic of forward_mma.cuh, in the same order: the same blocks of keys,
 // segments, sums and folds (mostly by the same code; forward_weights.cuh has the rest), so a row
@@ -42,25 +43,25 @@
 // H128 S4096 causal 612 (611), with folds that read four groups of columns at a time, not eight.
 // With folds before the next scores are started: 341, 536, 588, 631 and 608 in the first five, and
 // 569 for 192/128 with segments of 512 keys. Two earlier runs of that form had more (S1024 375,
-// S4096 566 and 603, S16384 647, 192/128 594) beside the same figures of cuDNN.
+// S4096 566 and 603, S16384 647, 192/128 594) with the same figures of cuDNN.
 //
 // Segments of 1024 keys give 340, 574, 635, 684 and 654 (the D128 cases in this order), D64 471 and
 // D256 617; of 2048 keys 343, 591, 656, 707, 674, 485 and 687. But then decoding one sequence takes
 // up to four times as long (docs/gpu_results.md).
 //
-// At B16 H16 S1024 a tile takes about 9000 cycles beside its blocks (clocks of one warpgroup): 2300
-// store the tile before, 2000 finish the rows, 1700 are the first softmax, 1200 wait for queries
-// (2900 before the next tile was worked out ahead), 900 set up the rules. In one loop over the
-// blocks of all tiles, with a tile's first scores beside the last weighted sums of the one before,
-// ptxas 13.0 serialises the products (C7511), though no register is spilled.
+// At B16 H16 S1024 a tile takes about 9000 cycles besides its blocks (clocks of one warpgroup):
+// 2300 store the tile before, 2000 finish the rows, 1700 are the first softmax, 1200 wait for
+// queries (2900 before the next tile was worked out ahead), 900 set up the rules. In one loop over
+// the blocks of all tiles, with a tile's first scores alongside the last weighted sums of the one
+// before, ptxas 13.0 serialises the products (C7511), though no register is spilled.
 //
 // Lost: queries in registers with heads of 128 (a quarter of them 1 to 3 % less, five eighths 4 to
 // 6 %, all 3 to 12 %, with spills); scores of two blocks by one product (m64n128k16), with the
 // weighted sums of two blocks behind their softmax and warpgroups in turns (named barriers): D128 2
 // to 5 % less with segments of 512, the same with 1024; without turns less. Turns with heads of 64:
-// 3 % less. Queries in two buffers (2 % more at S1024, if there were space beside the earlier
-// sums); buffers of one block of keys where there is room for two (D128 3 % less); weighted sums
-// before the next scores (15 % less); folds that read all groups at once beside the next scores
+// 3 % less. Queries in two buffers (2 % more at S1024, if there were space next to the earlier
+// sums); buffers of one block of keys where there is space for two (D128 3 % less); weighted sums
+// before the next scores (15 % less); folds that read all groups at once alongside the next scores
 // (spills), or four instead of eight (1 % less, S1024 3 %); results stored through shared memory (1
 // % less); weights by weigh_any() alone in a tile's first and last block (4 % less); queries
 // prefetched to L2 (nothing); sums of earlier segments in registers (they spill), and of heads of

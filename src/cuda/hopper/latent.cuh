@@ -4,7 +4,7 @@
 //
 // A block of threads takes tasks: 64 query rows (token, head) over a part of a sequence's keys, in
 // blocks of 64 latents that the copy engine brings to one of three buffers (64 KiB each; the last
-// 64 columns have one of their own). One warpgroup computes scores and weights, two sum:
+// 64 columns have a separate one). One warpgroup computes scores and weights, two sum:
 //   S = Q K^T, 64 x 64 in 32 registers a thread; 7/9 of Q in 112 registers, the rest in 16 KiB
 //   P = exp(S - maximum), by way of 8 KiB of shared memory to the others
 //   O += P V, 64 x 256 in 128 registers a thread of each; V is the tile that was K
@@ -36,8 +36,8 @@
 // warp that copies (7 %), and of their last columns alone (4 %); the last columns copied after the
 // sums and not before them (9 % slower); weights stored before the next scores start (no
 // difference); one copy for each 64 columns (130 cycles each); sums that start as soon as their
-// weights are there, beside scores that run (1 to 4 % slower); latents that wait for a fold brought
-// to the L2 cache meanwhile (2 to 3 %); tiles alone instead of pairs (8 %).
+// weights are there, alongside scores that run (1 to 4 % slower); latents that wait for a fold
+// brought to the L2 cache meanwhile (2 to 3 %); tiles alone instead of pairs (8 %).
 #pragma once
 
 #include "cuda/hopper/latent_scores.cuh"

@@ -156,7 +156,8 @@ class LatentScores {
   __device__ __forceinline__ void weigh(float (&scores)[kKeyGroups][4], int block,
                                         RowState<float> (&segment)[2],
                                         std::uint32_t (&weights)[kWeightSteps][4]) {
-    // What rows see is found anew where it matters, which is in few blocks: registers are short.
+    // What rows see is computed again where it matters, which is in few blocks: registers are
+    // short.
     if (block < work_.whole.begin || block >= work_.whole.end) {
       rules_of(work_.rows).apply_rules(scores, block, nullptr);
     }
@@ -224,7 +225,7 @@ class LatentScores {
     finish_products<0>();
     hold_in_place(scores);
     __syncwarp();
-    // Without such columns nobody would wait for the arrivals.
+    // Without such columns no thread would wait for the arrivals.
     if (params_.has_rope && lane() == 0) memory_.rope_barriers.empty.arrive();
   }
 

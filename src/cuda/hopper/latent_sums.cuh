@@ -119,7 +119,7 @@ class LatentSums {
     __syncwarp();
     if (lane() == 0) memory_.weights_barriers.empty.arrive();
   }
-  /// Nor are its latents.
+  /// Its latents are not needed any more.
   __device__ __forceinline__ void release_latents() {
     __syncwarp();
     const Barrier& empty = memory_.latents_empty[stage()];

@@ -3,8 +3,8 @@
 //
 //   dx = f * (dy * weight - u * mean(u * dy * weight)),    dweight += sum over rows of u * dy
 //
-// In a layer norm x is less its mean, and the mean of dy * weight is subtracted beside u's term.
-// Where heads have weights of their own, each head is a launch, over every heads-th row.
+// In a layer norm x is less its mean, and the mean of dy * weight is subtracted as well as u's
+// term. Where heads have separate weights, each head is a launch, over every heads-th row.
 //
 // A task is a block's: up to 512 tasks share the rows out, by their number alone. Groups of threads
 // take every group-th row of a task, in tiles of 4: first the two sums of each row, then, chunk by

@@ -4,7 +4,7 @@
 //
 // A block has some features of one of them and up to kRows rows. Its warps sum chunks of k:
 // chunk_warps of them share kFeatures features, one or several chunks each, and with few chunks
-// several such groups have features of their own. After each round the block adds the sums of its
+// several such groups have separate features. After each round the block adds the sums of its
 // chunks in ascending order, the order of the kernels for many rows.
 #pragma once
 

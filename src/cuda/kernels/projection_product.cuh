@@ -69,7 +69,7 @@ struct Product {
   ProductOperand b{};
   ProductResult c{};
   Matrix bias{};
-  // Splits of k have results of their own.
+  // Splits of k have separate results.
   std::int64_t splits = 1;
   std::int64_t split_depth = 0;
   std::int64_t longest_sum = 0;  // added to c at a time

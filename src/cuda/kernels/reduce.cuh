@@ -19,7 +19,7 @@ __device__ inline double combine_threads(double value, int threads, const Combin
   if (threads <= kWarp) return value;
   __shared__ double warps[kWarp];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  __syncthreads();  // whoever read the previous results is done
+  __syncthreads();  // readers of the previous results are done
   if (threadIdx.x % kWarp == 0) warps[warp] = value;
   __syncthreads();
   const int count = threads / kWarp;

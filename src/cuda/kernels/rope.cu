@@ -11,7 +11,7 @@
 //
 // Per element: 3 operations, read and written once; per token and pair one sincos of about 100 f64
 // operations, which all heads share. The limit is memory, but within a block all wait for the
-// sines: where there are many tokens, a kernel of its own computes them first, once for all
+// sines: where there are many tokens, a separate kernel computes them first, once for all
 // sequences (H200, 8192 tokens of 40 heads: 135 us with sines in each block, 99 with a look-up
 // instead).
 

@@ -117,7 +117,7 @@ class ScaledStream {
   }
 
   /// Returns the buffer of the next tile, which has arrived. The copy of another one to the last
-  /// buffer, which nobody reads any more, is started.
+  /// buffer, which is not read any more, is started.
   __device__ __forceinline__ int next() {
     wait_for_copies<kBuffers - 2>();
     __syncwarp();
