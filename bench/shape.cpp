@@ -63,9 +63,9 @@ double Shape::flops() const {
 
 double Shape::kv_bytes() const {
   const DType held = source == Source::kTensors ? dtype : storage;
-  const std::int64_t numbers = source == Source::kLatent ? head_dim : head_dim + values();
+  const std::int64_t elements = source == Source::kLatent ? head_dim : head_dim + values();
   const double scales = needs_scale(held) ? 2 * sizeof(float) : 0;
-  const double row = static_cast<double>(numbers) * static_cast<double>(size_of(held)) + scales;
+  const double row = static_cast<double>(elements) * static_cast<double>(size_of(held)) + scales;
   return static_cast<double>(stored_tokens() * num_kv_heads) * row;
 }
 

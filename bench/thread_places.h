@@ -1,4 +1,4 @@
-// For programs that time Ladon and other libraries, with thread pools of their own, in one process.
+// For programs that time Ladon and other libraries, with their own thread pools, in one process.
 #pragma once
 
 #include <functional>

@@ -22,7 +22,7 @@ struct MeasuredRate {
 struct LayerMeasurement {
   LayerVariant variant;
   std::string details;
-  double weights = 0;  // numbers
+  double weights = 0;  // elements
   MeasuredRate prefill{};
   MeasuredRate decode{};
   double cache_bytes_per_token = 0;

@@ -13,7 +13,7 @@ namespace ladon::cli {
 bool is_causal(const LayerOptions& layer);
 /// Keys that a query sees at most, its own the last; 0: all.
 std::int64_t window_of(const LayerOptions& layer);
-/// Numbers in the layer's weights.
+/// Elements of the layer's weights.
 double parameter_elements(const LayerOptions& layer);
 
 struct CachedRun {

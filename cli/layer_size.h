@@ -41,9 +41,9 @@ std::string describe(const LayerSize& size, const LayerVariant& variant);
 std::unique_ptr<AttentionLayer> make_layer(const LayerSize& size, const LayerVariant& variant,
                                            DType dtype);
 
-/// Numbers in the weights, before the layer is made.
+/// Elements of the weights, before the layer is made.
 double weight_elements(const LayerSize& size, const LayerVariant& variant);
-/// Numbers that the cache holds for a token.
+/// Elements that the cache holds for a token.
 double cache_elements(const LayerSize& size, const LayerVariant& variant);
 
 }  // namespace ladon::cli

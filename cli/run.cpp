@@ -30,7 +30,7 @@
 namespace ladon::cli {
 namespace {
 
-/// What the output's numbers are like, so that a NaN is seen at once.
+/// A summary of the output's elements, so that a NaN is seen at once.
 struct Summary {
   double least = std::numeric_limits<double>::infinity();
   double most = -std::numeric_limits<double>::infinity();
@@ -40,9 +40,9 @@ struct Summary {
 
 Summary summarise(const Context& context, const Tensor& tensor) {
   Summary summary;
-  const Tensor numbers = Tensor::copy_of(context, tensor, DType::kF64);
-  const auto* values = numbers.data_as<double>();
-  const std::int64_t count = numbers.num_elements();
+  const Tensor copy = Tensor::copy_of(context, tensor, DType::kF64);
+  const auto* values = copy.data_as<double>();
+  const std::int64_t count = copy.num_elements();
   for (std::int64_t i = 0; i < count; ++i) {
     if (!std::isfinite(values[i])) {
       ++summary.not_finite;

@@ -54,7 +54,7 @@ void draw_panel(Canvas& canvas, const Panel& panel, double left,
   for (const Bar& bar : panel.bars) most = std::max({most, bar.value, bar.ceiling});
   if (!(most > 0) || !std::isfinite(most)) most = 1;
   const double step = tick_step(most);
-  // Room for the number above the highest bar.
+  // Space for the number above the highest bar.
   const double top_value = most * 1.1;
   const double bottom = kTop + kPanelHeight;
   const auto height_of = [&](double value) { return kPanelHeight * value / top_value; };

@@ -162,8 +162,8 @@ std::unique_ptr<Canvas> draw_heat_map(const std::filesystem::path& path,
   const double axis = kLeft + space;
 
   float most = 0;
-  const auto* numbers = weights.data_as<float>();
-  for (std::int64_t i = 0; i < weights.num_elements(); ++i) most = std::max(most, numbers[i]);
+  const auto* elements = weights.data_as<float>();
+  for (std::int64_t i = 0; i < weights.num_elements(); ++i) most = std::max(most, elements[i]);
   const double largest = static_cast<double>(most);
 
   const double grid_width = static_cast<double>(columns) * (side + kGap) - kGap;

@@ -29,9 +29,9 @@ struct HeatMapText {
 /// Texts of more tokens than this do not fit a picture.
 inline constexpr std::int64_t kMostTokenTexts = 64;
 
-/// `weights` is [num_heads, query_len, kv_len], f32 and dense, numbers in [0, 1]. The colour goes
-/// with the square root of a weight, or all but the largest would look like 0; what is masked has a
-/// colour of its own. Long sequences are drawn in cells of several tokens, each as dark as its
+/// `weights` is [num_heads, query_len, kv_len], f32 and dense, values in [0, 1]. The colour goes
+/// with the square root of a weight, or all but the largest would look like 0; what is masked has
+/// a separate colour. Long sequences are drawn in cells of several tokens, each as dark as its
 /// largest weight.
 std::unique_ptr<Canvas> draw_heat_map(const std::filesystem::path& path,
                                       const ConstTensorView& weights, const HeatMapText& text);

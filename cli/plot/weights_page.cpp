@@ -30,8 +30,8 @@ std::string bytes_of_head(const ConstTensorView& head, const HeatMapText& text, 
 
 std::string weights_page(const ConstTensorView& weights, const HeatMapText& text) {
   float most = 0;
-  const auto* numbers = weights.data_as<float>();
-  for (std::int64_t i = 0; i < weights.num_elements(); ++i) most = std::max(most, numbers[i]);
+  const auto* elements = weights.data_as<float>();
+  for (std::int64_t i = 0; i < weights.num_elements(); ++i) most = std::max(most, elements[i]);
   const double largest = most > 0 ? static_cast<double>(most) : 1;
   nlohmann::json data{{"title", text.title},     {"subtitle", text.subtitle},
                       {"rows", weights.size(1)}, {"columns", weights.size(2)},

@@ -109,8 +109,8 @@ LADON_API std::vector<NamedTensor> attention_tensors(const AttentionLayer& layer
 /// PyTorch's torch.nn.MultiheadAttention has no config: what its tensors do not say is said here.
 struct TorchAttentionOptions {
   std::int64_t num_heads = 0;
-  /// What the names of its tensors begin with: "encoder.layers.0.self_attn.". Beside the module's
-  /// own there may be no tensor that begins so.
+  /// What the names of its tensors begin with: "encoder.layers.0.self_attn.". All tensors whose
+  /// names begin so must belong to the module.
   std::string prefix{};
   bool causal = false;
   double dropout = 0;

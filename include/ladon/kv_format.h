@@ -5,7 +5,7 @@
 
 namespace ladon {
 
-/// Whether elements of this dtype need a scale to be read as numbers.
+/// Whether elements of this dtype are dequantised with a scale.
 constexpr bool needs_scale(DType dtype) noexcept {
   switch (dtype) {
     case DType::kI8:

@@ -32,7 +32,7 @@ namespace ladon {
 
 class NcclCommunicator : public Communicator {
  public:
-  /// Splits a communicator of its own off the program's, which then stays usable whatever happens
+  /// Splits a separate communicator off the program's, which then stays usable whatever happens
   /// here: a collective call of NCCL, which waits for all of its ranks. The stream belongs to the
   /// communicator's GPU and must outlive this object; messages run on it, in order with other work.
   NcclCommunicator(ncclComm_t program, cudaStream_t stream, const CommunicatorOptions& options = {})

@@ -48,7 +48,7 @@ class _ClassSignature:
 
     def __get__(self, instance: Any, owner: Optional[type] = None) -> inspect.Signature:
         native = self.constructor if instance is None else self.call
-        # A class that derives from this one may have a constructor, or a call, of its own.
+        # A class that derives from this one may have its own constructor or call.
         now = getattr(owner, "__init__" if instance is None else "__call__", None)
         if native is not now or type(native).__name__ != "nb_method":
             raise AttributeError("__signature__")

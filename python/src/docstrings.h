@@ -62,7 +62,7 @@ query_bias, key_bias, value_bias, out_bias : bool
 causal : bool
     No token sees a later one.
 rope : dict, optional
-    A RopeOptions; {} for its defaults. None is no rope.
+    A RopeOptions; {} for its defaults. None: without rope.
 qk_norm : bool
     Normalise queries and keys before rope.
 qk_norm_epsilon, qk_norm_offset : float
@@ -186,7 +186,7 @@ values_in_keys : bool
 num_heads, mha_dim : int
     Of the layer; used only for comparisons with MHA (mha_bytes, reduction).
 dtype : optional
-    Of the stored numbers: "f64", "f32", "f16", "bf16", "i8" or "fp8".
+    Of the stored elements: "f64", "f32", "f16", "bf16", "i8" or "fp8".
 device : optional
     "cpu", "cuda" or "cuda:1".
 )" + end;

@@ -12,20 +12,24 @@ namespace {
 
 constexpr std::string_view kOperation = "attention";
 
+struct CheckedInputs {
+  const ConstTensorView& q;
+  const ConstTensorView& k;
+  const ConstTensorView& v;
+  const AttentionOptions& options;
+};
+
 /// Checks the outputs, and that they share memory with none of the inputs.
 void check_outputs(const Operation& operation, const AttentionSizes& sizes,
-                   const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
-                   const AttentionOptions& options, const TensorView& out, const TensorView& lse) {
-  check_result(operation, {"out", out}, q.dtype(),
+                   const CheckedInputs& given, const TensorView& out, const TensorView& lse) {
+  const AttentionOptions& options = given.options;
+  check_result(operation, {"out", out}, given.q.dtype(),
                {sizes.batch, sizes.query_len, sizes.num_heads, sizes.value_dim});
-  if (!lse.absent()) check_lse(operation, {"lse", lse}, sizes, q.dtype());
+  if (!lse.absent()) check_lse(operation, {"lse", lse}, sizes, given.q.dtype());
   const NamedView outputs[] = {{"out", out}, {"lse", lse}};
-  const NamedView inputs[] = {{"q", q},
-                              {"k", k},
-                              {"v", v},
-                              {"mask", options.mask},
-                              {"bias", options.bias},
-                              {"alibi_slopes", options.alibi_slopes},
+  const NamedView inputs[] = {{"q", given.q},          {"k", given.k},
+                              {"v", given.v},          {"mask", options.mask},
+                              {"bias", options.bias},  {"alibi_slopes", options.alibi_slopes},
                               {"sinks", options.sinks}};
   check_no_overlap(operation, outputs, inputs);
 }
@@ -62,7 +66,7 @@ void attention(const Context& context, const ConstTensorView& q, const ConstTens
   const Operation operation(kOperation, context);
   check_present(operation, {"v", v});
   const AttentionSizes sizes = check_inputs(operation, q, k, v, options);
-  check_outputs(operation, sizes, q, k, v, options, out, lse);
+  check_outputs(operation, sizes, {.q = q, .k = k, .v = v, .options = options}, out, lse);
   AttentionCall call(context, sizes, q, k, v, options);
   run(context, call, out, lse);
 }
@@ -71,7 +75,9 @@ void attention(const Context& context, const ConstTensorView& q, const KvCacheVi
                const AttentionOptions& options, const TensorView& out, const TensorView& lse) {
   const Operation operation(kOperation, context);
   const AttentionSizes sizes = check_cache_inputs(operation, q, cache, options);
-  check_outputs(operation, sizes, q, cache_keys(cache), cache_values(cache), options, out, lse);
+  check_outputs(operation, sizes,
+                {.q = q, .k = cache_keys(cache), .v = cache_values(cache), .options = options}, out,
+                lse);
   AttentionCall call(context, sizes, q, cache, options);
   run(context, call, out, lse);
 }

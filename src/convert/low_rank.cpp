@@ -10,7 +10,7 @@ namespace {
 
 using ladon_eigen::Index;
 
-/// Eigenvectors have no sign of their own: the largest element is made positive, the first where
+/// The sign of an eigenvector is arbitrary: the largest element is made positive, the first where
 /// several are equal.
 void fix_signs(RealMatrix& vectors) {
   for (Index column = 0; column < vectors.cols(); ++column) {

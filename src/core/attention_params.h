@@ -87,7 +87,7 @@ struct ScoreRules {
   std::uint32_t dropout_threshold = 0;
   double dropout_scale = 1;  // 1 / (1 - probability)
   std::uint64_t dropout_seed = 0;
-  // The numbers by which dropout knows this call's first head, query and key.
+  // The indices of this call's first head, query and key in the random stream of dropout.
   std::int64_t dropout_head = 0;
   std::int64_t dropout_query = 0;
   std::int64_t dropout_key = 0;

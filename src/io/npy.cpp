@@ -15,7 +15,7 @@ namespace ladon {
 namespace io {
 namespace {
 
-/// Turns the bytes of each element around, in place.
+/// Reverses the bytes of each element, in place.
 void swap_bytes(Tensor& tensor) {
   auto* bytes = static_cast<std::byte*>(tensor.data());
   const std::size_t size = size_of(tensor.dtype());

@@ -13,7 +13,7 @@ namespace ladon::io {
 namespace {
 
 constexpr std::uint64_t kLengthBytes = 8;
-// NumPy's limit. Nobody writes more; without a limit a header of 100 MB could claim millions.
+// NumPy's limit, which writers keep; without one a header of 100 MB could claim millions.
 constexpr std::size_t kMaxFileRank = 64;
 
 // The order is that of the reference implementation, which sorts tensors by it.

@@ -51,15 +51,15 @@ struct ExpandedSequence {
 
 }  // namespace
 
-CachedHeads::Temporaries::Temporaries(Arena& arena, const CachedTokens& tokens,
-                                      std::int64_t absorbed_rows, const Steps& steps,
-                                      const LatentHeads& heads, DType stored,
-                                      const ConstTensorView& x, const CachedCall& call,
-                                      const TensorView& out)
-    : rows(arena, tokens, x, call, out) {
+CachedHeads::Temporaries::Temporaries(Arena& arena, const CachedHeads& call,
+                                      const ConstTensorView& x, DType stored, const TensorView& out)
+    : rows(arena, call.tokens_, x, call.call_, out) {
+  const LatentHeads& heads = call.heads_;
+  const Steps& steps = call.steps_;
+  const std::int64_t absorbed_rows = call.count_absorbed();
   const std::int64_t count = heads.num_heads();
   const auto take = [&](std::int64_t width) {
-    return arena.take_rows(tokens.total, width, heads.dtype());
+    return arena.take_rows(call.tokens_.total, width, heads.dtype());
   };
   queries = take(count * heads.head_dim());
   if (steps.low_rank()) low = take(heads.query_rank());
@@ -82,8 +82,7 @@ CachedHeads::CachedHeads(const Context& context, const LatentHeads& heads, const
       call_(call),
       tokens_(tokens),
       lists_(context.impl().host_scratch(), tokens),
-      temporaries_(backend_of(context).scratch(), tokens, count_absorbed(), steps_, heads_, stored,
-                   x, call, out) {
+      temporaries_(backend_of(context).scratch(), *this, x, stored, out) {
   lists_->fill(tokens);
 }
 

@@ -54,9 +54,8 @@ class CachedHeads {
  private:
   /// Rows of all new tokens, and of those that take the absorbed form.
   struct Temporaries {
-    Temporaries(Arena& arena, const CachedTokens& tokens, std::int64_t absorbed_rows,
-                const Steps& steps, const LatentHeads& heads, DType stored,
-                const ConstTensorView& x, const CachedCall& call, const TensorView& out);
+    Temporaries(Arena& arena, const CachedHeads& call, const ConstTensorView& x, DType stored,
+                const TensorView& out);
 
     TokenRows rows;
     TensorView queries, low, latents, attended;

@@ -30,9 +30,16 @@ class LatentContextAccess {
 
 namespace {
 
+struct ForwardOutputs {
+  LayerOutput& out;
+  SavedForward* saved = nullptr;  // of forward_training()
+};
+
 void forward_ranks(const Context& context, Communicator& communicator, const LatentAttention& layer,
                    const LayerInputs& inputs, const ContextPlan& plan, const LayerCall& call,
-                   LayerOutput& out, SavedForward* saved) {
+                   const ForwardOutputs& outputs) {
+  LayerOutput& out = outputs.out;
+  SavedForward* const saved = outputs.saved;
   const Operation operation("context_parallel_forward", context);
   std::optional<LatentContext> own;
   Tensor result;
@@ -167,7 +174,7 @@ Tensor context_parallel_forward(const Context& context, Communicator& communicat
                                 const LatentAttention& layer, const LayerInputs& inputs,
                                 const ContextPlan& plan, const LayerCall& call) {
   LayerOutput out;
-  forward_ranks(context, communicator, layer, inputs, plan, call, out, nullptr);
+  forward_ranks(context, communicator, layer, inputs, plan, call, {out});
   return out.take();
 }
 
@@ -176,7 +183,7 @@ void context_parallel_forward(const Context& context, Communicator& communicator
                               const ContextPlan& plan, const LayerCall& call,
                               const TensorView& out) {
   LayerOutput given(out);
-  forward_ranks(context, communicator, layer, inputs, plan, call, given, nullptr);
+  forward_ranks(context, communicator, layer, inputs, plan, call, {given});
 }
 
 TrainingForward context_parallel_forward_training(const Context& context,
@@ -186,7 +193,7 @@ TrainingForward context_parallel_forward_training(const Context& context,
                                                   const ContextPlan& plan, const LayerCall& call) {
   LayerOutput out;
   SavedForward saved;
-  forward_ranks(context, communicator, layer, inputs, plan, call, out, &saved);
+  forward_ranks(context, communicator, layer, inputs, plan, call, {out, &saved});
   return {out.take(), std::move(saved)};
 }
 
@@ -196,7 +203,7 @@ SavedForward context_parallel_forward_training(const Context& context, Communica
                                                const LayerCall& call, const TensorView& out) {
   LayerOutput given(out);
   SavedForward saved;
-  forward_ranks(context, communicator, layer, inputs, plan, call, given, &saved);
+  forward_ranks(context, communicator, layer, inputs, plan, call, {given, &saved});
   return saved;
 }
 

@@ -24,7 +24,7 @@ struct ContextCall {
 
 struct ContextResults {
   Tensor out;
-  Tensor lse;  // where it was asked for
+  Tensor lse;  // where it was requested
 };
 
 /// Absent tensors are not wanted. dbias and dsinks are this rank's contribution, f32 or f64, in the

@@ -59,12 +59,19 @@ Tensor project_out(const Context& context, CollectiveCall& call, const TensorPar
 /// Rows, [rows, width], as a tensor of the shape of the call's output.
 Tensor with_shape(const Context& context, const Tensor& rows, const Dims& shape);
 
+/// A backward call of project_out().
+struct OutputGradient {
+  const LinearIndex& out;
+  const Tensor& all_attended;
+  const ConstTensorView& grad_out;
+  const Dims& own_shape;  // of this rank's own attended values
+};
+
 /// The gradient of this rank's own attended values, in the layer's dtype. Adds to the gradients of
 /// the output projection.
 Tensor project_out_backward(const Context& context, CollectiveCall& call,
-                            const TensorParallelLayer& layer, const LinearIndex& out,
-                            const Tensor& all_attended, const ConstTensorView& grad_out,
-                            const Dims& own_shape, PendingGradients& pending);
+                            const TensorParallelLayer& layer, const OutputGradient& of,
+                            PendingGradients& pending);
 
 /// What forward_training() of a rank leaves for backward, besides what a whole layer would.
 template <class Saved>

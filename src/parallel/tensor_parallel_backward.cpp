@@ -41,9 +41,12 @@ void TensorParallelAttention::run_backward(const Context& context, const ConstTe
       [&](CollectiveCall& call) {
         terms = gradients.staged();
         backward.emplace(context, *this, heads, *state, compute_dtype(dtype()), terms);
-        const Tensor dattended =
-            project_out_backward(context, call, *this, plan_->out, state->all_attended, grad_out,
-                                 state->attended.shape(), backward->pending());
+        const Tensor dattended = project_out_backward(context, call, *this,
+                                                      {.out = plan_->out,
+                                                       .all_attended = state->all_attended,
+                                                       .grad_out = grad_out,
+                                                       .own_shape = state->attended.shape()},
+                                                      backward->pending());
         backward->run(dattended);
         const auto sum_up = [&](Tensor&& sum) {
           if (sum.rank() == 0) return Tensor();

@@ -58,9 +58,9 @@ Tensor with_shape(const Context& context, const Tensor& rows, const Dims& shape)
 }
 
 Tensor project_out_backward(const Context& context, CollectiveCall& call,
-                            const TensorParallelLayer& layer, const LinearIndex& out,
-                            const Tensor& all_attended, const ConstTensorView& grad_out,
-                            const Dims& own_shape, PendingGradients& pending) {
+                            const TensorParallelLayer& layer, const OutputGradient& of,
+                            PendingGradients& pending) {
+  const auto& [out, all_attended, grad_out, own_shape] = of;
   const Range rows = share_of(layer.embed_dim(), call.rank(), call.size());
   const InputRows all_dout(context, with_batch(grad_out));
   const ConstTensorView dout = all_dout.view().slice(1, rows.begin, rows.end);

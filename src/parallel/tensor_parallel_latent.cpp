@@ -176,8 +176,12 @@ void TensorParallelLatentAttention::run_backward(const Context& context,
         backward.emplace(context, *this, own_heads(), *state, [&](const TensorView& sum) {
           sum_over_ranks(context, call, sum, 0, call.size());
         });
-        backward->run(project_out_backward(context, call, *this, plan_->out, state->all_attended,
-                                           grad_out, state->attended.shape(), backward->pending()));
+        backward->run(project_out_backward(context, call, *this,
+                                           {.out = plan_->out,
+                                            .all_attended = state->all_attended,
+                                            .grad_out = grad_out,
+                                            .own_shape = state->attended.shape()},
+                                           backward->pending()));
         results = gradients.staged();
         backward->finish(results);
         context.synchronize();

@@ -119,7 +119,7 @@ TEST_P(PromisedRuns, P6_TheSameBitsAloneAndInABatch) {
   }
 }
 
-TEST_P(PromisedRuns, P6_ARowDoesNotDependOnTheRowsBesideIt) {
+TEST_P(PromisedRuns, P6_ARowDoesNotDependOnTheRowsNextToIt) {
   // Under a causal mask, later tokens must not move a bit of earlier rows, though they share tiles.
   const Case problem{.query_len = 100,
                      .kv_len = 100,

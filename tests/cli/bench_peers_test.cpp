@@ -71,7 +71,7 @@ class CliBenchPeers : public testing::Test {
   int made_ = 0;
 };
 
-TEST_F(CliBenchPeers, RatiosBesideEachCase) {
+TEST_F(CliBenchPeers, RatiosNextToEachCase) {
   const std::string python = interpreter("good_start", "good_prepare", "echo '{\"seconds\": 500}'");
   const json document = document_of(arguments(python));
   ASSERT_EQ(document["rows"].size(), 1U);

@@ -61,7 +61,7 @@ TEST(CliPlan, AnyFileNameStandardInputAndPipes) {
   EXPECT_TRUE(complaint.starts_with("describe_model: standard input: ")) << complaint;
 }
 
-TEST(CliPlan, WeightsStandBesideTheCache) {
+TEST(CliPlan, WeightsAreListedWithTheCache) {
   const TempFolder temp;
   write_bytes(temp / "config.json", kLlama3Config);
   Json model = document_of({"plan", "--config", temp.path().string()})["models"][0];

@@ -117,10 +117,10 @@ TEST_F(CudaHopper, LongSequencesHaveTheSameBits) {
 }
 
 /// Results go into the columns from `first` on of heads that are wider; the rest stays as it was.
-TEST_F(CudaHopper, OutputsOfEveryWidthAndNothingBesideThem) {
+TEST_F(CudaHopper, OutputsOfEveryWidthAndNothingAroundThem) {
   constexpr std::int64_t kLength = 200;
   constexpr std::int64_t kHeads = 3;
-  constexpr std::int64_t kBeside = 8;
+  constexpr std::int64_t kAround = 8;
   const AttentionOptions options{.causal = true};
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     const Tensor q = normal(dtype, {1, kLength, kHeads, 256}, 1);
@@ -134,14 +134,14 @@ TEST_F(CudaHopper, OutputsOfEveryWidthAndNothingBesideThem) {
         for (const std::int64_t head_dim :
              {std::int64_t{24}, std::int64_t{128}, std::int64_t{160}, std::int64_t{200}}) {
           const auto run_on = [&](const Context& where) {
-            Tensor wide = normal(dtype, {1, kLength, kHeads, dim + 2 * kBeside}, 4);
+            Tensor wide = normal(dtype, {1, kLength, kHeads, dim + 2 * kAround}, 4);
             context().synchronize();
             attention(where, q.view().slice(3, 0, head_dim), k.view().slice(3, 0, head_dim),
                       v.view().slice(3, 0, dim), options, wide.view().slice(3, first, first + dim));
             where.synchronize();
             return wide.to_host();
           };
-          const Tensor before = normal(dtype, {1, kLength, kHeads, dim + 2 * kBeside}, 4).to_host();
+          const Tensor before = normal(dtype, {1, kLength, kHeads, dim + 2 * kAround}, 4).to_host();
           const Tensor fast = run_on(*hopper_);
           const auto place = " columns " + std::to_string(dim) + " from " + std::to_string(first) +
                              ", heads of " + std::to_string(head_dim) + ", " + name_of(dtype);
@@ -151,8 +151,8 @@ TEST_F(CudaHopper, OutputsOfEveryWidthAndNothingBesideThem) {
             return Tensor::copy_of(host, tensor.view().slice(3, begin, end));
           };
           ASSERT_TRUE(same_bits(part(fast, 0, first), part(before, 0, first))) << place;
-          ASSERT_TRUE(same_bits(part(fast, first + dim, dim + 2 * kBeside),
-                                part(before, first + dim, dim + 2 * kBeside)))
+          ASSERT_TRUE(same_bits(part(fast, first + dim, dim + 2 * kAround),
+                                part(before, first + dim, dim + 2 * kAround)))
               << place;
         }
       }

@@ -1,5 +1,5 @@
 // Hopper's latent kernel (MLA, absorbed: the values are the first columns of the keys) gives the
-// bits of the generic kernels: for every length and layout, however many rows, and beside NaN.
+// bits of the generic kernels: for every length and layout, however many rows, and next to NaN.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -194,7 +194,7 @@ TEST_F(CudaLatent, ManyTasks) {
   expect_same_bits({.lengths = {20, 700}, .query_len = 20}, 8);
 }
 
-/// Rows that do not exist beside rows that do, in a warp, a warpgroup and a pair of tiles.
+/// Rows that do not exist next to rows that do, in a warp, a warpgroup and a pair of tiles.
 TEST_F(CudaLatent, PartlyFilledTiles) {
   for (const std::vector<std::int64_t>& lengths :
        {std::vector<std::int64_t>{700, 1300, 3, 513}, std::vector<std::int64_t>(150, 700)}) {

@@ -24,6 +24,9 @@ command_check() {
   say "includes"
   tools/check_includes.sh || failed+=("includes")
 
+  say "parameters"
+  tools/check_parameters.py || failed+=("parameters")
+
   say "results on a GPU"
   check_gpu_results
 

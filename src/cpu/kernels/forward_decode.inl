@@ -245,23 +245,24 @@ class DecodeRows {
       const std::int64_t state = state_of(head, r);
       Scalar* const scores = scores_of(head) + r * kKeyBlock;
       typename Products::WeightScale::template Watch<V> watch;
+      const ScoreRow<Scalar> row{r, block.count, scores, v_scales};
       const SoftmaxState<Scalar> softmax{maximum_ + state, denominator_ + state};
       Scalar factor;
       if (k_scales != nullptr) {
         const V row_factor = broadcast<V>(query_factor_[state]);
         factor = softmax_row<V, false>(
-            rules_, r, block.count,
+            rules_, row,
             [&](std::int64_t i) {
               return Products::load_scores(scores + i) * (load<V>(k_scales + i) * row_factor);
             },
-            v_scales, scores, softmax, watch);
+            softmax, watch);
       } else {
         factor = softmax_row<V, Products::kScaled>(
-            rules_, r, block.count,
+            rules_, row,
             [&](std::int64_t i) {
               return Products::kScaled ? load<V>(scores + i) : load<V>(scores + i) * scale;
             },
-            v_scales, scores, softmax, watch);
+            softmax, watch);
       }
       weight_scales[r] = watch.result();
       if (factor == 1) continue;

@@ -14,11 +14,11 @@
 // words with AVX2, 16 with VNNI, for a key), and AVX2's additions compete for the same pipes: 5.6
 // cycles, not 4, for eight products and eight additions with their loads.
 //
-// Tried and lost: values paired and widened once for a block, into scratch (AVX2 31 ns, VNNI 23).
-// With VNNI, factors as two planes of bytes, which need no widening and end in fewer horizontal
-// sums, but as many products (22 ns). With AVX2, half of a block's keys at a time, because 64 rows
-// a KiB apart do not fit their sets of L1 (no change), and values interleaved into scratch as bytes
-// (no change).
+// Tried and lost: values paired and converted to 16 bits once for a block, into scratch (AVX2 31
+// ns, VNNI 23). With VNNI, factors as two planes of bytes, which need no conversion and end in
+// fewer horizontal sums, but as many products (22 ns). With AVX2, half of a block's keys at a time,
+// because 64 rows a KiB apart do not fit their sets of L1 (no change), and values interleaved into
+// scratch as bytes (no change).
 #pragma once
 
 #include <cstddef>
@@ -72,13 +72,13 @@ struct IntegerValues {
   }
 };
 
-/// How some numbers are rounded to 16 bits: times `inverse`, to the nearest. The integers are to be
-/// multiplied by `factor`, which is NaN if a number is not finite.
+/// How some elements are rounded to 16 bits: times `inverse`, to the nearest. The integers are to
+/// be multiplied by `factor`, which is NaN if a number is not finite.
 struct WordScale {
   float inverse = 0;
   float factor = 0;
 
-  /// Sees all the numbers first.
+  /// Sees all the elements first.
   template <class V>
   class Watch {
    public:

@@ -1,7 +1,7 @@
 // Copies rows of keys and values into and out of a cache's slots, with conversion.
 //
 // The bound is memory: each row is read once and written once. Large copies bypass the caches,
-// which spares reading what is overwritten. Quantising takes two passes over a row in L1, in f32,
+// which avoids reading what is overwritten. Quantising takes two passes over a row in L1, in f32,
 // and every element is the nearest one. int8 of 16-bit rows takes one product an element
 // (nearest_factor()): 21 cycles for 128 elements with AVX-512, 32 with AVX2, of 38 and 45 for the
 // row. Looking for elements in doubt and deciding them one by one took 44 and 60, because one bf16

@@ -88,18 +88,25 @@ inline bool softmax_block(const BlockRules<typename V::Scalar>& block, typename 
   return moved;
 }
 
+/// One row's scores of a block, which become weights.
+template <class Scalar>
+struct ScoreRow {
+  std::int64_t row;
+  std::int64_t keys;
+  Scalar* scores;
+  const Scalar* value_factors;  // weights are multiplied by them after they were summed; or null
+};
+
 /// Converts one row's scores of a block to weights. load_score(i) gives the scores from key i on,
-/// scaled; they are in `scores` already if kInPlace. Weights are multiplied by `value_factors`,
-/// where there are any, after they were summed. Lanes past the block's keys are selected to be
+/// scaled; they are in place already if kInPlace. Lanes past the block's keys are selected to be
 /// masked weights, so that stale data in scores, extra or keep has no effect. `watch` is shown the
 /// weights. Returns the factor for the earlier sums.
 template <class V, bool kInPlace, class LoadScore, class Watch>
-inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block, std::int64_t row,
-                                      std::int64_t key_count, const LoadScore& load_score,
-                                      const typename V::Scalar* value_factors,
-                                      typename V::Scalar* scores,
+inline typename V::Scalar softmax_row(const BlockRules<typename V::Scalar>& block,
+                                      ScoreRow<typename V::Scalar> of, const LoadScore& load_score,
                                       SoftmaxState<typename V::Scalar> state, Watch& watch) {
   using Scalar = typename V::Scalar;
+  const auto [row, key_count, scores, value_factors] = of;
   using C = MathConstants<Scalar>;
   alignas(64) static constexpr auto kIota = [] {
     struct {

@@ -123,7 +123,7 @@ template <int kRows, int kVectors, bool kWhole, class Values, class Steps>
     for (; step < end; ++step) {
       constexpr int kRegisters = V::kGemmRows >= 6 ? 32 : 16;
       if constexpr (Values::kKeys == 1 && (kRows + 1) * kVectors >= kRegisters) {
-        // Keeps the weights in registers: values would not fit beside the sums.
+        // Keeps the weights in registers: values would not fit alongside the sums.
         Factors weight[std::size_t{kRows}];
         LADON_UNROLL
         for (int r = 0; r < kRows; ++r) weight[r] = broadcast<Factors>(*weights.at(r, step));
