@@ -54,9 +54,19 @@ TEST_F(CacheSizesTest, HeadsOfADecodingTaskFitL2) {
   kernels.decode_states = 64;
   SequencePlan plan;
   plan.decodes = true;
-  plan.rows = 1;
+  plan.rows = 4;
   AttentionParams params = decoding();
   EXPECT_EQ(most_heads_at_once(params, plan, kernels), 2);  // 64 tokens of a head: 32 KiB
+  plan.rows =
+      1;  // Streamed tokens need not fit, but those of few heads, and int8, are not streamed.
+  EXPECT_EQ(most_heads_at_once(params, plan, kernels), 32);
+  const float scales = 1;
+  params.kv_layout.k_scales = &scales;
+  EXPECT_EQ(most_heads_at_once(params, plan, kernels), 2);
+  params.kv_layout.k_scales = nullptr;
+  params.num_kv_heads = 7;
+  EXPECT_EQ(most_heads_at_once(params, plan, kernels), 2);
+  params.num_kv_heads = 32;
   // The tokens of a head next to each other: one head at a time.
   params.k.token_stride = 128;
   params.k.head_stride = 1 << 20;
