@@ -171,6 +171,24 @@ def test_the_description_of_the_wheel_stands_alone():
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
+def test_the_wheel_names_the_repository_that_builds_it():
+    settings = (ROOT / "pyproject.toml").read_text()
+    provider = re.search(r'^provider = "(\w+)"\nprovider-path = "(.*?)"', settings, flags=re.MULTILINE)
+    path = ROOT / provider[2] / f"{provider[1]}.py"
+    specification = importlib.util.spec_from_file_location(provider[1], path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+
+    assert module.project_urls({}) == {}
+    assert module.project_urls({"GITHUB_SERVER_URL": "https://example.org"}) == {}
+    urls = module.project_urls({"GITHUB_SERVER_URL": "https://example.org", "GITHUB_REPOSITORY": "a/b", "GITHUB_SHA": "c0ffee"})
+    assert urls["Homepage"] == "https://example.org/a/b"
+    files = [url.removeprefix("https://example.org/a/b/blob/c0ffee/") for url in urls.values() if "/blob/" in url]
+    assert len(files) == 2 and all((ROOT / name).is_file() for name in files)
+    with pytest.raises(RuntimeError, match="'readme'"):
+        module.dynamic_metadata("readme", {})
+
+
 def python_blocks(path):
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
