@@ -203,6 +203,7 @@ Work convert(CLI::App& app) {
              "Recorded inputs of the layers, layer_0.npy and so on [use the weights alone]")
           ->type_name("FOLDER");
   sub->add_flag("!--no-refit", options->refit, "Do not refit the output projections");
+  sub->add_flag("--balance", options->balance, "Balance channels, so that int8 caches lose less");
   sub->add_option("--max-error", options->max_error, "Fail if the error of a layer is larger")
       ->type_name("ERROR")
       ->needs(inputs);

@@ -95,6 +95,7 @@ struct ConvertOptions {
   std::optional<std::int64_t> rope_dim{};
   std::string calibrate{};  // a folder of inputs; empty: weights alone
   bool refit = true;
+  bool balance = false;  // mha, gqa, mqa: balance_channels() as well
   std::optional<double> max_error{};
   std::vector<std::int64_t> sweep{};      // KV heads, or ranks
   std::vector<std::int64_t> rope_dims{};  // of a sweep

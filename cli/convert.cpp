@@ -33,6 +33,7 @@ void check_options(const ConvertOptions& options) {
   if (options.unequal && options.kv_rank == 0) {
     refuse("--unequal-ranks: expected --kv-rank as well, their mean");
   }
+  if (mla && options.balance) refuse("--balance: expected --to mha, gqa or mqa");
   if (mla && options.merge != "pca") refuse("--merge: expected --to gqa or mqa");
   if (options.max_error && !(*options.max_error >= 0 && std::isfinite(*options.max_error))) {
     refuse("--max-error: got " + format_error(*options.max_error) +

@@ -95,6 +95,16 @@ LayerOutcome convert_layer(const Context& context, const MultiHeadAttention& sou
     }
     fit.apply(context, *outcome.layer);
   }
+  if (options.balance) {
+    if (file_dtype == DType::kF16) {
+      throw Failure(
+          "convert: --balance: got weights in f16, expected bf16, f32 or f64: small ones "
+          "would be rounded");
+    }
+    const auto& heads = dynamic_cast<const MultiHeadAttention&>(*outcome.layer);
+    outcome.layer =
+        std::make_unique<MultiHeadAttention>(balance_channels(context, heads, calibration).layer);
+  }
   round_weights(context, *outcome.layer, file_dtype);
   if (inputs != nullptr) {
     const auto& order = outcome.summary.head_order;

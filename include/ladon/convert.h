@@ -4,6 +4,7 @@
 // one another, MHA or GQA as MLA with everything kept, MLA without a norm as MHA or MQA. The others
 // are approximations in closed form, by principal components of the keys and values that the layer
 // produces, and say so: ConversionSummary::exact. compare_layers() measures what was lost.
+// balance_channels() keeps the kind and changes the weights, so that int8 caches lose less.
 //
 // Everything runs on the host in f64 and gives the same bytes for any number of threads. Results
 // are on the Context's device, in the source layer's dtype. A build without Eigen
@@ -155,6 +156,41 @@ LADON_API ConvertedLatent to_mla(const Context& context, const MultiHeadAttentio
 LADON_API ConvertedLatent reduce_rank(const Context& context, const LatentAttention& layer,
                                       std::int64_t kv_rank = 0,
                                       const Calibration* calibration = nullptr);
+
+/// What balance_channels() did. A spread is the largest RMS of a channel (of keys: of a rope pair)
+/// over the median of its head, in the worst head.
+struct BalanceSummary {
+  /// False where qk_norm_offset is not 0: the factors would be rounded in the weights of such a
+  /// norm, so keys stay as they are, and their spreads are 1.
+  bool keys_balanced = true;
+  /// The largest factor, or the inverse of the smallest where that is larger.
+  double largest_factor = 1;
+  double key_spread_before = 1;
+  double key_spread_after = 1;
+  double value_spread_before = 1;
+  double value_spread_after = 1;
+  /// Channels and pairs whose factor is nearer to 1 than it should be: weights, or queries in f16,
+  /// would have left the range of the layer's dtype, or the factor would have been above 2^16.
+  std::int64_t limited = 0;
+};
+
+struct BalancedMultiHead {
+  MultiHeadAttention layer;
+  BalanceSummary summary{};
+};
+
+/// The same layer with channels of keys and of values about equally large, so that caches with one
+/// scale for a token's head lose less in int8. (fp8 has floats' relative precision and gains
+/// nothing.) Each rope pair of a KV head's keys, each channel that rope does not rotate, and each
+/// channel of values is multiplied by the power of two that brings its RMS nearest to the median of
+/// its head; query heads and the output projection are divided by it. Behind a q/k norm the factors
+/// of keys are in the norms' weights, and heads that share these share the factors. Powers of two
+/// are exact: without a cache or over one of floats the outputs keep their bits, unless elements
+/// leave the range of normal numbers, which only f16 is narrow enough for. Weights never do.
+/// Without a calibration, inputs count as white noise.
+LADON_API BalancedMultiHead balance_channels(const Context& context,
+                                             const MultiHeadAttention& layer,
+                                             const Calibration* calibration = nullptr);
 
 /// Ranks for the layers of a model, mean_rank on average: components go to the layers whose spectra
 /// (ConversionSummary) have the most energy in them, so that the sum of what all layers discard is

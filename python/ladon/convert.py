@@ -19,6 +19,7 @@ import numpy as np
 
 from ._ladon import (
     Calibration,
+    balance_channels,
     cache_elements,
     compare_layers,
     reduce_rank,
@@ -35,6 +36,7 @@ if not TYPE_CHECKING:
 
 __all__ = [
     "Calibration",
+    "balance_channels",
     "cache_elements",
     "compare_layers",
     "record_inputs",

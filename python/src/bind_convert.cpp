@@ -52,6 +52,18 @@ nb::dict summary_dict(const ConversionSummary& summary) {
   return dict;
 }
 
+nb::dict summary_dict(const BalanceSummary& summary) {
+  nb::dict dict;
+  dict["keys_balanced"] = summary.keys_balanced;
+  dict["largest_factor"] = summary.largest_factor;
+  dict["key_spread_before"] = summary.key_spread_before;
+  dict["key_spread_after"] = summary.key_spread_after;
+  dict["value_spread_before"] = summary.value_spread_before;
+  dict["value_spread_after"] = summary.value_spread_after;
+  dict["limited"] = summary.limited;
+  return dict;
+}
+
 /// The layer and its summary.
 template <class Converted>
 nb::tuple give(Converted&& converted) {
@@ -138,6 +150,14 @@ nb::tuple py_reduce_rank(const Layer& layer, nb::handle kv_rank, const nb::kwarg
   const auto& source = layer_as<LatentAttention>(layer, keywords.where("layer"));
   return give(converting(layer, keywords, [&](const Context& context, const Calibration* given) {
     return reduce_rank(context, source, rank, given);
+  }));
+}
+
+nb::tuple py_balance_channels(const Layer& layer, const nb::kwargs& kwargs) {
+  Keywords keywords("balance_channels", kwargs);
+  const auto& source = layer_as<MultiHeadAttention>(layer, keywords.where("layer"));
+  return give(converting(layer, keywords, [&](const Context& context, const Calibration* given) {
+    return balance_channels(context, source, given);
   }));
 }
 
@@ -310,6 +330,25 @@ Returns
 -------
 layer : LatentAttention
 summary : dict)");
+  module.def(
+      "balance_channels", &py_balance_channels, nb::arg("layer"), nb::arg("kwargs"),
+      nb::sig("def balance_channels(layer: MultiHeadAttention, *, calibration: Calibration "
+              "| None = None) -> tuple[MultiHeadAttention, dict[str, Any]]"),
+      R"(Makes channels of keys and values about equally large, so that int8 caches lose less.
+
+Factors are powers of two, which leave every output as it was over caches of floats.
+
+Parameters
+----------
+layer : MultiHeadAttention
+calibration : Calibration, optional
+    What inputs look like; the weights alone decide without it.
+
+Returns
+-------
+layer : MultiHeadAttention
+summary : dict
+    Largest factor, and the spread of keys and values before and after.)");
   module.def("refit_output", &py_refit_output, nb::arg("before"), nb::arg("after"),
              nb::arg("inputs"), nb::arg("ridge").none() = nb::none(),
              nb::sig("def refit_output(before: AttentionLayer, after: AttentionLayer, inputs: "

@@ -30,6 +30,9 @@ ConvertedLatent reduce_rank(const Context&, const LatentAttention&, std::int64_t
                             const Calibration*) {
   refuse("reduce_rank");
 }
+BalancedMultiHead balance_channels(const Context&, const MultiHeadAttention&, const Calibration*) {
+  refuse("balance_channels");
+}
 OutputFit::OutputFit(const AttentionLayer&, const AttentionLayer&) { refuse("OutputFit"); }
 OutputFit::~OutputFit() = default;
 OutputFit::OutputFit(OutputFit&&) noexcept = default;

@@ -23,14 +23,14 @@ class CliConvert : public testing::Test {
  protected:
   void SetUp() override { write_case("llama3"); }
 
-  void write_case(const std::string& name) {
+  void write_case(const std::string& name, DType dtype = DType::kF32) {
     for (const char* const folder : {"model", "acts"}) {
       std::filesystem::remove_all(temp_ / folder);
       std::filesystem::create_directory(temp_ / folder);
     }
     FamilyCase setup = family_case(name);
     setup.tensors.emplace("lm_head.weight", TensorMaker(3).make({7, 5}, 1));
-    write_model(temp_ / "model", setup, DType::kF32, /*sharded=*/true);
+    write_model(temp_ / "model", setup, dtype, /*sharded=*/true);
     write_bytes(temp_ / "model" / "tokenizer.json", "{}");
     for (int n = 0; n < setup.num_layers; ++n) {
       Tensor x(DType::kF32, {10, 16, setup.embed_dim});
@@ -98,6 +98,40 @@ TEST_F(CliConvert, ExactConversionsLoadAndAgree) {
       std::equal(before.data_as<float>(), before.data_as<float>() + 35, after.data_as<float>()));
   EXPECT_EQ(bytes_of(temp_ / "mla" / "tokenizer.json"), "{}");
   EXPECT_EQ(run_ladon({"plan", "--config", path("mla")}).status, 0);
+}
+
+TEST_F(CliConvert, BalancedWeightsGiveTheSameBits) {
+  const auto path_of = [&](int layer) {
+    return temp_ / "acts" / ("layer_" + std::to_string(layer) + ".npy");
+  };
+  for (int layer = 0; layer < 2; ++layer) {  // one element of the inputs stands out
+    Tensor x = read_npy(path_of(layer));
+    const std::int64_t width = x.size(2);
+    for (std::int64_t n = 3; n < x.num_elements(); n += width) x.data_as<float>()[n] *= 50;
+    write_npy(path_of(layer), x);
+  }
+  const auto plain = document_of(calibrated({"--to", "mha", "--output", path("mha")}));
+  const auto balanced =
+      document_of(calibrated({"--to", "mha", "--balance", "--output", path("balanced")}));
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(balanced.at("rows")[layer], plain.at("rows")[layer]);
+    const int n = static_cast<int>(layer);
+    EXPECT_EQ(error_of_layer("balanced", n), error_of_layer("mha", n));
+    const auto key_of = [&](const char* folder) {
+      const Tensor key = load_attention(host_context(), temp_ / folder, n)
+                             ->parameter("k_proj.weight")
+                             .value.to_host();
+      const auto* const first = key.data_as<float>();
+      return std::vector<float>(first, first + key.num_elements());
+    };
+    EXPECT_NE(key_of("balanced"), key_of("mha"));
+  }
+
+  write_case("llama3", DType::kF16);
+  const std::string complaint = complaint_of(
+      LadonRun{.arguments = arguments({"--to", "mha", "--balance", "--output", path("f16")})}, 1);
+  EXPECT_NE(complaint.find("--balance: got weights in f16"), std::string::npos) << complaint;
+  EXPECT_FALSE(std::filesystem::exists(temp_ / "f16"));
 }
 
 TEST_F(CliConvert, LossesAreMeasuredOnTheWrittenWeights) {
@@ -241,6 +275,7 @@ TEST_F(CliConvert, OptionsThatDoNotGoTogether) {
          "--unequal-ranks: expected --kv-rank as well");
   expect({"--to", "mha", "--rope-dim", "2", "--output", out}, "--rope-dim: expected --to mla");
   expect({"--to", "mla", "--merge", "mean", "--output", out}, "--merge: expected --to gqa");
+  expect({"--to", "mla", "--balance", "--output", out}, "--balance: expected --to mha, gqa or mqa");
   expect({"--to", "mla", "--rope-dims", "2", "--output", out}, "--rope-dims: expected --sweep");
   expect({"--to", "mla", "--plot", path("x.svg"), "--output", out}, "--plot: expected --sweep");
   expect({"--to", "mla", "--sweep", "2"}, "--sweep requires --calibrate");

@@ -56,6 +56,8 @@ TEST_F(ConvertOnDevice, ResultsAreThoseOfTheHost) {
   const ConvertedLatent latent = to_mla(cpu_, layer_, mla, &here);
   const ConvertedLatent latent_there = to_mla(device_, layer_there, mla, &there);
   expect_same(latent_there.layer, latent.layer);
+  expect_same(balance_channels(device_, layer_there, &there).layer,
+              balance_channels(cpu_, layer_, &here).layer);
   expect_same(to_mha(device_, layer_there), to_mha(cpu_, layer_));
   expect_same(to_mqa(device_, latent_there.layer), to_mqa(cpu_, latent.layer));
 

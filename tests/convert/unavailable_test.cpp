@@ -23,6 +23,8 @@ TEST(Unavailable, SaysSo) {
             "to_gqa" + why);
   EXPECT_EQ(error_of([&] { to_mla(host_context(), layer); }, code), "to_mla" + why);
   EXPECT_EQ(error_of([&] { reduce_rank(host_context(), latent); }, code), "reduce_rank" + why);
+  EXPECT_EQ(error_of([&] { balance_channels(host_context(), layer); }, code),
+            "balance_channels" + why);
   EXPECT_EQ(error_of([&] { OutputFit(layer, layer); }, code), "OutputFit" + why);
   // What needs no linear algebra is there.
   EXPECT_EQ(cache_elements(to_mha(host_context(), layer)), 16);

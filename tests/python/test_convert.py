@@ -65,6 +65,20 @@ def test_losses(layer, inputs, tmp_path):
     assert abs(sum(summary["spectrum"]) - 1) < 1e-9
 
 
+def test_balance_channels(layer, inputs):
+    inputs = inputs * np.where(np.arange(24) == 3, 50, 1)
+    layer.parameters()["k_proj.weight"][1] *= 20
+    balanced, summary = convert.balance_channels(layer, calibration=calibrate(inputs))
+    assert summary["keys_balanced"] and summary["limited"] == 0
+    assert 1 <= summary["key_spread_after"] < 2 < summary["key_spread_before"]
+    assert np.log2(summary["largest_factor"]) >= 2
+    np.testing.assert_array_equal(balanced(inputs), layer(inputs))
+    weights = [each.parameters()["k_proj.weight"] for each in (balanced, layer)]
+    assert np.all(weights[0][1] == weights[1][1] * (weights[0][1, 0] / weights[1][1, 0]))
+    with pytest.raises(ladon.InvalidArgumentError, match="balance_channels: layer: got a LatentAttention"):
+        convert.balance_channels(convert.to_mla(layer)[0])
+
+
 def test_errors(layer, inputs):
     with pytest.raises(ladon.InvalidArgumentError, match="to_gqa: num_kv_heads: got 3"):
         convert.to_gqa(layer, 3)
