@@ -55,17 +55,20 @@ inline std::int64_t tiles_at_once(const AttentionParams& params, std::int64_t ti
   return tiles < kMostTiles ? tiles : kMostTiles;
 }
 
-// Fewest KV heads of a task that streams tokens: with fewer, a token is short.
-inline constexpr std::int64_t kStreamedHeads = 8;
-/// Whether decoding streams tokens: reads all KV heads of a few tokens after each other, in the
-/// order in which they are stored, and prefetches only a little ahead of that. With one query row
-/// for each KV head there is so little to compute that the out-of-order window nearly covers it.
-/// Prefetching a block ahead, as other decoding does, held the core's miss buffers while the block
-/// before it was read from L2: 20 ns for a key and head of 256 + 256 bytes (Zen 5, one core), the
-/// sum of 12 from memory and 8 from L2. Streamed 17.
-inline bool streams_tokens(const AttentionParams& params, std::int64_t rows) {
-  return rows == 1 && params.num_kv_heads >= kStreamedHeads &&
-         params.kv_layout.k_scales == nullptr && params.k.token_stride > params.k.head_stride;
+/// Whether decoding `heads` KV heads streams tokens: reads all heads of a few tokens, then those of
+/// the next few, in the order in which they are stored, and prefetches a few tokens ahead of that.
+/// Otherwise a head's block is read at a time, and the next block is prefetched into L2. Those
+/// prefetches hold the core's miss buffers while blocks are read from L2: 21 ns for a key and head
+/// of 256 + 256 bytes and one query row (Zen 5, one core), the sum of 12 from memory and 8 from L2.
+/// Streamed 17. Blocks of few heads or short tokens are nearly in the order of memory anyway, and a
+/// mask must look at a block's values first.
+inline bool streams_tokens(const AttentionParams& params, std::int64_t heads) {
+  constexpr std::int64_t kFewestHeads = 4;
+  constexpr std::int64_t kLeastBytes = 1024;
+  const auto size = static_cast<std::int64_t>(size_of(params.k.dtype));
+  return heads >= kFewestHeads && heads * params.head_dim * size >= kLeastBytes &&
+         params.k.token_stride > params.k.head_stride && params.kv_layout.k_scales == nullptr &&
+         params.rules.mask.data == nullptr && params.rules.bias.data == nullptr;
 }
 
 /// What the backward pass normalises each row with: P = exp(score - shift) * factor, elements of

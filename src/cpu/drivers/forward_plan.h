@@ -73,7 +73,7 @@ inline std::int64_t most_heads_at_once(const AttentionParams& params, const Sequ
   constexpr std::int64_t kBlockTokens = 64;
   const std::int64_t bytes = params.head_dim * static_cast<std::int64_t>(size_of(params.k.dtype)) +
                              params.value_dim * static_cast<std::int64_t>(size_of(params.v.dtype));
-  std::int64_t heads = streams_tokens(params, plan.rows)
+  std::int64_t heads = streams_tokens(params, params.num_kv_heads)
                            ? params.num_kv_heads
                            : cache_sizes().l2 / (kBlockTokens * bytes);
   if (heads > kernels.decode_states / plan.rows) heads = kernels.decode_states / plan.rows;

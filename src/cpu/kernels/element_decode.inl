@@ -15,6 +15,7 @@ namespace {
 // horizontal sum) beats a tile whose lanes are mostly empty (head_dim FMAs per key, whatever the
 // number of rows).
 inline constexpr std::int64_t kDecodeRows = 8;
+
 /// One block's weighted sum of values for the rows of one KV head: operands and target.
 template <class V>
 struct WeightedBlock {
@@ -111,18 +112,18 @@ struct ElementDecode : DotScores<V> {
     });
   }
 
-  /// Converts the weights of one row, in place, to factors for add_value_group().
-  static void prepare_weights(std::int64_t, Scalar*) {}
-  /// Adds the values of keys [begin, end), none of them masked, to one row.
-  static void add_value_group(const WeightedBlock<V>& block, std::int64_t begin, std::int64_t end,
-                              Scalar* carried) {
+  /// Converts the weights of all rows, in place, to factors for add_value_group().
+  static void prepare_weights(std::int64_t, std::int64_t, Scalar*) {}
+  /// Adds the values of some keys, none of them masked.
+  static void add_value_group(const WeightedBlock<V>& block, KeyGroup keys,
+                              RowBlock<Scalar> carried) {
     const BlockOperand<V, KvPart::kValues> values(block.params, block.sequence, block.keys,
                                                   block.first_kv_head, block.staging);
     with_stored<V>(values.dtype(), [&](auto stored) {
-      add_weighted_group(
-          ElementValues<V, decltype(stored)::kDType>{values.rows(block.head), block.keys.count,
-                                                     block.params.value_dim},
-          begin, end, {block.weights.data}, carried, block.out);
+      add_weighted_group(block.rows,
+                         ElementValues<V, decltype(stored)::kDType>{
+                             values.rows(block.head), block.keys.count, block.params.value_dim},
+                         keys, {block.weights.data}, carried, block.out);
     });
   }
 };

@@ -23,17 +23,18 @@
 // has run ahead: with AVX-512 on Zen 5, 8 KV heads, 8 % less time in bf16 and 6 to 14 % less in
 // int8.
 //
-// With one row for each KV head (multi-head attention) tokens are streamed instead
-// (streams_tokens()): scores of all heads, then values of all heads, both in the order of memory, a
-// few tokens at a time; a block's sums are carried in L1 from one group of tokens to the next. Zen
-// 5, 32 heads, one core: 10 to 16 % less time than with blocks that are prefetched into L2.
+// Long tokens of caches without scales are streamed instead (streams_tokens()): scores of all
+// heads, then values of all heads, both in the order of memory, a few tokens at a time; a block's
+// sums are carried in L1 from one group of tokens to the next. bf16 on Zen 5, both cores, from
+// memory: 8 to 17 % less time than with blocks that are prefetched into L2; from L3 the same.
 //
 // Tried and lost: streaming without any prefetch (as slow as with blocks: the window of a core does
-// not reach far enough); prefetching every second line (half as fast); prefetching a task's first
-// block at once; on AVX2, two rows by four keys (keys converted twice), weights at any stride
-// (pointers of four rows do not fit the general registers), 16 bf16 values by one load, a shift and
-// a mask, put in order at the end of a block (1 row 3 % faster, 8 rows 4 % slower), and unrolling
-// q.k by 2.
+// not reach far enough), or with one that is some heads of each of a group's tokens ahead (with 32
+// heads as fast, with 8 to 24 up to twice the time); prefetching every second line (half as fast);
+// prefetching a task's first block at once; on AVX2, two rows by four keys (keys converted twice),
+// weights at any stride (pointers of four rows do not fit the general registers), 16 bf16 values by
+// one load, a shift and a mask, put in order at the end of a block (1 row 3 % faster, 8 rows 4 %
+// slower), and unrolling q.k by 2.
 #pragma once
 
 #include <cstddef>
@@ -46,10 +47,7 @@
 namespace ladon::cpu {
 namespace {
 
-// Keys whose values are added together where tokens are streamed. With 8 a core reads as fast, but
-// two cores of a Zen 5 together 4 % slower; 16 is 4 to 8 % slower on one too.
-inline constexpr std::int64_t kStreamedKeys = 4;
-// Most rows of all KV heads of a task: their q and their sums, 64 KiB at head_dim 128, share L2
+// Most rows of all KV heads of a task: their q and their sums, 96 KiB at head_dim 128, share L2
 // with the keys and values that are being prefetched.
 inline constexpr std::int64_t kDecodeStates = 64;
 
@@ -106,8 +104,7 @@ class DecodeRows {
       : params_(params),
         task_(task),
         sequence_(params.sequences[task.sequence]),
-        streams_(Products::kStreams && streams_tokens(params, task.row_count) &&
-                 task.kv_head_count >= kStreamedHeads),
+        streams_(Products::kStreams && streams_tokens(params, task.kv_head_count)),
         scratch_(params, memory),
         scales_(params, task.kv_head, task.kv_head_count, scratch_.scales) {
     for (Scalar& value : maximum_) value = MathConstants<Scalar>::kLowest;
@@ -129,7 +126,7 @@ class DecodeRows {
       scales_.load(block);
       if constexpr (Products::kStreams) {
         if (streams_) {
-          stream_values(block);
+          stream_values(block, next);
           continue;
         }
       }
@@ -207,14 +204,14 @@ class DecodeRows {
     const BlockOperand<V, KvPart::kKeys> keys(params_, sequence_, block, task_.kv_head,
                                               scratch_.staging);
     RowsAhead values(params_, params_.v, block.v, task_.kv_head_count, params_.value_dim);
-    const RowsAhead later(params_, params_.k, block.k, task_.kv_head_count, params_.head_dim);
+    StreamAhead stream(keys_part(block), values_part(block), task_.kv_head_count);
     Products::with_keys(keys.dtype(), [&](auto stored) {
       const std::int64_t step = Products::keys_at_once(task_.row_count);
       for (std::int64_t key = 0; key < block.count; key += step) {
         const std::int64_t count = smaller(step, block.count - key);
         for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
           if (streams_) {
-            later.prefetch_streamed(key, head, step, block.count);
+            stream.prefetch(count);
           } else {
             values.move_to(key, head);
             for (std::int64_t i = 0; i < count; ++i) values.prefetch_next();
@@ -272,31 +269,42 @@ class DecodeRows {
   }
 
   /// Adds the weighted values of all heads in the order in which they are stored.
-  void stream_values(const KeyRows& block) {
+  void stream_values(const KeyRows& block, const KeyRows& next) {
     typename Products::WeightScale weight_scales[kDecodeRows];
     bool masks = false;
     for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
       weigh(block, head, weight_scales);
       masks = masks || rules_.masks();
     }
-    const RowsAhead later(params_, params_.v, block.v, task_.kv_head_count, params_.value_dim);
+    const RowsAhead nothing(params_, params_.v, block.v, task_.kv_head_count, params_.value_dim);
+    StreamAhead stream(values_part(block), keys_part(next), task_.kv_head_count);
     if (masks) {  // values may be NaN where they are masked
       for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
-        Products::add_values(values_of(block, head, true, later), weight_scales);
+        Products::add_values(values_of(block, head, true, nothing), weight_scales);
       }
       return;
     }
     for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
-      Products::prepare_weights(block.count, scores_of(head));
+      Products::prepare_weights(task_.row_count, block.count, scores_of(head));
     }
     for (std::int64_t key = 0; key < block.count; key += kStreamedKeys) {
       const std::int64_t end = smaller(key + kStreamedKeys, block.count);
       for (std::int64_t head = 0; head < task_.kv_head_count; ++head) {
-        later.prefetch_streamed(key, head, kStreamedKeys, block.count);
-        Products::add_value_group(values_of(block, head, false, later), key, end,
-                                  scratch_.carried + head * scratch_.value_dim);
+        stream.prefetch(end - key);
+        Products::add_value_group(
+            values_of(block, head, false, nothing), {key, end},
+            {scratch_.carried + state_of(head, 0) * scratch_.value_dim, scratch_.value_dim});
       }
     }
+  }
+
+  StreamAhead::Part keys_part(const KeyRows& block) const {
+    const auto size = static_cast<std::int64_t>(size_of(params_.k.dtype));
+    return {block.k, block.count, params_.k.head_stride * size, params_.head_dim * size};
+  }
+  StreamAhead::Part values_part(const KeyRows& block) const {
+    const auto size = static_cast<std::int64_t>(size_of(params_.v.dtype));
+    return {block.v, block.count, params_.v.head_stride * size, params_.value_dim * size};
   }
 
   WeightedBlock<V> values_of(const KeyRows& block, std::int64_t head, bool masks,

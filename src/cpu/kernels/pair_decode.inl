@@ -121,18 +121,22 @@ struct PairDecode : DotScores<Pairs> {
     }
   }
 
-  static void prepare_weights(std::int64_t count, float* weights) {
-    for (std::int64_t i = 0; i < count; i += V::kLanes) {
-      round_to_bf16(reinterpret_cast<std::uint16_t*>(weights) + i, load<V>(weights + i));
+  /// Rows of pairs take half the memory, so that a row is written where others have been read.
+  static void prepare_weights(std::int64_t rows, std::int64_t count, float* weights) {
+    auto* const pairs = reinterpret_cast<std::uint16_t*>(weights);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t i = 0; i < count; i += V::kLanes) {
+        round_to_bf16(pairs + r * kKeyBlock + i, load<V>(weights + r * kKeyBlock + i));
+      }
     }
   }
-  static void add_value_group(const WeightedBlock<V>& block, std::int64_t begin, std::int64_t end,
-                              float* carried) {
+  static void add_value_group(const WeightedBlock<V>& block, KeyGroup keys,
+                              RowBlock<float> carried) {
     const PairValues<Pairs> values{{block.keys.v, block.head * block.params.v.head_stride * 2},
                                    block.keys.count,
                                    block.params.value_dim};
-    add_weighted_group(values, begin, end, {reinterpret_cast<const Pair*>(block.weights.data)},
-                       carried, block.out);
+    add_weighted_group(block.rows, values, keys,
+                       {reinterpret_cast<const Pair*>(block.weights.data)}, carried, block.out);
   }
 };
 

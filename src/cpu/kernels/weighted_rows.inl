@@ -86,15 +86,15 @@ struct WholeBlock {
   RowsAhead& ahead;
 };
 
-/// Some steps of a block, for one row. Sums of the steps before them are carried in memory, and are
-/// added to out with the last step: the same additions in the same order as for the whole block.
+/// Some steps of a block. Sums of the steps before them are carried in memory, and are added to out
+/// with the last step: the same additions in the same order as for the whole block.
 template <class Values>
 struct StepGroup {
   static constexpr bool kCarries = true;
   std::int64_t begin;
   std::int64_t end;
   bool last;
-  typename Values::Sums::Scalar* carried;  // [columns], padded to whole vectors
+  RowBlock<typename Values::Sums::Scalar> carried;  // [row][column], padded to whole vectors
 };
 
 /// kVectors vectors of the columns, from `column` on. Always inlined: it has one caller, and as a
@@ -112,7 +112,7 @@ template <int kRows, int kVectors, bool kWhole, class Values, class Steps>
     for (int n = 0; n < kVectors; ++n) {
       sums[r][n] = zero<V>();
       if constexpr (Steps::kCarries) {
-        if (steps.begin != 0) sums[r][n] = load<V>(steps.carried + column + n * V::kLanes);
+        if (steps.begin != 0) sums[r][n] = load<V>(steps.carried.at(r, column + n * V::kLanes));
       }
     }
   }
@@ -150,11 +150,13 @@ template <int kRows, int kVectors, bool kWhole, class Values, class Steps>
     }
   }
   if constexpr (Steps::kCarries) {
-    static_assert(kRows == 1);
     if (!steps.last) {
       LADON_UNROLL
-      for (int n = 0; n < kVectors; ++n) {
-        store(steps.carried + column + n * V::kLanes, sums[0][n]);
+      for (int r = 0; r < kRows; ++r) {
+        LADON_UNROLL
+        for (int n = 0; n < kVectors; ++n) {
+          store(steps.carried.at(r, column + n * V::kLanes), sums[r][n]);
+        }
       }
       return;
     }
@@ -193,19 +195,16 @@ inline void weighted_columns(const Values& values, const Steps& steps, WeightRow
 }
 
 /// At most kRows rows.
-template <int kRows, class Values>
-inline void weighted_some_rows(std::int64_t rows, const Values& values, WeightRows<Values> weights,
-                               RowsAhead ahead, RowBlock<typename Values::Results::Scalar> out) {
+template <int kRows, class Values, class Steps>
+inline void weighted_some_rows(std::int64_t rows, const Values& values, const Steps& steps,
+                               WeightRows<Values> weights,
+                               RowBlock<typename Values::Results::Scalar> out) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      const WholeBlock steps{
-          .end = (values.count + Values::kKeys - 1) / Values::kKeys,
-          .steps_at_once = larger(1, kAheadBytes / (Values::kKeys * ahead.bytes)),
-          .ahead = ahead};
       weighted_columns<kRows, kWeightedVectors<typename Values::Sums, kRows>>(values, steps,
                                                                               weights, out);
     } else {
-      weighted_some_rows<kRows - 1>(rows, values, weights, ahead, out);
+      weighted_some_rows<kRows - 1>(rows, values, steps, weights, out);
     }
   }
 }
@@ -216,26 +215,40 @@ template <class Values>
 [[gnu::noinline]] void add_weighted_rows(std::int64_t rows, const Values& values,
                                          WeightRows<Values> weights, RowsAhead ahead,
                                          RowBlock<typename Values::Results::Scalar> out) {
+  const WholeBlock steps{.end = (values.count + Values::kKeys - 1) / Values::kKeys,
+                         .steps_at_once = larger(1, kAheadBytes / (Values::kKeys * ahead.bytes)),
+                         .ahead = ahead};
   for (std::int64_t r = 0; r < rows;) {
     const std::int64_t some = register_rows(rows - r, kWeightedRows);
-    weighted_some_rows<kWeightedRows>(some, values, weights.from(r), ahead, out.from(r, 0));
+    weighted_some_rows<kWeightedRows>(some, values, steps, weights.from(r), out.from(r, 0));
     ahead.count = 0;  // prefetched by the first rows
     r += some;
   }
 }
 
-/// The same sums of one row, in several calls with keys [begin, end) each, in order; `begin` is
-/// even. Prefetches nothing.
+/// Keys of a block: [begin, end), begin even.
+struct KeyGroup {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+/// The same sums in several calls with some keys each, in order, which carry them in `carried`.
+/// Prefetches nothing.
 template <class Values>
-[[gnu::noinline]] void add_weighted_group(const Values& values, std::int64_t begin,
-                                          std::int64_t end, WeightRows<Values> weights,
-                                          typename Values::Sums::Scalar* carried,
+[[gnu::noinline]] void add_weighted_group(std::int64_t rows, const Values& values, KeyGroup keys,
+                                          WeightRows<Values> weights,
+                                          RowBlock<typename Values::Sums::Scalar> carried,
                                           RowBlock<typename Values::Results::Scalar> out) {
-  const StepGroup<Values> steps{.begin = begin / Values::kKeys,
-                                .end = (end + Values::kKeys - 1) / Values::kKeys,
-                                .last = end == values.count,
-                                .carried = carried};
-  weighted_columns<1, kWeightedVectors<typename Values::Sums, 1>>(values, steps, weights, out);
+  StepGroup<Values> steps{.begin = keys.begin / Values::kKeys,
+                          .end = (keys.end + Values::kKeys - 1) / Values::kKeys,
+                          .last = keys.end == values.count,
+                          .carried = carried};
+  for (std::int64_t r = 0; r < rows;) {
+    const std::int64_t some = register_rows(rows - r, kWeightedRows);
+    steps.carried = carried.from(r, 0);
+    weighted_some_rows<kWeightedRows>(some, values, steps, weights.from(r), out.from(r, 0));
+    r += some;
+  }
 }
 
 }  // namespace
