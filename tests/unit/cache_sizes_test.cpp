@@ -56,15 +56,14 @@ TEST_F(CacheSizesTest, HeadsOfADecodingTaskFitL2) {
   plan.decodes = true;
   plan.rows = 4;
   AttentionParams params = decoding();
-  EXPECT_EQ(most_heads_at_once(params, plan, kernels), 2);  // 64 tokens of a head: 32 KiB
-  plan.rows =
-      1;  // Streamed tokens need not fit, but those of few heads, and int8, are not streamed.
+  EXPECT_EQ(most_heads_at_once(params, plan, kernels), 16);  // streamed tokens need not fit
+  plan.rows = 1;
   EXPECT_EQ(most_heads_at_once(params, plan, kernels), 32);
   const float scales = 1;
-  params.kv_layout.k_scales = &scales;
-  EXPECT_EQ(most_heads_at_once(params, plan, kernels), 2);
+  params.kv_layout.k_scales = &scales;                      // not streamed
+  EXPECT_EQ(most_heads_at_once(params, plan, kernels), 2);  // 64 tokens of a head: 32 KiB
   params.kv_layout.k_scales = nullptr;
-  params.num_kv_heads = 7;
+  params.num_kv_heads = 3;
   EXPECT_EQ(most_heads_at_once(params, plan, kernels), 2);
   params.num_kv_heads = 32;
   // The tokens of a head next to each other: one head at a time.
