@@ -108,16 +108,6 @@ inline F64 round_to_integer(F64 a) {
 inline F32 times_power_of_two(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline F64 times_power_of_two(F64 a, F64 n) { return {_mm512_scalef_pd(a.v, n.v)}; }
 
-/// a - floor(a); NaN for NaN, 0 for infinities.
-inline F32 fraction(F32 a) {
-  return {_mm512_reduce_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
-}
-/// a * 2^floor(x); 0 where x is below `smallest`, unless it is NaN.
-inline F32 times_power_of_two_from(F32 smallest, F32 a, F32 x) {
-  const __mmask16 counts = _mm512_cmp_ps_mask(x.v, smallest.v, _CMP_NLT_UQ);
-  return {_mm512_maskz_scalef_ps(counts, a.v, x.v)};
-}
-
 inline float sum(F32 a) { return _mm512_reduce_add_ps(a.v); }
 inline double sum(F64 a) { return _mm512_reduce_add_pd(a.v); }
 inline float largest(F32 a) { return _mm512_reduce_max_ps(a.v); }
