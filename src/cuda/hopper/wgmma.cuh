@@ -129,6 +129,13 @@ __device__ __forceinline__ void keep_operands(const std::uint32_t (&a)[kBlocks][
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+#define LADON_SUMS_88(s, n)                                                   \
+  LADON_SUMS_64(s, n), LADON_SUMS_16(s, (n) + 16), LADON_SUMS_4(s, (n) + 20), \
+      LADON_SUMS_4(s, (n) + 21)
+#define LADON_NAMES_88                                                                      \
+  LADON_NAMES_64                                                                            \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
+  "%81, %82, %83, %84, %85, %86, %87"
 #define LADON_SUMS_96(s, n) LADON_SUMS_64(s, n), LADON_SUMS_32(s, (n) + 16)
 #define LADON_NAMES_96                                                            \
   LADON_NAMES_64                                                                  \
@@ -206,7 +213,8 @@ template <class Half, bool kAdds, bool kTransposedA = false, bool kTransposedB =
 __device__ __forceinline__ void start_product(float (&sums)[kGroups][4], std::uint64_t a,
                                               std::uint64_t b) {
   constexpr bool kBf16 = std::is_same_v<Half, __nv_bfloat16>;
-  static_assert((kGroups == 4 && kBf16) || kGroups == 8 || kGroups == 16 || kGroups == 24);
+  static_assert((kGroups == 4 && kBf16) || kGroups == 8 || kGroups == 16 || kGroups == 22 ||
+                kGroups == 24);
   if constexpr (kGroups == 4) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" LADON_NAMES_16
                  "}, %16, %17, %18, 1, 1, %19, %20;"
@@ -237,6 +245,18 @@ __device__ __forceinline__ void start_product(float (&sums)[kGroups][4], std::ui
                  : LADON_SUMS_64(sums, 0)
                  : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
                    "n"(kTransposedB ? 1 : 0));
+  } else if constexpr (kGroups == 22 && kBf16) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 {" LADON_NAMES_88
+                 "}, %88, %89, %90, 1, 1, %91, %92;"
+                 : LADON_SUMS_88(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
+  } else if constexpr (kGroups == 22) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {" LADON_NAMES_88
+                 "}, %88, %89, %90, 1, 1, %91, %92;"
+                 : LADON_SUMS_88(sums, 0)
+                 : "l"(a), "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposedA ? 1 : 0),
+                   "n"(kTransposedB ? 1 : 0));
   } else if constexpr (kBf16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" LADON_NAMES_96
                  "}, %96, %97, %98, 1, 1, %99, %100;"
@@ -255,7 +275,9 @@ __device__ __forceinline__ void start_product(float (&sums)[kGroups][4], std::ui
 #undef LADON_NAMES_128
 #undef LADON_SUMS_128
 #undef LADON_NAMES_96
+#undef LADON_NAMES_88
 #undef LADON_SUMS_96
+#undef LADON_SUMS_88
 #undef LADON_NAMES_64
 #undef LADON_NAMES_32
 #undef LADON_NAMES_16

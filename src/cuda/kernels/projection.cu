@@ -50,12 +50,16 @@ ProductOperand operand_of(const Matrix& matrix, std::int64_t columns, std::int64
           .head_step = head_step};
 }
 
-ProductResult result_of(const Matrix& matrix, std::int64_t head_step, bool adds) {
+ProductResult result_of(const Matrix& matrix, std::int64_t columns, std::int64_t head_step,
+                        bool adds) {
+  const auto aligned_to = [&](std::size_t bytes) {
+    return is_aligned(matrix.data, matrix.dtype, matrix.stride, head_step, bytes);
+  };
   return {.data = matrix.data,
           .dtype = matrix.dtype,
           .adds = adds,
-          .pairs = is_aligned(matrix.data, matrix.dtype, matrix.stride, head_step,
-                              2 * size_of(matrix.dtype)),
+          .pairs = aligned_to(2 * size_of(matrix.dtype)),
+          .chunks = is_16_bit(matrix.dtype) && columns % 8 == 0 && aligned_to(16),
           .stride = matrix.stride,
           .head_step = head_step};
 }
@@ -128,7 +132,7 @@ Product product_of(const ProjectionParams& params) {
           .heads = params.steps.heads,
           .a = operand_of(params.x, params.in_features, params.steps.x, true),
           .b = operand_of(params.w, params.in_features, params.steps.w, true),
-          .c = result_of(params.y, params.steps.y, false),
+          .c = result_of(params.y, params.out_features, params.steps.y, false),
           .bias = params.b,
           .split_depth = params.in_features,
           .longest_sum = params.in_features};
@@ -189,7 +193,7 @@ Product input_gradient_of(const ProjectionParams& params, bool adds) {
           .heads = params.steps.heads,
           .a = operand_of(params.y, params.out_features, params.steps.y, true),
           .b = operand_of(params.w, params.in_features, params.steps.w, false),
-          .c = result_of(params.dx, params.steps.x, adds),
+          .c = result_of(params.dx, params.in_features, params.steps.x, adds),
           .split_depth = params.out_features,
           .longest_sum = params.out_features};
 }
@@ -249,7 +253,7 @@ void project_weight_gradient(Queue& queue, const ProjectionParams& params) {
                   .k = params.rows,
                   .a = operand_of(params.y, params.out_features, 0, false),
                   .b = operand_of(params.x, params.in_features, 0, false),
-                  .c = result_of(params.dw, 0, true),
+                  .c = result_of(params.dw, params.in_features, 0, true),
                   .longest_sum = kLongestSum};
   split_rows(product);
   const ProductResult dw = product.c;
@@ -257,7 +261,7 @@ void project_weight_gradient(Queue& queue, const ProjectionParams& params) {
   if (product.splits > 1) {
     const std::int64_t elements = product.splits * product.m * product.n;
     partials.emplace(queue.scratch(), static_cast<std::size_t>(elements) * size_of(dw.dtype));
-    product.c = result_of({partials->data(), dw.dtype, product.n}, 0, false);
+    product.c = result_of({partials->data(), dw.dtype, product.n}, product.n, 0, false);
     product.c.split_step = product.m * product.n;
     product.c.pairs = product.c.pairs && product.c.split_step % 2 == 0;
   }

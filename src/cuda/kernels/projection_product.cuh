@@ -52,7 +52,8 @@ struct ProductResult {
   void* data = nullptr;
   DType dtype = DType::kF32;
   bool adds = false;
-  bool pairs = false;  // stores of two elements are aligned
+  bool pairs = false;   // stores of two elements are aligned
+  bool chunks = false;  // c is 16-bit, and its rows are aligned chunks of 16 bytes
   std::int64_t stride = 0;
   std::int64_t head_step = 0;
   std::int64_t split_step = 0;
