@@ -32,14 +32,13 @@ std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_hea
 }
 
 std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& operand,
-                                   std::int64_t Sequence::*start, std::int64_t columns,
-                                   int box_rows) {
+                                   std::int64_t Sequence::*start, std::int64_t columns) {
   const std::int64_t rows = count_rows(call, operand, start, &Sequence::kv_len);
   return make_tensor_map({operand.data,
                           operand.dtype,
                           {columns, rows, call.num_kv_heads},
                           {operand.token_stride, operand.head_stride},
-                          {64, box_rows, 1}});
+                          {64, kBlockKeys, 1}});
 }
 
 /// Heads that share a KV head are rows of one tile where a tile has room for them.
@@ -105,10 +104,8 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
   ready.schedule = make_schedule(call, sizes.tile_rows);
   const std::optional<CUtensorMap> q =
       query_map(call, ready.schedule.packed_heads, sizes.tile_rows);
-  const std::optional<CUtensorMap> k =
-      key_map(call, call.k, &Sequence::k, call.head_dim, sizes.buffer_keys);
-  const std::optional<CUtensorMap> v =
-      key_map(call, call.v, &Sequence::v, call.value_dim, kBlockKeys);
+  const std::optional<CUtensorMap> k = key_map(call, call.k, &Sequence::k, call.head_dim);
+  const std::optional<CUtensorMap> v = key_map(call, call.v, &Sequence::v, call.value_dim);
   if (!q || !k || !v) return false;
   ready.q = *q;
   ready.k = *k;

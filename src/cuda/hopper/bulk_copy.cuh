@@ -44,4 +44,12 @@ __device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& ma
       : "memory");
 }
 
+/// Four 8 x 8 matrices to shared memory, as load_matrices() reads them.
+__device__ __forceinline__ void store_matrices(std::uint32_t address,
+                                               const std::uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
 }  // namespace ladon::cuda::hopper

@@ -1,8 +1,8 @@
-// The schedule of Hopper's forward kernel for heads up to 64 and above 192: blocks of keys one by
+// The schedule of Hopper's forward kernel for heads up to 128 and above 192: blocks of keys one by
 // one, with the scores of one and the weights of two in registers.
 //
 // While the softmax of a block runs, the weighted sums of the one before are under way, and the
-// products of the other warpgroups: of short heads there are three, for which pairs of blocks
+// products of the other warpgroups: of heads up to 128 there are three, for which pairs of blocks
 // (forward_pairs.cuh) would need too many registers, as they would with 256 columns of sums.
 #pragma once
 
@@ -41,7 +41,7 @@ class ForwardBlocks : public ForwardWarpgroup<Half, kHead, kValue> {
     this->template weigh<true>(rules, scores, block, whole, steps, weights);
     for (; block + 1 < blocks.end; ++block) {
       this->settle(sums, steps, block);
-      this->template start_scores<0>(scores);
+      this->start_scores(scores);
       this->start_sums(sums, weights);
       finish_products<1>();
       hold_in_place(scores);

@@ -27,14 +27,14 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
   using typename Base::Scores;
   using typename Base::Sums;
   using typename Base::TileScores;
-  using Row = FinishedRow<Half, kValue / 8>;
+  using Rows = FinishedRows<Half, kValue / 8>;
 
  public:
   using Base::Base;
 
   __device__ __forceinline__ void run() {
     TileScores scores;
-    Row results[2];
+    Rows results;
     bool has_results = false;
     while (true) {
       memory_.query_barriers[queries_.stage()].full.wait(queries_.filled());
@@ -72,11 +72,11 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
     queries_.make_uniform();
     if constexpr (Base::Shape::kHoldsQueries) this->hold_queries();
     this->skip(first_round<kRoundBlocks>(work.copied), first_round<kRoundBlocks>(work.blocks));
-    this->template start_scores<0>(Base::first_scores(scores));
+    this->start_scores(Base::first_scores(scores));
   }
 
   __device__ __forceinline__ void run_tile(const AnnouncedTile& announced, const Work& work,
-                                           TileScores& scores, Row (&results)[2]) {
+                                           TileScores& scores, Rows& results) {
     Sums sums(static_cast<int>(this->call_.value_dim));
     sums.clear();
     RowState<float> total[2];
@@ -88,18 +88,15 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
     this->run_blocks(rules, scores, sums, work.blocks, announced.blocks.whole[Base::group()],
                      total);
     this->skip((work.blocks.end + kRoundBlocks - 1) / kRoundBlocks * kRoundBlocks, work.copied.end);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const QueryRow query = query_of(tile.heads, first_row + i * 8);
-      results[i].set(this->params_.forward, query.head, i, total[i], sums.accumulators());
-      hold_in_place(results[i].pairs);
-    }
+    results.set(this->params_.forward, tile.heads, first_row, total, sums.accumulators());
+    hold_in_place(results.pairs);
   }
 
   /// Stores the tile before.
-  __device__ __forceinline__ void store_before(Row (&results)[2]) {
+  __device__ __forceinline__ void store_before(Rows& results) {
     const int place = (tiles_.stage() + Memory::kTiles - 1) % Memory::kTiles;
-    store_rows(this->params_.forward, memory_.tiles[place], Base::row_of_thread(), results);
+    store_rows(this->params_.forward, memory_.tiles[place], Base::warp() * 16, results,
+               memory_.staging(Base::warp()));
   }
 };
 

@@ -1,5 +1,5 @@
-// The schedule of Hopper's forward kernel for heads of 65 to 128 and for keys up to 192 with values
-// up to 128: pairs of blocks of keys, with two blocks' scores and weights in registers.
+// The schedule of Hopper's forward kernel for keys of 129 to 192 columns with values up to 128:
+// pairs of blocks of keys, with two blocks' scores and weights in registers.
 //
 // While the softmax of a block runs, the scores of the next one and the weighted sums of the one
 // before are under way: a warpgroup keeps the tensor cores busy by itself.
@@ -30,8 +30,6 @@ class ForwardPairs : public ForwardWarpgroup<Half, kHead, kValue> {
                                              const BlockRange& blocks,
                                              const BlockRange& noted_whole,
                                              RowState<float> (&total)[2]) {
-    constexpr bool kReleasesEach = Base::Shape::kKeyBlocks == 1;
-    constexpr int kSecond = kReleasesEach ? 0 : 1;  // the second block's place in its buffer
     const BlockRange whole = uniform(noted_whole);  // read in each block: in registers
     Weights weights[2];  // products may read one while the other is computed
     Steps steps;
@@ -39,14 +37,14 @@ class ForwardPairs : public ForwardWarpgroup<Half, kHead, kValue> {
     int pair = steps.first;
     finish_products<0>();
     hold_in_place(scores[0]);
-    if constexpr (kReleasesEach) this->release_keys();
-    this->template start_scores<kSecond>(scores[1]);
+    this->release_keys();
+    this->start_scores(scores[1]);
     this->template weigh<true>(rules, scores[0], pair, whole, steps, weights[0]);
     finish_products<0>();
     hold_in_place(scores[1]);
     this->release_keys();
     for (; pair + 2 < blocks.end; pair += 2) {
-      this->template start_scores<0>(scores[0]);
+      this->start_scores(scores[0]);
       this->settle(sums, steps, pair);
       this->start_sums(sums, weights[0]);
       this->template weigh<false>(rules, scores[1], pair + 1, whole, steps, weights[1]);
@@ -54,8 +52,8 @@ class ForwardPairs : public ForwardWarpgroup<Half, kHead, kValue> {
       hold_in_place(sums.accumulators());
       hold_in_place(scores[0]);
       this->release_values();
-      if constexpr (kReleasesEach) this->release_keys();
-      this->template start_scores<kSecond>(scores[1]);
+      this->release_keys();
+      this->start_scores(scores[1]);
       this->settle(sums, steps, pair + 1);
       this->start_sums(sums, weights[1]);
       this->template weigh<true>(rules, scores[0], pair + 2, whole, steps, weights[0]);

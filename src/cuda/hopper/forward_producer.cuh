@@ -110,9 +110,9 @@ class ForwardProducer {
     noted.value_row = static_cast<int>(sequence.v / call_.v.token_stride) + origin + first_key;
   }
 
-  // Parts of a tile's keys that are copied before the next tile is worked out: enough to compute
+  // Blocks of a tile that are copied before the next tile is worked out: enough to compute
   // with meanwhile.
-  static constexpr int kFirstParts = 2;
+  static constexpr int kFirstBlocks = 2;
 
   /// Copies the queries, and the first keys and values.
   __device__ __forceinline__ void start_tile() {
@@ -128,34 +128,31 @@ class ForwardProducer {
     }
     if constexpr (Shape::kQueryStages > 1) copy_keys(noted, 0);
     ++announced_;
-    for (int part = 0; part < min(kFirstParts, parts_of(noted)); ++part) copy_part(noted, part);
+    for (int i = 0; i < min(kFirstBlocks, count_blocks(noted)); ++i) copy_block(noted, i);
   }
   /// Copies the rest of the keys and values.
   __device__ __forceinline__ void finish_tile() {
     const AnnouncedTile& noted = memory_.tiles[(announced_ - 1) % Memory::kTiles];
-    const int parts = parts_of(noted);
-    for (int part = kFirstParts; part < parts; ++part) copy_part(noted, part);
+    const int blocks = count_blocks(noted);
+    for (int i = kFirstBlocks; i < blocks; ++i) copy_block(noted, i);
   }
 
-  /// What goes into a buffer of keys is a part of a tile's.
-  __device__ __forceinline__ static int parts_of(const AnnouncedTile& noted) {
+  /// The tile's, in whole rounds.
+  __device__ __forceinline__ static int count_blocks(const AnnouncedTile& noted) {
     const BlockRange& copied = noted.blocks.copied;
     const int blocks = copied.end - first_round<Shape::kRoundBlocks>(copied);
-    const int rounds = (blocks + Shape::kRoundBlocks - 1) / Shape::kRoundBlocks;
-    return rounds * Shape::kRoundBlocks / Shape::kKeyBlocks;
+    return (blocks + Shape::kRoundBlocks - 1) / Shape::kRoundBlocks * Shape::kRoundBlocks;
   }
-  /// A part's values, and the keys of the next one, which are needed before them.
-  __device__ __forceinline__ void copy_part(const AnnouncedTile& noted, int part) {
-    if (part + 1 < parts_of(noted)) copy_keys(noted, part + 1);
-    for (int i = 0; i < Shape::kKeyBlocks; ++i) {
-      copy_rows(memory_.values, memory_.value_barriers, values_, params_.v,
-                noted.value_row + (part * Shape::kKeyBlocks + i) * kBlockKeys, noted.kv_head);
-      ++values_;
-    }
+  /// A block's values, and the keys of the next one, which are needed before them.
+  __device__ __forceinline__ void copy_block(const AnnouncedTile& noted, int block) {
+    if (block + 1 < count_blocks(noted)) copy_keys(noted, block + 1);
+    copy_rows(memory_.values, memory_.value_barriers, values_, params_.v,
+              noted.value_row + block * kBlockKeys, noted.kv_head);
+    ++values_;
   }
-  __device__ __forceinline__ void copy_keys(const AnnouncedTile& noted, int part) {
+  __device__ __forceinline__ void copy_keys(const AnnouncedTile& noted, int block) {
     copy_rows(memory_.keys, memory_.key_barriers, keys_, params_.k,
-              noted.key_row + part * Shape::kKeyBlocks * kBlockKeys, noted.kv_head);
+              noted.key_row + block * kBlockKeys, noted.kv_head);
     ++keys_;
   }
 

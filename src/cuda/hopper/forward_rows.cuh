@@ -13,100 +13,77 @@
 
 namespace ladon::cuda::hopper {
 
-/// A thread's columns of one row: of each group of 8 the pair 2 (lane % 4).
+/// A thread's columns of its two rows: of each group of 8 the pair 2 (lane % 4).
 template <class Half, int kGroups>
-struct FinishedRow {
-  unsigned pairs[kGroups];
-  float lse;
-  bool is_finite;
+struct FinishedRows {
+  unsigned pairs[2][kGroups];
+  float lse;  // of row lane % 2
+  bool are_finite[2];
 
-  /// Row i of the thread's two, from the sums of its weighted values.
-  __device__ __forceinline__ void set(const ForwardParams<float>& params, std::int64_t head, int i,
-                                      const RowState<float>& total,
-                                      const float (&sums)[kGroups][4]) {
+  /// From the sums of weighted values. `first_row` is the thread's first, of the heads' rows.
+  __device__ __forceinline__ void set(const ForwardParams<float>& params, const RowHeads& heads,
+                                      int first_row, const RowState<float> (&total)[2],
+                                      float (&sums)[kGroups][4]) {
+    // The four lanes of the two rows work out one each.
+    const int own = static_cast<int>(fresh(threadIdx.x) % 2);
+    const float maximum = own == 0 ? total[0].maximum : total[1].maximum;
+    const float sum = own == 0 ? total[0].sum : total[1].sum;
     const RowResult<float> result =
-        finish_row(params.call.rules, head, total.maximum * params.natural, total.sum,
-                   exp2f(kWeightShift<Half>));
+        finish_row(params.call.rules, heads.query_of(first_row + own * 8).head,
+                   maximum * params.natural, sum, exp2f(kWeightShift<Half>));
     lse = result.lse;
-    const float weight = result.weight * params.kept_factor;
-    // 0 where the row saw no key, even where the sums are not.
-    const bool is_seen = total.sum != 0;
-    float zeros[2] = {};  // NaN where a sum is infinite or NaN
+    const bool are_seen[2] = {total[0].sum != 0, total[1].sum != 0};
+    if (!__all_sync(0xffffffffU, are_seen[0] && are_seen[1])) clear_unseen(are_seen, sums);
 #pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-      const float first = sums[n][i * 2];
-      const float second = sums[n][i * 2 + 1];
-      zeros[0] = fmaf(first, 0.0F, zeros[0]);
-      zeros[1] = fmaf(second, 0.0F, zeros[1]);
-      // -0 becomes 0.
-      pairs[n] = pack<Half>(is_seen ? first * weight + 0.0F : 0.0F,
-                            is_seen ? second * weight + 0.0F : 0.0F);
+    for (int i = 0; i < 2; ++i) {
+      const float weight = __shfl_sync(0xffffffffU, result.weight * params.kept_factor, i, 4);
+      unsigned zeros = 0;  // NaN where a result is infinite or NaN
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        // -0 becomes 0.
+        pairs[i][n] =
+            pack<Half>(fmaf(sums[n][i * 2], weight, 0.0F), fmaf(sums[n][i * 2 + 1], weight, 0.0F));
+        zeros = add_zeros(pairs[i][n], zeros);
+      }
+      are_finite[i] = (zeros & 0x7fff7fffU) == 0;
     }
-    is_finite = !is_seen || zeros[0] + zeros[1] == 0;
   }
 
-  /// Writes `columns` of the row, if it exists; where rows are aligned, by 16 bytes. All lanes call
-  /// it. Each eight columns are compared for themselves: whether a number that was limited to a
-  /// range is at its end (max(0, min(128, n)) == 128), ptxas 13.0 answers wrongly.
-  __device__ __forceinline__ void store(Half* out, int columns, bool exists, bool aligned) {
-    const unsigned lane = fresh(threadIdx.x);
-    const unsigned odd = (lane & 1U) != 0 ? kFirst : kSecond;
-    const unsigned upper = (lane & 2U) != 0 ? kFirst : kSecond;
-    // The row's four lanes exchange pairs, so that lane t has the eight columns of groups 4 m + t.
+  /// Stores groups of columns, from `first` on, of the warp's 16 rows to shared memory.
+  template <class Staging>
+  __device__ __forceinline__ void stage(int first, std::uint32_t to) const {
+    const unsigned lane = fresh(threadIdx.x) % 32;
+    to += lane % 16 * Staging::kStride + lane / 16 * 16;
 #pragma unroll
-    for (int first = 0; first < kGroups; first += 4) {
-      exchange<1>(pairs[first], pairs[first + 1], odd);
-      exchange<1>(pairs[first + 2], pairs[first + 3], odd);
-      exchange<2>(pairs[first], pairs[first + 2], upper);
-      exchange<2>(pairs[first + 1], pairs[first + 3], upper);
-    }
-    if (!exists) return;
-    const int place = static_cast<int>(lane % 4) * 8;
-    out += place;
-    columns -= place;
-#pragma unroll
-    for (int first = 0; first < kGroups; first += 4, out += 32, columns -= 32) {
-      if (aligned && columns >= 8) {
-        *reinterpret_cast<uint4*>(out) =
-            make_uint4(pairs[first], pairs[first + 1], pairs[first + 2], pairs[first + 3]);
-      } else {
-        store_elements(out, columns, first);
-      }
+    for (int n = 0; n < Staging::kAtOnce; n += 2) {
+      const std::uint32_t matrices[4] = {pairs[0][first + n], pairs[1][first + n],
+                                         pairs[0][first + n + 1], pairs[1][first + n + 1]};
+      store_matrices(to + static_cast<unsigned>(n * 16), matrices);
     }
   }
 
  private:
-  // Selectors of __byte_perm(): the first of two words, or the second.
-  static constexpr unsigned kFirst = 0x3210;
-  static constexpr unsigned kSecond = 0x7654;
-
-  /// Of lanes that differ in bit kLane, the lower gives `high` for the other's `low`: `given` is
-  /// kSecond for the lower. By selectors, because the compiler would make branches of conditions,
-  /// with shuffles in them.
-  template <int kLane>
-  __device__ __forceinline__ static void exchange(unsigned& low, unsigned& high, unsigned given) {
-    const unsigned other = __shfl_xor_sync(0xffffffffU, __byte_perm(low, high, given), kLane);
-    low = __byte_perm(low, other, given ^ kFirst ^ kSecond);
-    high = __byte_perm(high, other, given);
-  }
-
-  /// The first `count` of eight, or all of them.
-  __device__ __forceinline__ void store_elements(Half* out, int count, int first) const {
+  /// Results are 0 where the row saw no key, even where the sums are not.
+  __device__ __forceinline__ static void clear_unseen(const bool (&are_seen)[2],
+                                                      float (&sums)[kGroups][4]) {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const unsigned bits = pairs[first + e / 2] >> (e % 2 * 16);
-      if (e < count) {
-        *reinterpret_cast<unsigned short*>(out + e) = static_cast<unsigned short>(bits);
-      }
+    for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[n][e] = are_seen[e / 2] ? sums[n][e] : 0;
     }
   }
-};
 
-/// Mostly without a division.
-__device__ __forceinline__ QueryRow query_of(const RowHeads& heads, int row) {
-  if (heads.heads == 1) return {row, heads.first};
-  return heads.query_of(row);
-}
+  /// pair * 0 + zeros, of two elements.
+  __device__ __forceinline__ static unsigned add_zeros(unsigned pair, unsigned zeros) {
+    unsigned sum;
+    if constexpr (std::is_same_v<Half, __nv_bfloat16>) {
+      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(0), "r"(zeros));
+    } else {
+      asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(0), "r"(zeros));
+    }
+    return sum;
+  }
+};
 
 /// Marks the tile of the careful kernel that holds the row: 64 rows of a KV head.
 __device__ __forceinline__ void mark_unfinished(const ForwardParams<float>& params, int sequence,
@@ -120,32 +97,106 @@ __device__ __forceinline__ void mark_unfinished(const ForwardParams<float>& para
   params.unfinished[1 + careful_tile] = 1;
 }
 
-/// Writes a thread's two rows of a tile, `row_of_thread` and the one 8 below, and their lse. All
-/// lanes call it.
+/// Of a tile's rows, 16 of a warp from `first_row` on: lane i < 16 notes behind staged row i where
+/// it goes, or null where there is no such row.
+template <class Half, class Staging>
+__device__ __forceinline__ void note_places(const AttentionParams& call,
+                                            const AnnouncedTile& announced, int first_row, int rows,
+                                            unsigned char* staging) {
+  const ForwardTile& tile = announced.tile;
+  const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;
+  const int row = first_row + lane;
+  if (lane >= Staging::kRows) return;
+  Half* place = nullptr;
+  if (row < rows) {
+    const QueryRow query = tile.heads.query_of(row);
+    place = static_cast<Half*>(call.out.data) + announced.sequence.out +
+            query.token * call.out.token_stride + query.head * call.out.head_stride;
+  }
+  *Staging::template place<Half>(staging, lane) = place;
+}
+
+/// Copies staged columns, `first` and those behind it, to where their rows go: 16 bytes a lane.
+template <class Half, class Staging>
+__device__ __forceinline__ void copy_aligned(const unsigned char* staging, int first, int columns) {
+  constexpr int kChunks = Staging::kAtOnce;
+  constexpr int kRowsAtOnce = 32 / kChunks;
+  const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;
+  const int chunk = lane % kChunks;
+  const bool exists = (first + chunk) * 8 < columns;
+  staging += lane / kChunks * Staging::kStride;
+#pragma unroll
+  for (int row = 0; row < Staging::kRows; row += kRowsAtOnce) {
+    Half* const to = *Staging::template place<Half>(staging, row);
+    const uint4 eight =
+        *reinterpret_cast<const uint4*>(staging + row * Staging::kStride + chunk * 16);
+    if (exists && to != nullptr) *reinterpret_cast<uint4*>(to + (first + chunk) * 8) = eight;
+  }
+}
+
+/// The same where rows are not aligned, or not of whole 16 bytes.
+template <class Half, class Staging>
+__device__ __forceinline__ void copy_elements(const unsigned char* staging, int first,
+                                              int columns) {
+  const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;
+  const int count = min(columns - first * 8, Staging::kAtOnce * 8);
+#pragma unroll 1
+  for (int row = 0; row < Staging::kRows; ++row) {
+    Half* const to = *Staging::template place<Half>(staging, row);
+    if (to == nullptr) break;
+    const auto* const from = reinterpret_cast<const Half*>(staging + row * Staging::kStride);
+#pragma unroll 1
+    for (int column = lane; column < count; column += 32) to[first * 8 + column] = from[column];
+  }
+}
+
+/// Writes the warp's 16 rows of a tile, from `first_row` of the tile on, and their lse. All lanes
+/// call it.
 template <class Half, int kGroups>
 __device__ __forceinline__ void store_rows(const ForwardParams<float>& params,
-                                           const AnnouncedTile& announced, int row_of_thread,
-                                           FinishedRow<Half, kGroups> (&results)[2]) {
+                                           const AnnouncedTile& announced, int first_row,
+                                           const FinishedRows<Half, kGroups>& results,
+                                           unsigned char* staging) {
+  using Staging = RowStaging<kGroups>;
   const AttentionParams& call = params.call;
   const ForwardTile& tile = announced.tile;
   const Sequence& sequence = announced.sequence;
-  const int first_row = tile.first_token * tile.heads.heads + row_of_thread;
+  const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;
+  first_row += tile.first_token * tile.heads.heads;
   const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
+
+  // Its quad's lanes 0 and 1 have the lse of the two rows.
+  const int own_row = first_row + lane / 4 + lane % 2 * 8;
+  if (call.lse.data != nullptr && lane % 4 < 2 && own_row < rows) {
+    const QueryRow query = tile.heads.query_of(own_row);
+    store_lse(
+        call.lse,
+        sequence.lse + query.token * call.lse.token_stride + query.head * call.lse.head_stride,
+        results.lse);
+  }
+  if (!__all_sync(0xffffffffU, results.are_finite[0] && results.are_finite[1])) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = first_row + i * 8;
-    const QueryRow query = query_of(tile.heads, row);
-    const bool exists = row < rows;
-    if (exists && call.lse.data != nullptr && fresh(threadIdx.x) % 4 == 0) {
-      store_lse(
-          call.lse,
-          sequence.lse + query.token * call.lse.token_stride + query.head * call.lse.head_stride,
-          results[i].lse);
+    for (int i = 0; i < 2; ++i) {
+      const int row = first_row + lane / 4 + i * 8;
+      if (results.are_finite[i] || row >= rows) continue;
+      mark_unfinished(params, tile.sequence, tile.heads.query_of(row));
     }
-    results[i].store(static_cast<Half*>(call.out.data) + sequence.out +
-                         query.token * call.out.token_stride + query.head * call.out.head_stride,
-                     static_cast<int>(call.value_dim), exists, params.aligned_out);
-    if (exists && !results[i].is_finite) mark_unfinished(params, tile.sequence, query);
+  }
+
+  __syncwarp();  // earlier sums may have been read there
+  note_places<Half, Staging>(call, announced, first_row, rows, staging);
+  const auto columns = static_cast<int>(call.value_dim);
+  const bool aligned = params.aligned_out && columns % 8 == 0;
+#pragma unroll
+  for (int first = 0; first < kGroups; first += Staging::kAtOnce) {
+    if (first != 0) __syncwarp();
+    results.template stage<Staging>(first, shared_address(staging));
+    __syncwarp();
+    if (aligned) {
+      copy_aligned<Half, Staging>(staging, first, columns);
+    } else {
+      copy_elements<Half, Staging>(staging, first, columns);
+    }
   }
 }
 

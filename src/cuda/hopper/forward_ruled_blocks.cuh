@@ -51,7 +51,7 @@ class ForwardRuledBlocks : public ForwardWarpgroup<Half, kHead, kValue, ForwardR
       }
       this->settle(sums, steps, block);
       if (block + 1 >= blocks.end) break;
-      this->template start_scores<0>(scores);
+      this->start_scores(scores);
       this->start_sums(sums, weights);
       finish_products<kOverlaps ? 1 : 0>();
       hold_in_place(scores);

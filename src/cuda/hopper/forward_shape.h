@@ -14,22 +14,22 @@ inline constexpr int kMostConsumers = 3;
 /// kHead and kValue: columns of K and of V, which may be more than the heads have.
 template <int kHead, int kValue, ForwardRules kRules = ForwardRules::kWindow>
 struct ForwardShape {
-  // Warpgroups that compute, of 64 query rows each.
-  static constexpr int kConsumers = kHead > 64 ? 2 : 3;
+  // Warpgroups that compute, of 64 query rows each: three where 160 registers suffice.
+  static constexpr int kMostColumns = kRules == ForwardRules::kWindow ? 128 : 64;
+  static constexpr int kConsumers = kHead > kMostColumns ? 2 : 3;
   static constexpr int kTileRows = kConsumers * 64;
   // Which schedule: forward_pairs.cuh or forward_blocks.cuh. It takes so many blocks of keys a
   // round. Rules need the registers of a second block's scores.
-  static constexpr bool kPairs = kRules == ForwardRules::kWindow && kHead > 64 && kHead <= 192;
+  static constexpr bool kPairs = kRules == ForwardRules::kWindow && kHead > 128 && kHead <= 192;
   static constexpr int kRoundBlocks = kPairs ? 2 : 1;
-  // Blocks in a buffer of keys: large copies are faster, but longer heads leave no space. Buffers
-  // of values hold one.
-  static constexpr int kKeyBlocks = kPairs && kHead == 128 ? 2 : 1;
+  // Whether what a thread's rows see stays in registers.
+  static constexpr bool kKeepsRows = kConsumers == 2 || kHead == 64;
   static constexpr int kSegmentBlocks = segment_size_of(kHead, kValue).blocks();
   // Products read queries from registers, where there are some left for them.
   static constexpr bool kHoldsQueries = kHead == 64 && kRules == ForwardRules::kWindow;
   static constexpr int kQueryStages = kHead > 64 ? 1 : 2;
-  static constexpr int kKeyStages = kHead > 128 || kKeyBlocks == 2 ? 2 : 4;
-  static constexpr int kValueStages = kHead > 192 ? 2 : 4;
+  static constexpr int kKeyStages = kHead <= 64 || (kHead == 128 && kConsumers == 2) ? 4 : 2;
+  static constexpr int kValueStages = kHead > 192 ? 2 : kHead > 64 && kConsumers == 3 ? 3 : 4;
   // Sums of earlier segments are in shared memory, or where it is too small, in global memory.
   static constexpr bool kSumsInShared = kHead <= 192;
 
@@ -41,14 +41,12 @@ struct ForwardShape {
 /// The sizes of a shape that the host needs.
 struct ForwardSizes {
   int tile_rows;
-  int buffer_keys;             // keys of a copy
   std::int64_t earlier_bytes;  // of global memory, for each block of threads
 };
 template <int kHead, int kValue, ForwardRules kRules>
 constexpr ForwardSizes forward_sizes() {
   using Shape = ForwardShape<kHead, kValue, kRules>;
-  return {Shape::kTileRows, Shape::kKeyBlocks * kBlockKeys,
-          Shape::kSumsInShared ? 0 : std::int64_t{Shape::kTileRows} * kValue * 4};
+  return {Shape::kTileRows, Shape::kSumsInShared ? 0 : std::int64_t{Shape::kTileRows} * kValue * 4};
 }
 template <ForwardRules kRules>
 constexpr ForwardSizes forward_sizes(ForwardColumns columns) {

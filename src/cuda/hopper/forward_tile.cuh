@@ -38,6 +38,26 @@ struct AnnouncedTile {
   int value_row;
 };
 
+/// Where a warp puts 16 finished rows together, so many groups of 8 columns at a time, before lanes
+/// next to each other copy what is next to each other in global memory. Behind each row is the
+/// address that it goes to; with it, eight rows are in different banks.
+template <int kGroups>
+struct RowStaging {
+  static constexpr int kRows = 16;
+  static constexpr int kAtOnce = kGroups <= 16 ? kGroups : 8;
+  static constexpr int kStride = kAtOnce * 16 + 16;
+  static constexpr int kBytes = kRows * kStride;
+
+  template <class Half>
+  __device__ __forceinline__ static Half** place(unsigned char* staging, int row) {
+    return reinterpret_cast<Half**>(staging + row * kStride + kAtOnce * 16);
+  }
+  template <class Half>
+  __device__ __forceinline__ static Half* const* place(const unsigned char* staging, int row) {
+    return reinterpret_cast<Half* const*>(staging + row * kStride + kAtOnce * 16);
+  }
+};
+
 template <int kHead, int kValue, ForwardRules kRules = ForwardRules::kWindow>
 struct ForwardMemory {
   using Shape = ForwardShape<kHead, kValue, kRules>;
@@ -46,13 +66,15 @@ struct ForwardMemory {
   // Of one box.
   static constexpr int kQueryBytes = Shape::kTileRows * kBoxRowBytes;
   static constexpr int kBlockBytes = kBlockKeys * kBoxRowBytes;
-  static constexpr int kKeyBytes = Shape::kKeyBlocks * kBlockBytes;
 
   alignas(1024) unsigned char queries[Shape::kQueryStages][kHeadBoxes][kQueryBytes];
-  alignas(1024) unsigned char keys[Shape::kKeyStages][kHeadBoxes][kKeyBytes];
+  alignas(1024) unsigned char keys[Shape::kKeyStages][kHeadBoxes][kBlockBytes];
   alignas(1024) unsigned char values[Shape::kValueStages][kValueBoxes][kBlockBytes];
-  // Sums of earlier segments, by warp.
-  float4 earlier[Shape::kSumsInShared ? Shape::kConsumers * 4 * kValue / 8 : 1][32];
+  // Sums of earlier segments, by warp. Between tiles its rows are put together there.
+  static constexpr int kGroups = kValue / 8;
+  static constexpr int kWarps = Shape::kConsumers * 4;
+  float4 earlier[Shape::kSumsInShared ? kWarps * kGroups : 1][32];
+  alignas(16) unsigned char rows[Shape::kSumsInShared ? 1 : kWarps * RowStaging<kGroups>::kBytes];
   BufferBarriers query_barriers[Shape::kQueryStages];
   BufferBarriers key_barriers[Shape::kKeyStages];
   BufferBarriers value_barriers[Shape::kValueStages];
@@ -60,6 +82,13 @@ struct ForwardMemory {
   static constexpr int kTiles = 4;
   static_assert(kTiles >= Shape::kQueryStages + 2);
   AnnouncedTile tiles[kTiles];
+
+  /// Where a warp puts finished rows together.
+  __device__ __forceinline__ unsigned char* staging(int warp) {
+    if constexpr (!Shape::kSumsInShared) return rows + warp * RowStaging<kGroups>::kBytes;
+    static_assert(RowStaging<kGroups>::kBytes <= sizeof earlier[0] * kGroups);
+    return reinterpret_cast<unsigned char*>(earlier[warp * kGroups]);
+  }
 };
 
 /// Tile number `ticket`: within a section of columns (sequences and heads) whose keys and values

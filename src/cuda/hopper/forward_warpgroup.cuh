@@ -20,7 +20,7 @@ class ForwardWarpgroup {
  public:
   using Memory = ForwardMemory<kHead, kValue, kRules>;
   using Shape = typename Memory::Shape;
-  using Scores = ForwardScores<Half, kRules>;
+  using Scores = ForwardScores<Half, kRules, Shape::kKeepsRows>;
   using Sums = ForwardSums<Half, kValue / 8>;
   using BlockScores = float[kKeyGroups][4];
   using Weights = std::uint32_t[kWeightSteps][4];
@@ -65,10 +65,8 @@ class ForwardWarpgroup {
   __device__ __forceinline__ void skip(int round, int end) {
     for (; round < end; round += kRoundBlocks) {
       for (int block = 0; block < kRoundBlocks; ++block) {
-        if (block % Shape::kKeyBlocks == 0) {
-          memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
-          release_keys();
-        }
+        memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
+        release_keys();
         skip_values();
       }
     }
@@ -103,11 +101,10 @@ class ForwardWarpgroup {
     release_queries();
   }
 
-  /// S = Q K^T of block kPlace of a buffer of keys.
-  template <int kPlace>
+  /// S = Q K^T of a block.
   __device__ __forceinline__ void start_scores(BlockScores& scores) {
-    if constexpr (kPlace == 0) memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
-    const TileOperand keys(shared_address(memory_.keys[keys_.stage()]), Memory::kKeyBytes);
+    memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
+    const TileOperand keys(shared_address(memory_.keys[keys_.stage()]), Memory::kBlockBytes);
     const TileOperand queries(shared_address(memory_.queries[queries_.stage()]) +
                                   static_cast<unsigned>(group_row() * kBoxRowBytes),
                               Memory::kQueryBytes);
@@ -116,8 +113,7 @@ class ForwardWarpgroup {
 #pragma unroll
     for (int step = 0; step < kHead / 16; ++step) {
       const int inside = step % 4 * 32;
-      const std::uint64_t b =
-          keys.descriptor(step / 4 * Memory::kKeyBytes + inside + kPlace * Memory::kBlockBytes);
+      const std::uint64_t b = keys.descriptor(step / 4 * Memory::kBlockBytes + inside);
       if constexpr (Shape::kHoldsQueries) {
         step == 0 ? start_product<Half, false, false>(scores, held_queries_[step], b)
                   : start_product<Half, false, true>(scores, held_queries_[step], b);
@@ -162,14 +158,17 @@ class ForwardWarpgroup {
     const float factor = params_.forward.factor;
     // Weights that dropout changes stay in the place of the scores.
     const bool drops = kAll && call_.rules.dropout;
-    const unsigned kept = drops ? rules.kept(block) : 0;
+    unsigned kept = 0;
+    if constexpr (kAll) kept = drops ? rules.kept(block) : 0;
     steps.raises = steps.starts_segment || drops ||
                    !weigh_below<Half>(scores, factor, steps.offset, steps.segment, weights);
     if (steps.raises) {
       steps.rescale.set_pair(0, weigh_any<Half>(scores, factor, steps.segment));
 #pragma unroll
       for (int i = 0; i < 2; ++i) steps.offset[i] = offset_of<Half>(steps.segment[i], factor);
-      if (drops) rules.drop(scores, kept);
+      if constexpr (kAll) {
+        if (drops) rules.drop(scores, kept);
+      }
 #pragma unroll
       for (int i = 0; i < kWeightSteps; ++i) rounded_weights<Half>(scores, i, weights[i]);
     }
@@ -180,6 +179,7 @@ class ForwardWarpgroup {
   /// weighed.
   __device__ __forceinline__ void settle(Sums& sums, Steps& steps, int block) {
     if (steps.starts_segment && block != steps.first) {
+      __syncwarp();  // rows were put together where sums of segments are kept
       RowState<float> total[2];
       fold<false>(sums, steps, steps.finished.state(0), steps.finished.state(1), block - 1, total);
       steps.total.set(total[0], total[1]);

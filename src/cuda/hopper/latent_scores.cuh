@@ -9,14 +9,6 @@
 
 namespace ladon::cuda::hopper {
 
-/// Four 8 x 8 matrices to shared memory; as load_matrices().
-__device__ __forceinline__ void store_matrices(std::uint32_t address,
-                                               const std::uint32_t (&from)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
-               : "memory");
-}
-
 /// kTiles share copies.
 template <class Half, int kTiles>
 class LatentScores {

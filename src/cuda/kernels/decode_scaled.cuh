@@ -320,7 +320,7 @@ class DecodeScaled {
                         first_value;
       for_each_column([&](int m, int column, int half) {
         // A row that saw no key is 0, even where the sums are not. -0 becomes 0.
-        out[column] = Half(sum == 0 ? 0.0F : sums_[i][m][half * 2 + e] * result.weight + 0.0F);
+        out[column] = Half(sum == 0 ? 0.0F : fmaf(sums_[i][m][half * 2 + e], result.weight, 0.0F));
       });
     });
   }

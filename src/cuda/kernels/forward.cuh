@@ -102,7 +102,11 @@ struct RowHeads {
   int first = 0;
   int heads = 1;
 
-  __device__ QueryRow query_of(int row) const { return {row / heads, first + row % heads}; }
+  /// Mostly without a division.
+  __device__ QueryRow query_of(int row) const {
+    if (heads == 1) return {row, first};
+    return {row / heads, first + row % heads};
+  }
 };
 
 /// Blocks of keys, counted from the sequence's first token, so that they are cut at the same places

@@ -92,7 +92,59 @@ __device__ __forceinline__ RowState<float> row_sum(RowState<float> state) {
   return state;
 }
 
-template <class Half, ForwardRules kRules>
+/// A thread's rows: `first_row` and the one 8 below, of the sequence's `rows`.
+__device__ __forceinline__ ThreadRows find_rows(const ScoreRules& rules, const Sequence& sequence,
+                                                const RowHeads& heads, int first_row, int rows) {
+  ThreadRows found;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = first_row + i * 8;
+    if (row >= rows) continue;
+    const QueryRow query = heads.query_of(row);
+    found.token[i] = static_cast<int>(query.token);
+    found.head[i] = static_cast<int>(query.head);
+    const KeyRange window = window_of(rules, sequence, found.token[i]);
+    found.begin[i] = static_cast<int>(window.begin);
+    found.end[i] = static_cast<int>(window.end > window.begin ? window.end : window.begin);
+  }
+  return found;
+}
+
+/// The thread's rows in registers, or found anew whenever they are needed.
+template <bool kKept>
+class RowsOfThread {
+ public:
+  __device__ __forceinline__ RowsOfThread(const ScoreRules& rules, const Sequence& sequence,
+                                          const RowHeads& heads, int first_row, int rows)
+      : rows_(find_rows(rules, sequence, heads, first_row, rows)) {}
+  __device__ __forceinline__ const ThreadRows& get(const ScoreRules& /*rules*/,
+                                                   const Sequence& /*sequence*/) const {
+    return rows_;
+  }
+
+ private:
+  ThreadRows rows_;
+};
+template <>
+class RowsOfThread<false> {
+ public:
+  __device__ __forceinline__ RowsOfThread(const ScoreRules& /*rules*/, const Sequence& /*sequence*/,
+                                          const RowHeads& heads, int first_row, int /*rows*/)
+      : heads_(heads), first_row_(first_row) {}
+  __device__ __forceinline__ ThreadRows get(const ScoreRules& rules,
+                                            const Sequence& sequence) const {
+    return find_rows(rules, sequence, heads_,
+                     static_cast<int>(fresh(static_cast<unsigned>(first_row_))),
+                     static_cast<int>(sequence.query_len) * heads_.heads);
+  }
+
+ private:
+  const RowHeads& heads_;
+  const int first_row_;
+};
+
+/// kKeepsRows: in registers.
+template <class Half, ForwardRules kRules, bool kKeepsRows = true>
 class ForwardScores {
   static constexpr bool kAll = kRules == ForwardRules::kAll;
 
@@ -106,19 +158,8 @@ class ForwardScores {
       : params_(params),
         rules_(params.call.rules),
         sequence_(sequence),
-        lane_(static_cast<int>(threadIdx.x) % 32) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = first_row + i * 8;
-      if (row >= rows) continue;
-      const QueryRow query = heads.query_of(row);
-      rows_.token[i] = static_cast<int>(query.token);
-      rows_.head[i] = static_cast<int>(query.head);
-      const KeyRange window = window_of(rules_, sequence, rows_.token[i]);
-      rows_.begin[i] = static_cast<int>(window.begin);
-      rows_.end[i] = static_cast<int>(window.end > window.begin ? window.end : window.begin);
-    }
-  }
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        rows_(rules_, sequence, heads, first_row, rows) {}
 
   /// Which of the current block's keys the rows do not see, one bit for each score.
   __device__ __forceinline__ unsigned masked() const { return masked_; }
@@ -204,7 +245,9 @@ class ForwardScores {
     return params_.call.kv_layout.k_scales != nullptr;
   }
   __device__ __forceinline__ BlockRules rules_of(int first) const {
-    return {rules_, sequence_, rows_, first, static_cast<int>(fresh(threadIdx.x)) % 32};
+    static_assert(kKeepsRows);
+    return {rules_, sequence_, rows_.get(rules_, sequence_), first,
+            static_cast<int>(fresh(threadIdx.x)) % 32};
   }
   __device__ __forceinline__ bool is_masked(int i) const { return (masked_ >> i & 1U) != 0; }
 
@@ -217,9 +260,10 @@ class ForwardScores {
   }
 
   __device__ __forceinline__ void apply_window(Scores& scores, int first) const {
+    const ThreadRows& rows = rows_.get(rules_, sequence_);
     const int last = first + kBlockKeys - 1;
-    if (first >= rows_.begin[0] && first >= rows_.begin[1] && last < rows_.end[0] &&
-        last < rows_.end[1])
+    if (first >= rows.begin[0] && first >= rows.begin[1] && last < rows.end[0] &&
+        last < rows.end[1])
       return;
     const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;  // seldom needed, so not kept
 #pragma unroll
@@ -227,7 +271,7 @@ class ForwardScores {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int key = key_of(first, n, e, lane);
-        if (key < rows_.begin[e / 2] || key >= rows_.end[e / 2]) scores[n][e] = -INFINITY;
+        if (key < rows.begin[e / 2] || key >= rows.end[e / 2]) scores[n][e] = -INFINITY;
       }
     }
   }
@@ -267,7 +311,7 @@ class ForwardScores {
   const ScoreRules& rules_;
   const Sequence& sequence_;
   const int lane_;
-  ThreadRows rows_;
+  const RowsOfThread<kKeepsRows> rows_;
   unsigned masked_ = 0;
 };
 
