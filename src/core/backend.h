@@ -103,6 +103,10 @@ class Backend {
   virtual void project_all(std::span<const ProjectionParams> params) {
     for (const ProjectionParams& one : params) project(one);
   }
+  /// The gradients of such weights.
+  virtual void project_weight_gradients(std::span<const ProjectionParams> params) {
+    for (const ProjectionParams& one : params) project_weight_gradient(one);
+  }
   /// Such as the queries and keys of the same tokens.
   virtual void rotate_all(std::span<const RopeParams> params) {
     for (const RopeParams& one : params) rotate(one);

@@ -78,7 +78,10 @@ void CudaBackend::project_input_gradients(std::span<const ProjectionParams> para
   enqueue([&] { cuda::project_input_gradients(queue_, params); });
 }
 void CudaBackend::project_weight_gradient(const ProjectionParams& params) {
-  enqueue([&] { cuda::project_weight_gradient(queue_, params); });
+  project_weight_gradients({&params, 1});
+}
+void CudaBackend::project_weight_gradients(std::span<const ProjectionParams> params) {
+  enqueue([&] { cuda::project_weight_gradients(queue_, params); });
 }
 
 void CudaBackend::rms_norm(const NormParams& params) {

@@ -36,6 +36,7 @@ class CudaBackend final : public Backend {
   void project_input_gradient(const ProjectionParams& params) override;
   void project_input_gradients(std::span<const ProjectionParams> params) override;
   void project_weight_gradient(const ProjectionParams& params) override;
+  void project_weight_gradients(std::span<const ProjectionParams> params) override;
 
   void rms_norm(const NormParams& params) override;
   void rms_norm_backward(const NormParams& params) override;

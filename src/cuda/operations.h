@@ -48,7 +48,7 @@ void merge(Queue& queue, const MergeParams& params);
 void project(Queue& queue, std::span<const ProjectionParams> params);
 void project_input_gradient(Queue& queue, const ProjectionParams& params);
 void project_input_gradients(Queue& queue, std::span<const ProjectionParams> params);
-void project_weight_gradient(Queue& queue, const ProjectionParams& params);
+void project_weight_gradients(Queue& queue, std::span<const ProjectionParams> params);
 
 void rms_norm(Queue& queue, const NormParams& params);
 void rms_norm_backward(Queue& queue, const NormParams& params);

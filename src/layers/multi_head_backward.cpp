@@ -56,7 +56,9 @@ void HeadsBackward::run(const Tensor& dattended) {
 void HeadsBackward::one_position_back(const Tensor& dattended) {
   const LinearIndex& value = heads_.plan.value;
   const Tensor dv = sum_groups(context_, dattended, heads_.options.num_kv_heads);
-  weight_back(dv, value, saved_.value_input());
+  const InputRows value_rows(context_, saved_.value_input());
+  const WeightGradient of_value = weight_gradient(dv, value, value_rows);
+  add_weight_gradients(context_, {&of_value, 1});
   const GradientTerm only = term(dv, value);
   const InputGradient query{gradients_.query, saved_.query, {&only, 1}};
   write_input_gradients({&query, 1});
@@ -80,10 +82,9 @@ void HeadsBackward::write_input_gradients(std::span<const InputGradient> gradien
   }
 }
 
-void HeadsBackward::weight_back(const Tensor& dy, const LinearIndex& linear,
-                                const ConstTensorView& x) {
-  add_weight_gradient(context_, InputRows(context_, x).view(), merged(dy),
-                      pending_.of(linear.weight), pending_.of(linear.bias));
+WeightGradient HeadsBackward::weight_gradient(const Tensor& dy, const LinearIndex& linear,
+                                              const InputRows& x) {
+  return {x.view(), merged(dy), pending_.of(linear.weight), pending_.of(linear.bias)};
 }
 
 /// In place. The norm's input is projected once more, not kept.
@@ -116,9 +117,13 @@ void HeadsBackward::attention_back(const Tensor& dattended) {
     norm_backward(dq, plan.query, plan.query_norm, saved_.query);
     norm_backward(dk, plan.key, plan.key_norm, saved_.key_input());
   }
-  weight_back(dq, plan.query, saved_.query);
-  weight_back(dk, plan.key, saved_.key_input());
-  weight_back(dv, plan.value, saved_.value_input());
+  const InputRows query_rows(context_, saved_.query);
+  const InputRows key_rows(context_, saved_.key_input());
+  const InputRows value_rows(context_, saved_.value_input());
+  add_weight_gradients(context_,
+                       std::array<WeightGradient, 3>{weight_gradient(dq, plan.query, query_rows),
+                                                     weight_gradient(dk, plan.key, key_rows),
+                                                     weight_gradient(dv, plan.value, value_rows)});
 
   const std::array<GradientTerm, 3> terms{term(dq, plan.query), term(dk, plan.key),
                                           term(dv, plan.value)};

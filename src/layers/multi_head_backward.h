@@ -32,7 +32,8 @@ class HeadsBackward {
 
   GradientTerm term(const Tensor& dy, const LinearIndex& linear) const;
   void write_input_gradients(std::span<const InputGradient> gradients) const;
-  void weight_back(const Tensor& dy, const LinearIndex& linear, const ConstTensorView& x);
+  WeightGradient weight_gradient(const Tensor& dy, const LinearIndex& linear,
+                                 const InputRows& x);
   void norm_backward(Tensor& dheads, const LinearIndex& linear, int norm, const ConstTensorView& x);
   void attention_back(const Tensor& dattended);
   void one_position_back(const Tensor& dattended);

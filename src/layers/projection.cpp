@@ -71,15 +71,31 @@ void sum_input_gradients(const Context& context, std::span<const GradientTerm> t
   backend_of(context).project_input_gradients({params.data(), terms.size()});
 }
 
+namespace {
+
+ProjectionParams weight_gradient_of(const WeightGradient& gradient) {
+  return {.rows = gradient.x.size(0),
+          .in_features = gradient.x.size(1),
+          .out_features = gradient.dy.size(1),
+          .x = matrix_of(gradient.x),
+          .y = matrix_of(gradient.dy),
+          .dw = matrix_of(gradient.dw),
+          .db = matrix_of(gradient.db)};
+}
+
+}  // namespace
+
 void add_weight_gradient(const Context& context, const ConstTensorView& x,
                          const ConstTensorView& dy, const TensorView& dw, const TensorView& db) {
-  backend_of(context).project_weight_gradient({.rows = x.size(0),
-                                               .in_features = x.size(1),
-                                               .out_features = dy.size(1),
-                                               .x = matrix_of(x),
-                                               .y = matrix_of(dy),
-                                               .dw = matrix_of(dw),
-                                               .db = matrix_of(db)});
+  backend_of(context).project_weight_gradient(weight_gradient_of({x, dy, dw, db}));
+}
+
+void add_weight_gradients(const Context& context, std::span<const WeightGradient> gradients) {
+  std::array<ProjectionParams, 3> params;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    params.at(i) = weight_gradient_of(gradients[i]);
+  }
+  backend_of(context).project_weight_gradients({params.data(), gradients.size()});
 }
 
 }  // namespace ladon

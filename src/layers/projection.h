@@ -44,4 +44,13 @@ void sum_input_gradients(const Context& context, std::span<const GradientTerm> t
 void add_weight_gradient(const Context& context, const ConstTensorView& x,
                          const ConstTensorView& dy, const TensorView& dw, const TensorView& db);
 
+/// Several of them, up to three, none of which writes what another one writes.
+struct WeightGradient {
+  ConstTensorView x;
+  ConstTensorView dy;
+  TensorView dw;
+  TensorView db;  // or absent
+};
+void add_weight_gradients(const Context& context, std::span<const WeightGradient> gradients);
+
 }  // namespace ladon

@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(ForwardShape<kHead, kValue, kRules>::kThreads,
     forward_wgmma(const __grid_constant__ HopperForwardParams params) {
   using Memory = ForwardMemory<kHead, kValue, kRules>;
   using Shape = typename Memory::Shape;
+  static_assert(sizeof(Memory) + 1024 <= 227 * 1024);
   extern __shared__ unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(aligned_memory(shared));
   if (threadIdx.x == 0) {

@@ -95,8 +95,8 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
   /// Stores the tile before.
   __device__ __forceinline__ void store_before(Rows& results) {
     const int place = (tiles_.stage() + Memory::kTiles - 1) % Memory::kTiles;
-    store_rows(this->params_.forward, memory_.tiles[place], Base::warp() * 16, results,
-               memory_.staging(Base::warp()));
+    store_rows<typename Memory::Staging>(this->params_.forward, memory_.tiles[place],
+                                         Base::warp() * 16, results, memory_.staging(Base::warp()));
   }
 };
 

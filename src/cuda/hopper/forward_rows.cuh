@@ -152,12 +152,11 @@ __device__ __forceinline__ void copy_elements(const unsigned char* staging, int 
 
 /// Writes the warp's 16 rows of a tile, from `first_row` of the tile on, and their lse. All lanes
 /// call it.
-template <class Half, int kGroups>
+template <class Staging, class Half, int kGroups>
 __device__ __forceinline__ void store_rows(const ForwardParams<float>& params,
                                            const AnnouncedTile& announced, int first_row,
                                            const FinishedRows<Half, kGroups>& results,
                                            unsigned char* staging) {
-  using Staging = RowStaging<kGroups>;
   const AttentionParams& call = params.call;
   const ForwardTile& tile = announced.tile;
   const Sequence& sequence = announced.sequence;

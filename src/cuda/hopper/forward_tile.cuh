@@ -6,6 +6,7 @@
 
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/bulk_copy.cuh"
+#include "cuda/hopper/forward_earlier.cuh"
 #include "cuda/hopper/forward_params.h"
 #include "cuda/hopper/forward_shape.h"
 #include "cuda/hopper/wgmma.cuh"
@@ -41,10 +42,10 @@ struct AnnouncedTile {
 /// Where a warp puts 16 finished rows together, so many groups of 8 columns at a time, before lanes
 /// next to each other copy what is next to each other in global memory. Behind each row is the
 /// address that it goes to; with it, eight rows are in different banks.
-template <int kGroups>
+template <int kGroupsAtOnce>
 struct RowStaging {
   static constexpr int kRows = 16;
-  static constexpr int kAtOnce = kGroups <= 16 ? kGroups : 8;
+  static constexpr int kAtOnce = kGroupsAtOnce;
   static constexpr int kStride = kAtOnce * 16 + 16;
   static constexpr int kBytes = kRows * kStride;
 
@@ -74,7 +75,11 @@ struct ForwardMemory {
   static constexpr int kGroups = kValue / 8;
   static constexpr int kWarps = Shape::kConsumers * 4;
   float4 earlier[Shape::kSumsInShared ? kWarps * kGroups : 1][32];
-  alignas(16) unsigned char rows[Shape::kSumsInShared ? 1 : kWarps * RowStaging<kGroups>::kBytes];
+  // Where they are in global memory, copies of them and rows have a place of their own.
+  using Staging = RowStaging<Shape::kSumsInShared ? kGroups : 8>;
+  static constexpr int kStagingBytes =
+      Shape::kCopiesSums && kEarlierBytes > Staging::kBytes ? kEarlierBytes : Staging::kBytes;
+  alignas(16) unsigned char rows[Shape::kSumsInShared ? 1 : kWarps * kStagingBytes];
   BufferBarriers query_barriers[Shape::kQueryStages];
   BufferBarriers key_barriers[Shape::kKeyStages];
   BufferBarriers value_barriers[Shape::kValueStages];
@@ -85,8 +90,8 @@ struct ForwardMemory {
 
   /// Where a warp puts finished rows together.
   __device__ __forceinline__ unsigned char* staging(int warp) {
-    if constexpr (!Shape::kSumsInShared) return rows + warp * RowStaging<kGroups>::kBytes;
-    static_assert(RowStaging<kGroups>::kBytes <= sizeof earlier[0] * kGroups);
+    if constexpr (!Shape::kSumsInShared) return rows + warp * kStagingBytes;
+    static_assert(kStagingBytes <= sizeof earlier[0] * kGroups);
     return reinterpret_cast<unsigned char*>(earlier[warp * kGroups]);
   }
 };

@@ -231,9 +231,14 @@ class ForwardWarpgroup {
     const Fold<float> folds[2] = {{total[0], first, exp_of}, {total[1], second, exp_of}};
     total[0] = folds[0].state;
     total[1] = folds[1].state;
-    // Registers hold so many: products are under way (forward_pairs.cuh), or the sums take more.
-    constexpr int kAtOnce = kValue > 128 ? 4 : 8;
-    sums.template fold<kAtOnce>(folds, earlier(), 32, has_earlier, kIsLast);
+    if constexpr (Shape::kCopiesSums) {
+      auto* const places = reinterpret_cast<float4*>(memory_.staging(warp())) + lane();
+      fold_in(sums.accumulators(), folds, earlier(), places, has_earlier, kIsLast);
+    } else {
+      // Registers hold so many: products are under way.
+      constexpr int kAtOnce = kHead > 128 ? 4 : 8;
+      sums.template fold<kAtOnce>(folds, earlier(), 32, has_earlier, kIsLast);
+    }
   }
 };
 

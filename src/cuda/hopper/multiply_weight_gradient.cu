@@ -5,8 +5,8 @@
 
 namespace ladon::cuda::hopper {
 
-bool multiply_weight_gradient(Queue& queue, const Product& product) {
-  return multiply<projection::AlongK<false, false>, projection::AddSums>(queue, {&product, 1});
+bool multiply_weight_gradients(Queue& queue, std::span<const Product> products) {
+  return multiply<projection::AlongK<false, false>, projection::AddSums>(queue, products);
 }
 
 }  // namespace ladon::cuda::hopper

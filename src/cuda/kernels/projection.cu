@@ -246,8 +246,9 @@ void project_input_gradients(Queue& queue, std::span<const ProjectionParams> par
   }
 }
 
-void project_weight_gradient(Queue& queue, const ProjectionParams& params) {
-  if (params.rows == 0) return;
+namespace {
+
+Product weight_gradient_of(const ProjectionParams& params) {
   Product product{.m = params.out_features,
                   .n = params.in_features,
                   .k = params.rows,
@@ -256,6 +257,14 @@ void project_weight_gradient(Queue& queue, const ProjectionParams& params) {
                   .c = result_of(params.dw, params.in_features, 0, true),
                   .longest_sum = kLongestSum};
   split_rows(product);
+  return product;
+}
+
+/// Whether a launch may have others beside it.
+bool is_plain(const Product& product) { return product.splits == 1 && takes_tensor_cores(product); }
+
+/// By splits, where there are several, with results of their own.
+void launch_weight_gradient(Queue& queue, const ProjectionParams& params, Product product) {
   const ProductResult dw = product.c;
   std::optional<Workspace> partials;
   if (product.splits > 1) {
@@ -267,7 +276,7 @@ void project_weight_gradient(Queue& queue, const ProjectionParams& params) {
   }
   const auto add_products = [&](const Product& part) {
     if (takes_tensor_cores(part)) {
-      launch_tensor_core_weight_gradient(queue, part);
+      launch_tensor_core_weight_gradients(queue, {&part, 1});
     } else {
       launch_fma(queue, part);
     }
@@ -278,7 +287,32 @@ void project_weight_gradient(Queue& queue, const ProjectionParams& params) {
   } else {
     add_products(product);
   }
-  if (params.db.data != nullptr) launch_bias_gradient(queue, params);
+}
+
+}  // namespace
+
+void project_weight_gradients(Queue& queue, std::span<const ProjectionParams> params) {
+  std::vector<Product> together;  // in one launch
+  for (const ProjectionParams& one : params) {
+    if (one.rows == 0) continue;
+    const Product product = weight_gradient_of(one);
+    if (!is_plain(product)) {
+      launch_weight_gradient(queue, one, product);
+    } else {
+      const bool fits =
+          together.empty() || (together.size() < kMostProducts && together[0].k == product.k &&
+                               together[0].a.dtype == product.a.dtype);
+      if (!fits) {
+        launch_tensor_core_weight_gradients(queue, together);
+        together.clear();
+      }
+      together.push_back(product);
+    }
+  }
+  if (!together.empty()) launch_tensor_core_weight_gradients(queue, together);
+  for (const ProjectionParams& one : params) {
+    if (one.rows != 0 && one.db.data != nullptr) launch_bias_gradient(queue, one);
+  }
 }
 
 }  // namespace ladon::cuda

@@ -83,7 +83,7 @@ inline constexpr std::size_t kMostProducts = 4;
 /// 16-bit operands of one dtype.
 void launch_tensor_core_forward(Queue& queue, std::span<const Product> products);
 void launch_tensor_core_input_gradient(Queue& queue, const Product& product);
-void launch_tensor_core_weight_gradient(Queue& queue, const Product& product);
+void launch_tensor_core_weight_gradients(Queue& queue, std::span<const Product> products);
 void launch_tensor_core_decode(Queue& queue, std::span<const Product> products);
 /// Operands of any dtypes, along k or not; f64 where one of them is.
 void launch_fma(Queue& queue, const Product& product);

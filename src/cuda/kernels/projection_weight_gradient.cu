@@ -5,10 +5,13 @@
 
 namespace ladon::cuda::projection {
 
-void launch_tensor_core_weight_gradient(Queue& queue, const Product& product) {
-  if (hopper::multiply_weight_gradient(queue, product)) return;
-  const bool large = product.splits == 1 && fills_gpu(queue, product, LargeTile::kM);
-  launch_tensor_core<AlongK<false, false>, AddSums>(queue, product, large);
+void launch_tensor_core_weight_gradients(Queue& queue, std::span<const Product> products) {
+  if (hopper::multiply_weight_gradients(queue, products)) return;
+  for (const Product& product : products) {
+    if (products.size() > 1 && hopper::multiply_weight_gradients(queue, {&product, 1})) continue;
+    const bool large = product.splits == 1 && fills_gpu(queue, product, LargeTile::kM);
+    launch_tensor_core<AlongK<false, false>, AddSums>(queue, product, large);
+  }
 }
 
 }  // namespace ladon::cuda::projection
