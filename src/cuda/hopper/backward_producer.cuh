@@ -19,8 +19,7 @@ __device__ __forceinline__ void copy_boxes(unsigned char (&to)[kBoxes][kBoxBytes
 /// The statistics of rows from `first` on, by a warp. Rows that do not exist have those of rows
 /// that see no key.
 template <int kRows>
-__device__ __forceinline__ void copy_stats(const BackwardParams& params,
-                                           const TileWalk<true>& walk,
+__device__ __forceinline__ void copy_stats(const BackwardParams& params, const TileWalk<true>& walk,
                                            RowStats<float> (&stats)[kRows], std::int32_t head,
                                            std::int32_t first) {
 #pragma unroll

@@ -59,8 +59,8 @@ struct WideKeysMemory {
 __device__ __noinline__ inline bool find_wide_keys(const HopperBackwardParams& hopper, int ticket,
                                                    WideKeysWork& work) {
   const BackwardParams& params = hopper.backward;
-  const OwnTiles own = find_own_tiles<1, false>(hopper, params.key_tile_starts,
-                                                params.call.num_kv_heads, ticket);
+  const OwnTiles own =
+      find_own_tiles<1, false>(hopper, params.key_tile_starts, params.call.num_kv_heads, ticket);
   if (own.first >= own.number) return false;
   work.walk.set(params, own.sequence, own.first, own.owner);
   find_first_rows(params.call, work.walk.sequence, work.rows);

@@ -11,9 +11,9 @@
 // Keys come in the order of TileWalk, in one chain (MmaDims::kOneChain), so the bits are those of
 // backward_mma.cuh. The careful kernels there compute tiles that meet NaN or infinity once more.
 //
-// Registers: 128 accumulators and 64 scores; operand A has those of dP. 232 are to be had. Shared memory 225
-// KB: own rows 128, stages 96. A tile of keys is 3072 cycles of tensor cores for both warpgroups and
-// 3072 of the shared memory's port (scores 2048, sums 512, copies 512).
+// Registers: 128 accumulators and 64 scores; operand A has those of dP. 232 are to be had. Shared
+// memory 225 KB: own rows 128, stages 96. A tile of keys is 3072 cycles of tensor cores for both
+// warpgroups and 3072 of the shared memory's port (scores 2048, sums 512, copies 512).
 #pragma once
 
 #include "cuda/hopper/backward_dq_products.cuh"
@@ -26,7 +26,7 @@
 namespace ladon::cuda::hopper {
 
 struct WideRowsWork {
-  TileWalk<false> walk;       // of the first own tile, over what any of them meets
+  TileWalk<false> walk;  // of the first own tile, over what any of them meets
   FirstRows rows;
   TileRange seen[kRowTiles];  // by each of them
   Band bands[kRowTiles];      // of each own tile and the first keys
@@ -67,11 +67,12 @@ __device__ __noinline__ inline bool find_wide_rows(const HopperBackwardParams& h
 #pragma unroll 1
   for (int i = 0; i < kRowTiles; ++i) {
     const int tile = own.first + i;
-    const TileRange seen =
-        tile < own.number ? backward::key_tiles_seen(params.call.rules, walk.sequence, tile)
-                          : TileRange{};
+    const TileRange seen = tile < own.number
+                               ? backward::key_tiles_seen(params.call.rules, walk.sequence, tile)
+                               : TileRange{};
     work.seen[i] = seen;
-    work.bands[i] = Band(params.call.rules, walk.sequence, std::int64_t{tile} * kTile, 0, kFarthest);
+    work.bands[i] =
+        Band(params.call.rules, walk.sequence, std::int64_t{tile} * kTile, 0, kFarthest);
     if (seen.begin == seen.end) continue;
     const bool is_first = met.begin == met.end;
     met.begin = is_first ? seen.begin : min(met.begin, seen.begin);
@@ -98,9 +99,8 @@ class WideRowsProducer {
     announce_works(params_, memory_, find, [&](const WideRowsWork& work) {
       if (threadIdx.x % 32 == 0) copy_own(work);
       for_each_tile(work.walk, [&](std::int32_t tile) {
-        copy_tile(memory_.keys[ring_.stage()], memory_.key_barriers[ring_.stage()],
-                  ring_.emptied(), params_.k, work.rows.k + tile * kTile, work.walk.kv_head,
-                  [] {});
+        copy_tile(memory_.keys[ring_.stage()], memory_.key_barriers[ring_.stage()], ring_.emptied(),
+                  params_.k, work.rows.k + tile * kTile, work.walk.kv_head, [] {});
       });
     });
   }
@@ -182,9 +182,8 @@ class WideRowsConsumer {
   }
 
   __device__ __forceinline__ void load_own(const TileWalk<false>& walk) {
-    const std::uint64_t live =
-        backward_.live_rows[walk.first_head * backward_.num_row_tiles + walk.row_tile_start +
-                            own_tile(walk)];
+    const std::uint64_t live = backward_.live_rows[walk.first_head * backward_.num_row_tiles +
+                                                   walk.row_tile_start + own_tile(walk)];
     zero_dead_rows_alone(memory_.own[group_].queries, live, barrier());
     zero_dead_rows_alone(memory_.own[group_].douts, live, barrier());
     const backward::FragmentPlace place;
@@ -245,8 +244,7 @@ class WideRowsConsumer {
     key_barriers().full.wait(at_.filled());
     hold_in_place(scores);
     begin_products();
-    start_score<Half>(scores, memory_.own[group_].queries.boxes,
-                      memory_.keys[at_.stage()].boxes);
+    start_score<Half>(scores, memory_.own[group_].queries.boxes, memory_.keys[at_.stage()].boxes);
     commit_products();
   }
   /// Its dP.
@@ -304,8 +302,8 @@ class WideRowsConsumer {
         find_gradients(work, scores, dscores, a);
         start_sum<Half>(sums.sums, a, memory_.keys[at_.stage()].boxes);
         pass(work.walk);
-        // Nothing is under way while tiles are passed over, which may wait for this one's stage, and
-        // while registers are needed for dead keys.
+        // Nothing is under way while tiles are passed over, which may wait for this one's stage,
+        // and while registers are needed for dead keys.
         const bool goes_on = sees_next(work) && is_whole(work, other_.tile);
         if (uniform(goes_on ? 1 : 0) == 0) break;
         BufferBarriers& barriers = key_barriers();
@@ -325,10 +323,9 @@ class WideRowsConsumer {
   __device__ __forceinline__ void store(const TileWalk<false>& walk, const Sums& sums) {
     const Operand& to = call_.dq;
     const std::int64_t begin = std::int64_t{own_tile(walk)} * kTile;
-    store_rows<Half>(
-        sums, scale_, to,
-        walk.sequence.dq + walk.first_head * to.head_stride + begin * to.token_stride,
-        walk.sequence.query_len - begin, static_cast<int>(call_.head_dim));
+    store_rows<Half>(sums, scale_, to,
+                     walk.sequence.dq + walk.first_head * to.head_stride + begin * to.token_stride,
+                     walk.sequence.query_len - begin, static_cast<int>(call_.head_dim));
   }
 
   const float& scale_;  // in constant memory
@@ -336,7 +333,7 @@ class WideRowsConsumer {
   const AttentionParams& call_;
   Memory& memory_;
   const int group_;
-  int left_ = 0;             // tiles that the block meets, from the next one on
+  int left_ = 0;                 // tiles that the block meets, from the next one on
   backward::OtherTile other_{};  // the next one
   RowStats<float> stats_[2] = {};
   CountedPosition<Memory::kStages> at_;
