@@ -150,6 +150,8 @@ class WideKeysConsumer {
 
  private:
   static constexpr int kOwnBarrier = kOfValues ? 1 : 2;  // of the warpgroup
+  // Of the products of a score, whose operand A stays in registers: as many as there are.
+  static constexpr int kHeldSteps = 4;
 
   __device__ __forceinline__ static int thread() {
     return static_cast<int>(fresh(threadIdx.x)) % kGroupThreads;
@@ -163,6 +165,7 @@ class WideKeysConsumer {
       tile_ = uniform(walk.others.begin);
       zero_dead_rows_alone(kOfValues ? memory_.keys : memory_.values,
                            live_keys(walk.sequence, walk.own_tile), kOwnBarrier);
+      hold_operand((kOfValues ? memory_.keys : memory_.values).boxes, held_);
       hold_in_place(sums.sums);
       add_tiles(work, sums);
     }
@@ -172,23 +175,35 @@ class WideKeysConsumer {
 
   __device__ __forceinline__ void wait_for_query() {
     memory_.query_barriers[at_.stage()].full.wait(at_.filled());
-    zero_dead_rows_alone(memory_.queries[at_.stage()], memory_.infos[at_.stage()].live,
-                         kOwnBarrier);
   }
   __device__ __forceinline__ void wait_for_dout() {
     memory_.dout_barriers[at_.stage()].full.wait(at_.filled());
+  }
+  /// After the wait.
+  __device__ __forceinline__ void zero_dead_queries() {
+    zero_dead_rows_alone(memory_.queries[at_.stage()], memory_.infos[at_.stage()].live,
+                         kOwnBarrier);
+  }
+  __device__ __forceinline__ void zero_dead_douts() {
     zero_dead_rows_alone(memory_.douts[at_.stage()], memory_.live[at_.stage()], kOwnBarrier);
   }
 
-  /// S of the tile, or dP.
-  __device__ __forceinline__ void start_scores(WideScores& scores) {
+  /// For the rows that the scores are computed from; whether all of them are live.
+  __device__ __forceinline__ bool wait_for_scores() {
     kOfValues ? wait_for_query() : wait_for_dout();
+    const std::uint64_t live =
+        kOfValues ? memory_.infos[at_.stage()].live : memory_.live[at_.stage()];
+    return uniform(live == ~std::uint64_t{0} ? 1 : 0) != 0;
+  }
+  /// S of the tile, or dP, after the wait.
+  __device__ __forceinline__ void start_scores(WideScores& scores) {
     hold_in_place(scores);
+    hold_in_place(held_);
     begin_products();
     if constexpr (kOfValues) {
-      start_score<Half>(scores, memory_.keys.boxes, memory_.queries[at_.stage()].boxes);
+      start_score<Half>(scores, held_, memory_.keys.boxes, memory_.queries[at_.stage()].boxes);
     } else {
-      start_score<Half>(scores, memory_.values.boxes, memory_.douts[at_.stage()].boxes);
+      start_score<Half>(scores, held_, memory_.values.boxes, memory_.douts[at_.stage()].boxes);
     }
     commit_products();
   }
@@ -211,6 +226,7 @@ class WideKeysConsumer {
     arrive_as_warp(memory_.query_barriers[at_.stage()].empty);
     pack_operand<Half>(scores, a);
     wait_for_dout();
+    zero_dead_douts();
   }
   /// The operand of dk.
   __device__ __forceinline__ void find_gradients(const WideKeysWork& work, WideScores& dscores,
@@ -219,6 +235,7 @@ class WideKeysConsumer {
     BufferBarriers& barriers = memory_.weight_barriers[at_.stage()];
     arrive_as_warp(memory_.dout_barriers[at_.stage()].empty);
     wait_for_query();
+    zero_dead_queries();
     barriers.full.wait(at_.filled());
     const float4(*const from)[kGroupThreads] = memory_.weights[at_.stage()];
     const int thread = this->thread();
@@ -235,30 +252,39 @@ class WideKeysConsumer {
   __device__ __forceinline__ void add_tiles(const WideKeysWork& work, Sums& sums) {
     WideScores scores;
     WideOperand a;
-    start_scores(scores);
-    while (true) {
-      finish_products<0>();
-      hold_in_place(scores);
-      if constexpr (kOfValues) {
-        find_weights(work, scores, a);
-        start_sum<Half>(sums.sums, a, memory_.douts[at_.stage()].boxes);
-      } else {
-        find_gradients(work, scores, a);
-        start_sum<Half>(sums.sums, a, memory_.queries[at_.stage()].boxes);
-      }
-      if (--left_ == 0) break;
-      BufferBarriers& barriers = rows_of_sum();
-      at_.advance();
-      if (++tile_ == work.walk.others.end) tile_ = work.walk.others.begin;  // of the next head
+    while (left_ > 0) {
+      // Nothing is under way while dead rows are set to 0: that takes registers.
+      if (!wait_for_scores()) kOfValues ? zero_dead_queries() : zero_dead_douts();
       start_scores(scores);
-      finish_products<1>();
-      hold_in_place(sums.sums);
-      arrive_as_warp(barriers.empty);
+      while (true) {
+        finish_products<0>();
+        hold_in_place(scores);
+        if constexpr (kOfValues) {
+          find_weights(work, scores, a);
+          start_sum<Half>(sums.sums, a, memory_.douts[at_.stage()].boxes);
+        } else {
+          find_gradients(work, scores, a);
+          start_sum<Half>(sums.sums, a, memory_.queries[at_.stage()].boxes);
+        }
+        BufferBarriers& barriers = rows_of_sum();
+        at_.advance();
+        if (++tile_ == work.walk.others.end) tile_ = work.walk.others.begin;  // of the next head
+        const bool goes_on = --left_ > 0 && wait_for_scores();
+        if (!goes_on) {
+          finish_sum(barriers, sums);
+          break;
+        }
+        start_scores(scores);
+        finish_products<1>();
+        hold_in_place(sums.sums);
+        arrive_as_warp(barriers.empty);
+      }
     }
+  }
+  __device__ __forceinline__ void finish_sum(BufferBarriers& barriers, Sums& sums) {
     finish_products<0>();
     hold_in_place(sums.sums);
-    arrive_as_warp(rows_of_sum().empty);
-    at_.advance();
+    arrive_as_warp(barriers.empty);
   }
   /// The tile that products of the sum read.
   __device__ __forceinline__ BufferBarriers& rows_of_sum() {
@@ -281,6 +307,7 @@ class WideKeysConsumer {
   int left_ = 0;           // tiles, with the one under way
   std::int32_t tile_ = 0;  // of rows
   CountedPosition<Memory::kStages> at_;
+  std::uint32_t held_[kHeldSteps][4];
   StepScores<Memory> scores_;
 };
 
