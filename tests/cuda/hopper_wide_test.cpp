@@ -138,8 +138,8 @@ TEST_F(CudaHopperWide, NanReachesTheRowsThatSeeIt) {
   for (const AttentionOptions& options :
        {AttentionOptions{}, AttentionOptions{.causal = true, .window_left = 100},
         AttentionOptions{.window_left = 63, .window_right = 64}}) {
-    for (const std::int64_t token : {std::int64_t{0}, std::int64_t{64}, std::int64_t{383},
-                                     std::int64_t{450}, kLength - 1}) {
+    for (const std::int64_t token :
+         {std::int64_t{0}, std::int64_t{64}, std::int64_t{383}, std::int64_t{450}, kLength - 1}) {
       Problem problem(*hopper_, kLength, 2, 1, {256, 200}, options);
       for (Tensor* changed : {&problem.q, &problem.k, &problem.v, &problem.dout}) {
         const Tensor before = changed->to(context());

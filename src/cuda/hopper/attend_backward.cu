@@ -106,8 +106,7 @@ void attend_wide(Queue& queue, const AttentionParams& call, HopperBackwardParams
   }
   if (call.dq.data != nullptr) {
     ready.tickets = static_cast<int>(
-        slots_before<kRowTiles>(ready.backward.num_row_tiles, call.num_sequences) *
-        call.num_heads);
+        slots_before<kRowTiles>(ready.backward.num_row_tiles, call.num_sequences) * call.num_heads);
     // Heads of a group share keys and values.
     const int kv_heads = wide_heads_at_once(queue, call, call.max_kv_len, call.num_kv_heads);
     ready.heads_at_once = kv_heads * static_cast<int>(call.group);
@@ -132,9 +131,9 @@ bool attend_backward(Queue& queue, const AttentionParams& call,
   const std::int64_t tickets =
       slots_before(params.num_key_tiles, call.num_sequences) * call.num_kv_heads;
   const std::size_t row_tiles = count_row_tiles(call, params.num_row_tiles);
-  const std::int64_t most = std::max({tickets, params.num_key_tiles * call.num_kv_heads,
-                                      static_cast<std::int64_t>(row_tiles) +
-                                          call.num_sequences * call.num_heads});
+  const std::int64_t most =
+      std::max({tickets, params.num_key_tiles * call.num_kv_heads,
+                static_cast<std::int64_t>(row_tiles) + call.num_sequences * call.num_heads});
   if (most > kMostTickets) return false;
   const auto of_rows = [&](const Operand& operand, std::int64_t Sequence::*start,
                            std::int64_t columns) {

@@ -35,8 +35,8 @@ __device__ __forceinline__ void hold_operand(const unsigned char (&own)[kBoxes][
   const int row = static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + lane % 16;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    load_matrices(a[step], shared_address(own[step / 4]) +
-                               swizzled_offset(row, step % 4 * 2 + lane / 16));
+    load_matrices(a[step],
+                  shared_address(own[step / 4]) + swizzled_offset(row, step % 4 * 2 + lane / 16));
   }
 }
 

@@ -160,6 +160,8 @@ class WideRowsConsumer {
   }
 
  private:
+  // Of the products of S, whose operand A stays in registers: as many as there are.
+  static constexpr int kHeldSteps = 3;
   static constexpr int kOwnBarrier = 1;  // of the first warpgroup, and of the second
 
   __device__ __forceinline__ int barrier() const { return kOwnBarrier + group_; }
@@ -186,6 +188,7 @@ class WideRowsConsumer {
                                                    walk.row_tile_start + own_tile(walk)];
     zero_dead_rows_alone(memory_.own[group_].queries, live, barrier());
     zero_dead_rows_alone(memory_.own[group_].douts, live, barrier());
+    hold_operand(memory_.own[group_].queries.boxes, held_);
     const backward::FragmentPlace place;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -243,8 +246,10 @@ class WideRowsConsumer {
   __device__ __forceinline__ void start_scores(WideScores& scores) {
     key_barriers().full.wait(at_.filled());
     hold_in_place(scores);
+    hold_in_place(held_);
     begin_products();
-    start_score<Half>(scores, memory_.own[group_].queries.boxes, memory_.keys[at_.stage()].boxes);
+    start_score<Half>(scores, held_, memory_.own[group_].queries.boxes,
+                      memory_.keys[at_.stage()].boxes);
     commit_products();
   }
   /// Its dP.
@@ -336,6 +341,7 @@ class WideRowsConsumer {
   int left_ = 0;                 // tiles that the block meets, from the next one on
   backward::OtherTile other_{};  // the next one
   RowStats<float> stats_[2] = {};
+  std::uint32_t held_[kHeldSteps][4];
   CountedPosition<Memory::kStages> at_;
 };
 
