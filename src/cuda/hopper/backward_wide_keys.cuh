@@ -14,9 +14,14 @@
 // The order of all sums is that of backward_mma.cuh, so the bits are the same. The careful kernels
 // there compute tiles that meet NaN or infinity once more.
 //
-// Registers: 128 accumulators, 32 scores and 16 of operand A, with 240 to be had. Shared memory 226
-// KB: keys and values 64, stages 128, P 32. A tile of rows is 2048 cycles of tensor cores and 2304
-// of the shared memory's port (scores 1024, sums 512, copies 512, P 256).
+// Registers: 128 accumulators, 32 scores, 16 of operand A and 16 of held keys or values, of 232.
+// Shared memory 226 KB: keys and values 64, stages 128, P 32. By count, a tile of rows is 2048
+// cycles of tensor cores and 2176 of the shared memory's port (scores 896, sums 512, copies 512, P
+// 256). A stage of q is in use from S to the end of dK, so that the ring limits a tile to about
+// half of that time and of a copy's.
+//
+// Tried and lost: more than 4 held steps (spilled); 24 registers for the warps that copy and 240
+// for those that compute (divisions of the former spilled).
 #pragma once
 
 #include "cuda/hopper/backward_dq_products.cuh"

@@ -11,9 +11,13 @@
 // Keys come in the order of TileWalk, in one chain (MmaDims::kOneChain), so the bits are those of
 // backward_mma.cuh. The careful kernels there compute tiles that meet NaN or infinity once more.
 //
-// Registers: 128 accumulators and 64 scores; operand A has those of dP. 232 are to be had. Shared
-// memory 225 KB: own rows 128, stages 96. A tile of keys is 3072 cycles of tensor cores for both
-// warpgroups and 3072 of the shared memory's port (scores 2048, sums 512, copies 512).
+// Registers: 128 accumulators, 64 scores and 12 of held q, of 232; operand A has the registers of
+// dP. Shared memory 225 KB: own rows 128, stages 96. By count, a tile of keys is 3072 cycles of
+// tensor cores for both warpgroups and 2976 of the shared memory's port (scores 1952, sums 512,
+// copies 512).
+//
+// Tried and lost: dP of the next tile started with its S, beside dQ (serialised for want of
+// registers); 4 held steps (the same).
 #pragma once
 
 #include "cuda/hopper/backward_dq_products.cuh"

@@ -9,8 +9,9 @@
 // tiles that its tile meets: keys over rows in ascending order, rows over blocks of 128 keys, the
 // last first. Nothing is added by two blocks, so no sum needs atomics, and the order of each is
 // fixed by the sequence alone. Scores are computed twice, by the owners of keys and by the owners
-// of rows: 7 products in place of 5. Hopper's kernel (hopper/backward.cuh) needs 5 for the same
-// bits; the order of dq is the one in which its blocks finish under a causal mask.
+// of rows: 7 products in place of 5. Hopper's kernel for heads up to 192 (hopper/backward.cuh)
+// needs 5 for the same bits; the order of dq is the one in which its blocks finish under a causal
+// mask.
 #pragma once
 
 #include <algorithm>

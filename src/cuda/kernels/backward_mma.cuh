@@ -19,8 +19,8 @@
 // The sums of dk and dv run over all tiles in one chain, four steps of 16 terms for each tile: a
 // second set of sums does not fit the registers. Where all terms are equal, n rows may move a
 // result by n / 16 * 2^-24 of itself: less than the rounding of the result up to 2^17 rows in f16
-// and 2^20 in bf16. Those of dq are a chain for each block of 128 keys, or one over all keys above
-// 192 columns: there Hopper's kernel (hopper/backward_wide_rows.cuh) has no registers for totals.
+// and 2^20 in bf16. Those of dq are a chain for each block of 128 keys, or with WideDims one over
+// all keys: there Hopper's kernel (hopper/backward_wide_rows.cuh) has no registers for totals.
 //
 // Flops for each score: 4 * head_dim + 4 * value_dim of dk and dv, 4 * head_dim + 2 * value_dim of
 // dq. Limit: shared memory, 5/8 of an ldmatrix of 512 bytes for each mma, at 128 bytes a clock.
