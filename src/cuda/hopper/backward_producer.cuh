@@ -16,19 +16,14 @@ __device__ __forceinline__ void copy_boxes(unsigned char (&to)[kBoxes][kBoxBytes
   }
 }
 
-/// The statistics of rows from `first` on, by a warp. Rows that do not exist have those of rows
-/// that see no key.
-template <int kRows>
-__device__ __forceinline__ void copy_stats(const BackwardParams& params, const TileWalk<true>& walk,
-                                           RowStats<float> (&stats)[kRows], std::int32_t head,
-                                           std::int32_t first) {
-#pragma unroll
-  for (int row = static_cast<int>(threadIdx.x) % 32; row < kRows; row += 32) {
-    const std::int64_t token = std::int64_t{first} + row;
-    stats[row] = token < walk.sequence.query_len
-                     ? *backward::stats_of<float>(params, head, walk.row_start + token)
-                     : RowStats<float>{INFINITY, 0};
-  }
+/// The statistics of a row. One that does not exist has those of a row that sees no key.
+template <bool kOwnKeys>
+__device__ __forceinline__ RowStats<float> load_stats(const BackwardParams& params,
+                                                      const TileWalk<kOwnKeys>& walk,
+                                                      std::int32_t head, std::int64_t token) {
+  return token < walk.sequence.query_len
+             ? *backward::stats_of<float>(params, head, walk.row_start + token)
+             : RowStats<float>{INFINITY, 0};
 }
 
 template <class Shape>
@@ -96,7 +91,10 @@ class BackwardProducer {
     auto& pair = memory_.stages[ring_.stage()];
     const std::int32_t first = tile * kTile + step * Shape::kStepRows;
     barriers.empty.wait(ring_.emptied());
-    copy_stats(params_.backward, walk, info.stats, head, first);
+#pragma unroll
+    for (int row = lane_; row < Shape::kStepRows; row += 32) {
+      info.stats[row] = load_stats(params_.backward, walk, head, std::int64_t{first} + row);
+    }
     if (lane_ == 0) info.live = step_rows(live_rows(params_.backward, walk, head, tile), step);
     __syncwarp();
     if (lane_ == 0) {

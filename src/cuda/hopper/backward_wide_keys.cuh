@@ -91,12 +91,21 @@ class WideKeysProducer {
       const TileWalk<true>& walk = work.walk;
       if (threadIdx.x % 32 == 0) copy_own(work);
       for_each_tile(walk, [&](std::int32_t head, std::int32_t tile) {
-        StageInfo<kTile>& info = memory_.infos[ring_.stage()];
+        // Loaded before the wait for the stage: the copy is not to wait for them.
         const std::int32_t first = tile * kTile;
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        RowStats<float> stats[kTile / 32];
+#pragma unroll
+        for (int i = 0; i < kTile / 32; ++i) {
+          stats[i] = load_stats(params_.backward, walk, head, std::int64_t{first} + lane + 32 * i);
+        }
+        const std::uint64_t live = live_rows(params_.backward, walk, head, tile);
         copy_tile(memory_.queries[ring_.stage()], memory_.query_barriers[ring_.stage()],
                   ring_.emptied(), params_.q, work.rows.q + first, head, [&] {
-                    copy_stats(params_.backward, walk, info.stats, head, first);
-                    info.live = live_rows(params_.backward, walk, head, tile);
+                    StageInfo<kTile>& info = memory_.infos[ring_.stage()];
+#pragma unroll
+                    for (int i = 0; i < kTile / 32; ++i) info.stats[lane + 32 * i] = stats[i];
+                    info.live = live;
                   });
       });
     });
@@ -105,10 +114,10 @@ class WideKeysProducer {
     follow_works(memory_, [&](const WideKeysWork& work) {
       const TileWalk<true>& walk = work.walk;
       for_each_tile(walk, [&](std::int32_t head, std::int32_t tile) {
+        const std::uint64_t live = live_rows(params_.backward, walk, head, tile);
         copy_tile(memory_.douts[ring_.stage()], memory_.dout_barriers[ring_.stage()],
-                  ring_.emptied(), params_.dout, work.rows.dout + tile * kTile, head, [&] {
-                    memory_.live[ring_.stage()] = live_rows(params_.backward, walk, head, tile);
-                  });
+                  ring_.emptied(), params_.dout, work.rows.dout + tile * kTile, head,
+                  [&] { memory_.live[ring_.stage()] = live; });
       });
     });
   }

@@ -197,10 +197,7 @@ class WideRowsConsumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int64_t token = std::int64_t{own_tile(walk)} * kTile + place.own(2 * half);
-      stats_[half] =
-          token < walk.sequence.query_len
-              ? *backward::stats_of<float>(backward_, walk.first_head, walk.row_start + token)
-              : RowStats<float>{INFINITY, 0};
+      stats_[half] = load_stats(backward_, walk, walk.first_head, token);
     }
   }
 

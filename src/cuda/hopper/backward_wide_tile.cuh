@@ -109,14 +109,14 @@ __device__ __forceinline__ void compute_works(Memory& memory, const Compute& com
   }
 }
 
-/// Fills the buffer of a ring with the rows of a tile. For all lanes of a warp; prepare() writes
-/// what else readers find there.
-template <class Prepare>
+/// Fills the buffer of a ring with the rows of a tile. For all lanes of a warp; store() writes what
+/// else readers find there.
+template <class Store>
 __device__ __forceinline__ void copy_tile(WideTile& to, BufferBarriers& barriers, unsigned emptied,
                                           const CUtensorMap& map, std::int32_t first_row,
-                                          std::int32_t head, const Prepare& prepare) {
+                                          std::int32_t head, const Store& store) {
   barriers.empty.wait(emptied);
-  prepare();
+  store();
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     barriers.full.arrive_expecting(sizeof to);
