@@ -29,9 +29,10 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
 /// whose partial results have memory (decode_segments.cuh).
 bool decode_segments(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
 
-/// The same for the gradients of q, k and v that the call wants (backward.cuh), after
-/// prepare_rows(), with backward_bytes() of scratch memory. The tiles that meet NaN or infinity are
-/// left to the careful kernels.
+/// The same for the gradients of q, k and v that the call wants (backward.cuh; for heads above 192,
+/// or values above 128, backward_wide_keys.cuh and backward_wide_rows.cuh), after prepare_rows(),
+/// with backward_bytes() of scratch memory. The tiles that meet NaN or infinity are left to the
+/// careful kernels.
 bool attend_backward(Queue& queue, const AttentionParams& call,
                      const backward::BackwardParams& params, std::byte* scratch);
 std::size_t backward_bytes(const Queue& queue, const AttentionParams& call,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/hopper/backward_dq_products.cuh"
+#include "cuda/hopper/backward_products.cuh"
 #include "cuda/hopper/backward_rows.cuh"
 #include "cuda/hopper/backward_scores.cuh"
 #include "cuda/hopper/backward_store.cuh"
@@ -26,7 +27,7 @@ class BackwardConsumer {
         call_(params.backward.call),
         memory_(memory),
         group_(uniform(static_cast<int>(threadIdx.x) / kGroupThreads - 1)),
-        scores_(params.scale, memory, group_),
+        scores_(params.scale, memory),
         dq_products_(memory, group_) {}
 
   __device__ __forceinline__ void run() {
@@ -43,7 +44,7 @@ class BackwardConsumer {
   // Whether dv and dk of a tile are waited for when S and dP of the next have been started, so that
   // the tensor cores have work meanwhile. At 128 columns the registers do not suffice.
   static constexpr bool kScoresAhead = Shape::kHeadColumns == 64;
-  using Scores = typename StepScores<Shape>::Scores;
+  using Scores = typename StepScores<Memory>::Scores;
   template <int kPart>
   using DqSums = typename DqProducts<Half, Shape>::template Sums<kPart>;
   using Walk = TileWalk<true>;
@@ -156,23 +157,10 @@ class BackwardConsumer {
     hold_in_place(scores);
     hold_in_place(dscores);
     begin_products();
-    start_score(scores, own.first, tile.first);
+    start_score<Half>(scores, own.first, tile.first);
     commit_products();
-    start_score(dscores, own.second, tile.second);
+    start_score<Half>(dscores, own.second, tile.second);
     commit_products();
-  }
-  template <int kBoxes, int kOwnBytes, int kOtherBytes>
-  __device__ __forceinline__ void start_score(Scores& scores,
-                                              const unsigned char (&own)[kBoxes][kOwnBytes],
-                                              const unsigned char (&other)[kBoxes][kOtherBytes]) {
-    const TileOperand a(shared_address(own), kOwnBytes);
-    const TileOperand b(shared_address(other), kOtherBytes);
-    start_product<Half, false>(scores, a.descriptor(0), b.descriptor(0));
-#pragma unroll
-    for (int step = 1; step < kBoxes * kBoxColumns / 16; ++step) {
-      start_product<Half, true>(scores, a.descriptor(step / 4 * kOwnBytes + step % 4 * 32),
-                                b.descriptor(step / 4 * kOtherBytes + step % 4 * 32));
-    }
   }
 
   __device__ __forceinline__ void add_tiles(Sums& sums, ValueSums& value_sums) {
@@ -234,13 +222,13 @@ class BackwardConsumer {
     finish_products<0>();
     hold_in_place(dscores);
     find_gradients(step, scores, dscores);
-    start_sum(value_sums, weights_, tile.second);
+    start_sum<Half>(value_sums.sums, weights_, tile.second);
     if constexpr (kPart == 0) {
       finish_products<0>();  // P gives its registers back before dq takes some
       hold_in_place(value_sums.sums);
     }
     dq_products_.template start<kPart>(has_dq, dq);
-    start_sum(sums, gradients_, tile.first);
+    start_sum<Half>(sums.sums, gradients_, tile.first);
     finish_products<1>();
     if constexpr (kPart > 0) hold_in_place(value_sums.sums);
     if (has_dq) dq_products_.template finish<kPart>(dq);
@@ -276,14 +264,14 @@ class BackwardConsumer {
     find_gradients(step, scores, dscores);
     if constexpr (kScoresAhead) {
       dq_products_.template start<0>(has_dq, dq);
-      start_sum(value_sums, weights_, tile.second);
-      start_sum(sums, gradients_, tile.first);
+      start_sum<Half>(value_sums.sums, weights_, tile.second);
+      start_sum<Half>(sums.sums, gradients_, tile.first);
       finish_products<2>();
       if (has_dq) dq_products_.template finish<0>(dq);
     } else {
-      start_sum(value_sums, weights_, tile.second);
+      start_sum<Half>(value_sums.sums, weights_, tile.second);
       dq_products_.template start<0>(has_dq, dq);
-      start_sum(sums, gradients_, tile.first);
+      start_sum<Half>(sums.sums, gradients_, tile.first);
       finish_products<1>();
       hold_in_place(value_sums.sums);
       if (has_dq) dq_products_.template finish<0>(dq);
@@ -309,24 +297,10 @@ class BackwardConsumer {
   __device__ __forceinline__ void find_gradients(const Step& step, Scores& weights,
                                                  Scores& dscores) {
     scores_.differentiate(step, weights, dscores);
-    scores_.mask(step, weights, dscores);
+    scores_.mask(memory_.bands[group_], step, weights, dscores);
     pack_operand<Half>(weights, weights_);
     pack_operand<Half>(dscores, gradients_);
     dq_products_.store_dscores(gradients_, step.part);
-  }
-  /// dk += dS^T q, or dv += P^T dout.
-  template <class AnySums, int kBoxes, int kBoxBytes>
-  __device__ __forceinline__ void start_sum(AnySums& sums, std::uint32_t (&a)[kStepSteps][4],
-                                            const unsigned char (&rows)[kBoxes][kBoxBytes]) {
-    const TileOperand b(shared_address(rows), kBoxBytes);
-    hold_in_place(sums.sums);
-    hold_in_place(a);
-    begin_products();
-#pragma unroll
-    for (int step = 0; step < kStepSteps; ++step) {
-      start_product<Half, true>(sums.sums, a[step], b.descriptor(step * 16 * kBoxRowBytes));
-    }
-    commit_products();
   }
 
   __device__ __forceinline__ void store(const Walk& walk, const Sums& sums,
@@ -358,7 +332,7 @@ class BackwardConsumer {
   std::uint32_t gradients_[kStepSteps][4];
   RingPosition<Memory::kStages> ring_;
   WorkPosition works_;
-  StepScores<Shape> scores_;
+  StepScores<Memory> scores_;
   DqProducts<Half, Shape> dq_products_;
 };
 

@@ -5,6 +5,27 @@
 
 namespace ladon::cuda::hopper {
 
+/// All boxes of a tile's rows, by one thread.
+template <int kBoxes, int kBoxBytes>
+__device__ __forceinline__ void copy_boxes(unsigned char (&to)[kBoxes][kBoxBytes],
+                                           const CUtensorMap& map, std::int64_t first_row,
+                                           std::int32_t head, const Barrier& barrier) {
+  for (int box = 0; box < kBoxes; ++box) {
+    copy_box(shared_address(to[box]), map, box * kBoxColumns, static_cast<int>(first_row), head,
+             barrier);
+  }
+}
+
+/// The statistics of a row. One that does not exist has those of a row that sees no key.
+template <bool kOwnKeys>
+__device__ __forceinline__ RowStats<float> load_stats(const BackwardParams& params,
+                                                      const TileWalk<kOwnKeys>& walk,
+                                                      std::int32_t head, std::int64_t token) {
+  return token < walk.sequence.query_len
+             ? *backward::stats_of<float>(params, head, walk.row_start + token)
+             : RowStats<float>{INFINITY, 0};
+}
+
 template <class Shape>
 class BackwardProducer {
  public:
@@ -70,7 +91,10 @@ class BackwardProducer {
     auto& pair = memory_.stages[ring_.stage()];
     const std::int32_t first = tile * kTile + step * Shape::kStepRows;
     barriers.empty.wait(ring_.emptied());
-    copy_stats(walk, info.stats, head, first);
+#pragma unroll
+    for (int row = lane_; row < Shape::kStepRows; row += 32) {
+      info.stats[row] = load_stats(params_.backward, walk, head, std::int64_t{first} + row);
+    }
     if (lane_ == 0) info.live = step_rows(live_rows(params_.backward, walk, head, tile), step);
     __syncwarp();
     if (lane_ == 0) {
@@ -84,19 +108,6 @@ class BackwardProducer {
   __device__ __forceinline__ static std::uint64_t step_rows(std::uint64_t live, int step) {
     if constexpr (Shape::kSteps == 1) return live;
     return live >> (step * Shape::kStepRows) | ~std::uint64_t{0} << Shape::kStepRows % kTile;
-  }
-
-  /// Rows that do not exist have the statistics of those that see no key.
-  __device__ __forceinline__ void copy_stats(const TileWalk<true>& walk,
-                                             RowStats<float> (&stats)[Shape::kStepRows],
-                                             std::int32_t head, std::int32_t first) {
-#pragma unroll
-    for (int row = lane_; row < Shape::kStepRows; row += 32) {
-      const std::int64_t token = std::int64_t{first} + row;
-      stats[row] = token < walk.sequence.query_len
-                       ? *backward::stats_of<float>(params_.backward, head, walk.row_start + token)
-                       : RowStats<float>{INFINITY, 0};
-    }
   }
 
   __device__ __forceinline__ void copy_keys(const TileWalk<true>& walk,
@@ -115,15 +126,6 @@ class BackwardProducer {
     copy_boxes(to.first, params_.q, sequence.q / call_.q.token_stride + first, head, barrier);
     copy_boxes(to.second, params_.dout, sequence.dout / call_.dout.token_stride + first, head,
                barrier);
-  }
-  template <int kBoxes, int kBoxBytes>
-  __device__ __forceinline__ void copy_boxes(unsigned char (&to)[kBoxes][kBoxBytes],
-                                             const CUtensorMap& map, std::int64_t first_row,
-                                             std::int32_t head, const Barrier& barrier) {
-    for (int box = 0; box < kBoxes; ++box) {
-      copy_box(shared_address(to[box]), map, box * kBoxColumns, static_cast<int>(first_row), head,
-               barrier);
-    }
   }
 
   const HopperBackwardParams& params_;

@@ -18,15 +18,14 @@ struct Step {
   int part = 0;  // which of the tile's steps
 };
 
-template <class Shape>
+template <class Memory>
 class StepScores {
  public:
-  using Memory = BackwardMemory<Shape>;
-  static constexpr int kScoreGroups = Shape::kStepRows / 8;
+  static constexpr int kScoreGroups = Memory::kStepRows / 8;
   using Scores = float[kScoreGroups][4];
 
-  __device__ __forceinline__ StepScores(const float& scale, Memory& memory, int group)
-      : scale_(scale), memory_(memory), group_(group) {}
+  __device__ __forceinline__ StepScores(const float& scale, Memory& memory)
+      : scale_(scale), memory_(memory) {}
 
   /// S to P.
   __device__ __forceinline__ void weigh(const Step& step, Scores& scores) {
@@ -43,21 +42,23 @@ class StepScores {
   __device__ __forceinline__ void differentiate(const Step& step, const Scores& weights,
                                                 Scores& dscores) {
 #pragma unroll
-    for (int n = 0; n < kScoreGroups; ++n) {
-      load_stats(step, n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        dscores[n][i] = weights[n][i] * (dscores[n][i] - stats_[i % 2].delta);
-      }
-    }
+    for (int n = 0; n < kScoreGroups; ++n) differentiate(step, n, weights[n], dscores[n]);
   }
-  /// Sets what the window hides to 0.
-  __device__ __forceinline__ void mask(const Step& step, Scores& weights, Scores& gradients) {
-    const int moved = step.tile * kTile + step.part * Shape::kStepRows;
-    Band band = memory_.bands[group_];
+  /// Those of group n.
+  __device__ __forceinline__ void differentiate(const Step& step, int n, const float (&weights)[4],
+                                                float (&dscores)[4]) {
+    load_stats(step, n);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) dscores[i] = weights[i] * (dscores[i] - stats_[i % 2].delta);
+  }
+  /// Sets what the window hides to 0; `first` is that of the own keys and the first tile of rows.
+  __device__ __forceinline__ void mask(const Band& first, const Step& step, Scores& weights,
+                                       Scores& gradients) {
+    const int moved = step.tile * kTile + step.part * Memory::kStepRows;
+    Band band = first;
     band.low += moved;
     band.high += moved;
-    if (!band.sees_all(Shape::kStepRows, kTile))
+    if (!band.sees_all(Memory::kStepRows, kTile))
       backward::apply_window<true>(band, weights, gradients);
   }
 
@@ -73,7 +74,6 @@ class StepScores {
 
   const float& scale_;  // in constant memory
   Memory& memory_;
-  const int group_;
   RowStats<float> stats_[2];
 };
 

@@ -36,6 +36,10 @@ struct BackwardShape {
 using NarrowShape = BackwardShape<64, 64>;
 using MiddleShape = BackwardShape<128, 128>;
 using LatentShape = BackwardShape<192, 128>;
+using WideShape = BackwardShape<256, 256>;  // backward_wide_tile.cuh
+
+/// Tiles of rows that a block of the dq kernel for WideShape owns.
+inline constexpr int kRowTiles = 2;
 
 /// Rows of two operands: k and v of some keys, or q and dout of some rows.
 template <class Shape, int kOfRows>
@@ -46,9 +50,9 @@ struct OperandPair {
   alignas(1024) unsigned char second[Shape::kValueColumns / kBoxColumns][kBoxBytes];
 };
 
-/// What is known of the rows of a stage that both warpgroups read.
+/// What is known of the rows of a stage that both warpgroups read. Statistics are read two at once.
 template <int kRows>
-struct StageInfo {
+struct alignas(2 * sizeof(RowStats<float>)) StageInfo {
   RowStats<float> stats[kRows];
   std::uint64_t live;  // a bit for each row that exists, and sees a key; 1 beyond the rows
 };
@@ -83,6 +87,7 @@ struct BackwardMemory {
   using OwnPair = OperandPair<Shape, kTile>;
   using StagePair = OperandPair<Shape, Shape::kStepRows>;
   static constexpr int kStages = Shape::kHeadColumns == 64 ? 4 : Shape::kSteps + 1;
+  static constexpr int kStepRows = Shape::kStepRows;
   /// Columns of dq that a warpgroup computes.
   static constexpr int kDqColumns = Shape::kHeadColumns / kBlockTiles;
   static constexpr int kDqGroups = kDqColumns / 8;
@@ -103,46 +108,62 @@ struct BackwardMemory {
   BufferBarriers dq_barriers[kDqWriters];  // of the one buffer, for each writer
 };
 
-/// Blocks of keys before a sequence, counted from the tiles before it: enough for each sequence to
-/// start with a block, and at most one too many for each.
-template <class Int>
+/// Slots of kTiles tiles before a sequence, counted from the tiles before it: enough for each
+/// sequence to start with a slot, and at most one too many for each.
+template <int kTiles = kBlockTiles, class Int>
 __host__ __device__ constexpr Int slots_before(Int tiles, Int sequences) {
-  return (tiles + sequences * (kBlockTiles - 1)) / kBlockTiles;
+  return (tiles + sequences * (kTiles - 1)) / kTiles;
 }
 
-/// Finds the own tiles of a ticket. A head's come with the last keys first: dq is added up in that
-/// order. A tile that does not exist meets nothing; false where none exists. Counts of slots fit 32
-/// bits: the tickets do. A function of its own, because the producer has few registers.
-__device__ __noinline__ inline bool find_work(const HopperBackwardParams& hopper, int ticket,
-                                              BackwardWork& work) {
-  const BackwardParams& params = hopper.backward;
-  const std::int64_t* const starts = params.key_tile_starts;
+/// The own tiles of a ticket: a slot of a sequence, and the head or KV head that owns it.
+struct OwnTiles {
+  int sequence;
+  int first;   // tile of the sequence
+  int number;  // of tiles of the sequence; none of the slot exists where `first` is not below
+  int owner;
+};
+
+/// A head's slots come in order, or with the last first; heads_at_once heads have tickets in turns.
+/// Counts of slots fit 32 bits: the tickets do.
+template <int kTiles, bool kLastFirst>
+__device__ inline OwnTiles find_own_tiles(const HopperBackwardParams& hopper,
+                                          const std::int64_t* starts, std::int64_t num_owners,
+                                          int ticket) {
   const auto slots_of = [&](int sequence) {
-    return slots_before(static_cast<int>(starts[sequence]), sequence);
+    return slots_before<kTiles>(static_cast<int>(starts[sequence]), sequence);
   };
-  const auto sequences = static_cast<int>(params.call.num_sequences);
+  const auto sequences = static_cast<int>(hopper.backward.call.num_sequences);
   const int slots = slots_of(sequences);
   const int first_head = ticket / (slots * hopper.heads_at_once) * hopper.heads_at_once;
-  const int heads =
-      min(hopper.heads_at_once, static_cast<int>(params.call.num_kv_heads) - first_head);
+  const int heads = min(hopper.heads_at_once, static_cast<int>(num_owners) - first_head);
   const int inside = ticket - first_head * slots;
   const int owner = first_head + inside % heads;
-  const int slot = slots - 1 - inside / heads;
+  const int slot = kLastFirst ? slots - 1 - inside / heads : inside / heads;
   int low = 0;
   int high = sequences;
   while (high - low > 1) {
     const int middle = low + (high - low) / 2;
     (slots_of(middle) <= slot ? low : high) = middle;
   }
-  const int first = (slot - slots_of(low)) * kBlockTiles;
   const auto tiles = static_cast<int>(starts[low + 1] - starts[low]);
-  if (first >= tiles) return false;
+  return {low, (slot - slots_of(low)) * kTiles, tiles, owner};
+}
+
+/// Finds the own tiles of a ticket. A head's come with the last keys first: dq is added up in that
+/// order. A tile that does not exist meets nothing; false where none exists. A function of its own,
+/// because the producer has few registers.
+__device__ __noinline__ inline bool find_work(const HopperBackwardParams& hopper, int ticket,
+                                              BackwardWork& work) {
+  const BackwardParams& params = hopper.backward;
+  const OwnTiles own = find_own_tiles<kBlockTiles, true>(hopper, params.key_tile_starts,
+                                                         params.call.num_kv_heads, ticket);
+  if (own.first >= own.number) return false;
   work.met = {};
 #pragma unroll 1
   for (int i = 0; i < kBlockTiles; ++i) {
     TileWalk<true>& walk = work.walks[i];
-    walk.set(params, low, first + i, owner);
-    if (first + i >= tiles) walk.others = {};
+    walk.set(params, own.sequence, own.first + i, own.owner);
+    if (own.first + i >= own.number) walk.others = {};
     if (walk.others.begin == walk.others.end) continue;
     const bool is_first = work.met.begin == work.met.end;
     work.met.begin = is_first ? walk.others.begin : min(work.met.begin, walk.others.begin);

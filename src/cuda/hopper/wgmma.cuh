@@ -86,6 +86,26 @@ __device__ __forceinline__ void finish_before_wait(float first_sum, float second
       : "memory");
 }
 
+/// The same for weights, which are not negative either: those that are NaN may be stored.
+template <int kGroups>
+__device__ __forceinline__ void finish_before_wait(const float (&weights)[kGroups][4],
+                                                   const void* anywhere) {
+  std::uint32_t signs = 0;
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) signs |= __float_as_uint(weights[n][i]);
+  }
+  asm volatile(
+      "{\n"
+      ".reg .pred never;\n"
+      "setp.lt.s32 never, %0, 0;\n"
+      "@never st.shared.b32 [%1], %0;\n"
+      "}" ::"r"(signs),
+      "r"(shared_address(anywhere))
+      : "memory");
+}
+
 /// Keeps operands A of products in their registers up to here, behind the wait. Products read them
 /// until they are done, but the assembler (ptxas 13.0) takes their registers for free as soon as
 /// the products have been started, if another group is waited for first. The same store.

@@ -9,8 +9,9 @@
 // tiles that its tile meets: keys over rows in ascending order, rows over blocks of 128 keys, the
 // last first. Nothing is added by two blocks, so no sum needs atomics, and the order of each is
 // fixed by the sequence alone. Scores are computed twice, by the owners of keys and by the owners
-// of rows: 7 products in place of 5. Hopper's kernel (hopper/backward.cuh) needs 5 for the same
-// bits; the order of dq is the one in which its blocks finish under a causal mask.
+// of rows: 7 products in place of 5. Hopper's kernel for heads up to 192 (hopper/backward.cuh)
+// needs 5 for the same bits; the order of dq is the one in which its blocks finish under a causal
+// mask.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +62,9 @@ struct BackwardParams {
   std::uint8_t* rows_not_finite = nullptr;  // [head][row tile] 1 where q or dout have such a row
   std::uint8_t* keys_not_finite = nullptr;  // [KV head][key tile]
   unsigned* any_not_finite = nullptr;       // 1 where any of them is
-  unsigned* next_ticket = nullptr;  // for blocks that take tile after tile; 0 before the launch
+  // For blocks that take tile after tile: of the first launch that uses one, and of the second. 0
+  // before.
+  unsigned* next_ticket = nullptr;
   // Whether lse or delta of a row that sees a key is not finite where q has such an element: each
   // score of the row is then NaN or infinite, and lse is of those scores alone.
   bool lse_shows_q = false;
@@ -297,7 +300,7 @@ inline void launch_blocks(Queue& queue, void (*kernel)(BackwardParams), std::int
 // The launches, each in the file of its kernel. They write the results that are present.
 void zero_padding(Queue& queue, const BackwardParams& params, std::int64_t most_padding);
 void prepare_rows(Queue& queue, const BackwardParams& params);
-/// For tensor cores; Hopper's kernel does this by itself.
+/// For tensor cores; Hopper's kernel for heads up to 192 does this by itself.
 void prepare_keys(Queue& queue, const BackwardParams& params);
 void simt_dkdv(Queue& queue, const BackwardParams& params);
 void simt_dq(Queue& queue, const BackwardParams& params);

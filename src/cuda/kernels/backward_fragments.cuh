@@ -297,6 +297,16 @@ struct FragmentTotals {
   __device__ float factor(int /*half*/) const { return 1.0F; }
 };
 
+/// One of two that have different types.
+template <bool kFirst, class First, class Second>
+__device__ constexpr const auto& first_if(const First& first, const Second& second) {
+  if constexpr (kFirst) {
+    return first;
+  } else {
+    return second;
+  }
+}
+
 /// Two neighbouring results, of which `count` exist.
 template <class T>
 __device__ inline void store_pair(const Operand& operand, std::int64_t index, float first,

@@ -19,7 +19,8 @@
 // The sums of dk and dv run over all tiles in one chain, four steps of 16 terms for each tile: a
 // second set of sums does not fit the registers. Where all terms are equal, n rows may move a
 // result by n / 16 * 2^-24 of itself: less than the rounding of the result up to 2^17 rows in f16
-// and 2^20 in bf16. Those of dq are a chain for each block of 128 keys.
+// and 2^20 in bf16. Those of dq are a chain for each block of 128 keys, or with WideDims one over
+// all keys: there Hopper's kernel (hopper/backward_wide_rows.cuh) has no registers for totals.
 //
 // Flops for each score: 4 * head_dim + 4 * value_dim of dk and dv, 4 * head_dim + 2 * value_dim of
 // dq. Limit: shared memory, 5/8 of an ldmatrix of 512 bytes for each mma, at 128 bytes a clock.
@@ -46,6 +47,8 @@ struct MmaDims {
   static constexpr int kParts = kOfWarps;
   static constexpr int kThreads = kParts * kMmaThreads;
   static constexpr std::uint32_t kPairBytes = Head::kBytes + Value::kBytes;
+  // Whether dq is summed in one chain over all keys, in place of one for each block of keys.
+  static constexpr bool kOneChain = kHead > 192;
 };
 using NarrowDims = MmaDims<64, 64, 1>;
 using MiddleDims = MmaDims<128, 128, 1>;
@@ -214,9 +217,9 @@ __device__ __forceinline__ void write_tile(const BackwardParams& params,
   };
   const auto scale = static_cast<float>(call.rules.scale);
   const TileLoader<T, Dims, Shared, kOwnKeys> loader{params, walk, memory};
-  FragmentSums<T, kHeadColumns> sums;         // dk, or dq of a block of keys
+  FragmentSums<T, kHeadColumns> sums;         // dk, or dq of a block of keys or of all
   FragmentSums<T, kValueColumns> value_sums;  // dv, of own keys alone
-  FragmentTotals<kHeadColumns> totals;        // dq, of own rows alone
+  FragmentTotals<kHeadColumns> totals;        // dq of blocks of keys, of own rows alone
 
   // Adds what the other rows from `first_other` on bring.
   const auto add_rows = [&](const OtherTile& other, int stage, int first_other) {
@@ -285,7 +288,7 @@ __device__ __forceinline__ void write_tile(const BackwardParams& params,
   const auto add_tile = [&](const OtherTile& other, int stage) {
 #pragma unroll 1
     for (int first = 0; first < kTile; first += kScoreRows) add_rows(other, stage, first);
-    if constexpr (!kOwnKeys) {
+    if constexpr (!kOwnKeys && !Dims::kOneChain) {
       if (walk.ends_block(other)) totals.take(sums);
     }
   };
@@ -310,7 +313,8 @@ __device__ __forceinline__ void write_tile(const BackwardParams& params,
     store_sums<T>(value_sums, 1.0F, call.dv,
                   start(call.dv, sequence.dv, walk.kv_head) + value_column, count, value_dim);
   } else {
-    store_sums<T>(totals, scale, call.dq,
+    const auto& of_all_keys = first_if<Dims::kOneChain>(sums, totals);
+    store_sums<T>(of_all_keys, scale, call.dq,
                   start(call.dq, sequence.dq, walk.first_head) + head_column,
                   sequence.query_len - begin, head_dim);
   }
