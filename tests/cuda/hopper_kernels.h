@@ -27,7 +27,7 @@ inline Tensor with_token(const Context& context, const Tensor& tensor, std::int6
                          float value) {
   const Context host;
   Tensor changed = tensor.to_host();
-  Tensor spot(DType::kF32, {1, 1, tensor.size(2), tensor.size(3)});
+  Tensor spot(DType::kF32, {tensor.size(0), 1, tensor.size(2), tensor.size(3)});
   std::fill_n(spot.data_as<float>(), spot.num_elements(), value);
   copy(host, spot, changed.view().slice(1, token, token + 1));
   Tensor there = changed.to(context);

@@ -43,7 +43,10 @@ Case random_wide_case(Random& random) {
   c.alignment = pick(0, 1) == 0 ? Alignment::kBottomRight : Alignment::kTopLeft;
   if (pick(0, 2) == 0) c.window_left = pick(0, 400);
   if (!c.causal && pick(0, 2) == 0) c.window_right = pick(0, 300);
-  if (pick(0, 4) == 0) c.position_offset = pick(0, 700) - 350;
+  if (pick(0, 4) == 0) {
+    c.position_offset = pick(0, 700) - 350;
+    c.alignment = Alignment::kBottomRight;  // an offset is given in place of a corner
+  }
   c.lengths = static_cast<Lengths>(pick(0, 2));
   c.sinks = pick(0, 3) == 0;
   c.dlse = pick(0, 3) == 0;

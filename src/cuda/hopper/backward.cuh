@@ -32,10 +32,11 @@
 // twice in the same run: D128 causal B16 H16 S1024 282, cuDNN 316 and 290; B4 H16 S4096 439, 484
 // and 440; B1 H16 S16384 462, 564 and 521; full B4 H16 S4096 437, 550 and 521. 192/128 causal B1
 // H128 S4096 431, 464 and 415; B1 H16 S16384 453, 501 and 489; full B2 H16 S4096 425, 294 and 289.
-// Before the look at keys and the statistics of rows took less: GQA 32/8 B2 S8192 causal 434 and
-// 512; D64 causal S4096 275 and 366, S16384 378 and 452, full 335 and 449. Of 610 us at S1024 the
-// statistics of rows have 51, the rounding of dq about 50. Adding dq in any order instead: 1 to 2 %
-// faster at D128 causal, 3 % full.
+// Statistics of rows that are read before a stage is free, and not after: 1 to 2 % more at S4096
+// causal (440 and 446). Before the look at keys and the statistics of rows took less: GQA 32/8 B2
+// S8192 causal 434 and 512; D64 causal S4096 275 and 366, S16384 378 and 452, full 335 and 449. Of
+// 610 us at S1024 the statistics of rows have 51, the rounding of dq about 50. Adding dq in any
+// order instead: 1 to 2 % faster at D128 causal, 3 % full.
 //
 // Tried and lost: warpgroups in turns by named barriers, one with its softmax while the products of
 // the other run (418 in place of 494 at S16384: what has to be waited for within a turn is too

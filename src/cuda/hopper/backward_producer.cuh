@@ -90,12 +90,17 @@ class BackwardProducer {
     auto& info = memory_.infos[ring_.stage()];
     auto& pair = memory_.stages[ring_.stage()];
     const std::int32_t first = tile * kTile + step * Shape::kStepRows;
+    // Read while the stage is still in use.
+    RowStats<float> stats[Shape::kStepRows / 32];
+#pragma unroll
+    for (int i = 0; i < Shape::kStepRows / 32; ++i) {
+      stats[i] = load_stats(params_.backward, walk, head, std::int64_t{first} + lane_ + i * 32);
+    }
+    const std::uint64_t live = step_rows(live_rows(params_.backward, walk, head, tile), step);
     barriers.empty.wait(ring_.emptied());
 #pragma unroll
-    for (int row = lane_; row < Shape::kStepRows; row += 32) {
-      info.stats[row] = load_stats(params_.backward, walk, head, std::int64_t{first} + row);
-    }
-    if (lane_ == 0) info.live = step_rows(live_rows(params_.backward, walk, head, tile), step);
+    for (int i = 0; i < Shape::kStepRows / 32; ++i) info.stats[lane_ + i * 32] = stats[i];
+    if (lane_ == 0) info.live = live;
     __syncwarp();
     if (lane_ == 0) {
       barriers.full.arrive_expecting(sizeof pair);

@@ -14,7 +14,8 @@
 // Registers: 128 accumulators, 64 scores and 12 of held q, of 232; operand A has the registers of
 // dP. Shared memory 225 KB: own rows 128, stages 96. By count, a tile of keys is 3072 cycles of
 // tensor cores for both warpgroups and 2976 of the shared memory's port (scores 1952, sums 512,
-// copies 512).
+// copies 512). It takes about 4300 by the time at S16384. H200, TFLOP/s counted as five products
+// (this kernel computes three), in the cases of backward_wide_keys.cuh: 1101, 914 and 1036.
 //
 // Tried and lost: dP of the next tile started with its S, beside dQ (serialised for want of
 // registers); 4 held steps (the same).

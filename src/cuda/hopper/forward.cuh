@@ -2,7 +2,7 @@
 // The kernels of kWindow have a positive scale and a window as the only rules (sinks and lse
 // included), those of kAll every rule.
 //
-// A block of threads owns tiles of 192 query rows, 128 where heads are above 128 or there are
+// A block of threads owns tiles of 192 query rows, 128 where heads are above 192, or above 64 with
 // rules: tokens of one query head, or of several that share a KV head. One thread copies (Q once,
 // then K and V in blocks of 64 keys, through rings of buffers); three or two warpgroups of 64 rows
 // compute, block by block:
@@ -12,17 +12,18 @@
 // raise no row's maximum, so weights are computed before it is known whether one does
 // (weigh_below()): no maxima, no exchange between lanes.
 //
-// There are two schedules for kWindow because registers decide. Keys of 129 to 192 columns with
-// values up to 128 have two warpgroups that hold the scores of two blocks (forward_pairs.cuh): the
-// next scores and the last weighted sums are under way behind each softmax. O of 256 columns, or
-// three warpgroups of 160 registers, leave space for one (forward_blocks.cuh): the weighted sums
-// alone are under way, and the others' products. Three such warpgroups are 18 % faster than two
-// with pairs at heads of 64, where queries in registers give another 4 to 5 % (the shared memory's
-// port has less to deliver), and 1 to 11 % at heads of 128: S1024 1 %, S4096 1 to 2, S16384 3 to 5,
-// GQA and full 7, a window of 1024 11. There what a thread's rows see is found anew in each masked
-// block, for want of registers. With all rules every shape takes its blocks one by one
-// (forward_ruled_blocks.cuh): they need the registers of a second block. Their scores are in
-// natural units, and where there is dropout, all weights are computed by weigh_any().
+// While the softmax of a block runs, the weighted sums of the one before are under way, and the
+// products of the other warpgroups (forward_blocks.cuh). Three warpgroups have 160 registers each:
+// enough for O of up to 128 columns, where what a thread's rows see is found anew in each masked
+// block. Queries stay in registers at heads of 64 (4 to 5 %: the shared memory's port has less to
+// deliver). With all rules blocks have another schedule (forward_ruled_blocks.cuh): they need the
+// registers of the second weights. Their scores are in natural units, and where there is dropout,
+// all weights are computed by weigh_any().
+//
+// Two warpgroups with the scores of two blocks each in registers, so that the next scores are under
+// way behind a softmax too, were what heads of 65 to 192 had before: three are faster by 18 % at
+// heads of 64 and, at heads of 128, by 1 % at S1024, 1 to 2 % at S4096, 3 to 5 % at S16384, 7 %
+// with GQA and full, 11 % with a window of 1024; 0 and 7 % in two runs at 192/128.
 //
 // How long rules take at least, at head_dim 128, beside 1024 cycles of tensor cores for a block of
 // keys and 128 rows: 1536 for softcap (three results of the special function units for each score,
@@ -45,33 +46,35 @@
 // 1024 at S16384 419 and 426 of visible work; D64 B1 H32 S16384 causal 448 and 455 (436, 440); D256
 // B1 H8 S16384 causal 459 and 468 (606, 592); 192/128 B1 H128 S4096 causal 550 and 546 (535, 528).
 //
-// Segments of 1024 keys, measured with pairs at heads of 128 (340, 547, 601, 646 and 618 with 512
-// in the first five on that machine), give 340, 574, 635, 684 and 654, D64 471 (452) and D256 617
-// (518); of 2048 keys 343, 591, 656, 707, 674, 485 and 687. But then decoding one sequence takes up
-// to four times as long (docs/gpu_results.md).
+// Segments of 1024 keys, measured with pairs of blocks at heads of 128 (340, 547, 601, 646 and 618
+// with 512 in the first five on that machine), give 340, 574, 635, 684 and 654, D64 471 (452) and
+// D256 617 (518); of 2048 keys 343, 591, 656, 707, 674, 485 and 687. But then decoding one sequence
+// takes up to four times as long (docs/gpu_results.md).
 //
-// A tile of 128 rows by pairs takes about 7000 cycles beside its blocks (B16 H16 S1024, clocks of
-// one warpgroup): 1700 store the tile before, 700 to 1000 finish the rows, 1000 fold the last
-// segment, 1250 are the first softmax, 500 start the first products, 400 set up the rules. It is
-// the number of instructions that counts: two warps of a scheduler issue one each 5.7 cycles. Rows
-// that are finished and stored through shared memory by fewer instructions gave S1024 7 to 8 %
+// A tile of 128 rows by pairs of blocks took about 7000 cycles beside its blocks (B16 H16 S1024,
+// clocks of one warpgroup): 1700 store the tile before, 700 to 1000 finish the rows, 1000 fold the
+// last segment, 1250 are the first softmax, 500 start the first products, 400 set up the rules. It
+// is the number of instructions that counts: two warps of a scheduler issue one each 5.7 cycles.
+// Rows that are finished and stored through shared memory by fewer instructions gave S1024 7 to 8 %
 // more, windows of 1024 5 %, S4096 3 %, S16384 2 %. Stored so by bulk copies, a row each, S1024 has
 // 1 % less: 16 lanes issue theirs one after the other. In one loop over the blocks of all tiles,
 // with a tile's first scores beside the last weighted sums of the one before, ptxas 13.0 serialises
 // the products (C7511), though no register is spilled.
 //
-// Lost, with pairs at heads of 128: queries in registers (a quarter of them 1 to 3 % less, five
-// eighths 4 to 6 %, all 3 to 12 %, with spills); scores of two blocks by one product (m64n128k16),
-// with the weighted sums of two blocks behind their softmax and warpgroups in turns (named
-// barriers): D128 2 to 5 % less with segments of 512, the same with 1024; without turns less. Turns
-// with heads of 64: 3 % less. Queries in two buffers (2 % more at S1024, if there were space beside
-// the earlier sums); weighted sums before the next scores (15 % less); folds that read all groups
-// at once beside the next scores (spills), or four instead of eight (1 % less, S1024 3 %); queries
-// copied for each warpgroup by itself, so that one could be further than the other (2 to 3 % less);
-// weights by weigh_any() alone in a tile's first and last block (4 % less); queries prefetched to
-// L2 (nothing); sums of earlier segments in registers (they spill), and of heads of 128 in global
-// memory (12 % less). Without folds 8 % more (when no scores were behind them), without copies 10 %
-// more when the power is at its limit.
+// Lost, with two warpgroups and pairs of blocks at heads of 128: queries in registers (a quarter of
+// them 1 to 3 % less, five eighths 4 to 6 %, all 3 to 12 %, with spills); scores of two blocks by
+// one product (m64n128k16), with the weighted sums of two blocks behind their softmax and
+// warpgroups in turns (named barriers): D128 2 to 5 % less with segments of 512, the same with
+// 1024; without turns less. Turns with heads of 64: 3 % less. Queries in two buffers (2 % more at
+// S1024, if there were space beside the earlier sums); weighted sums before the next scores (15 %
+// less); folds that read all groups at once beside the next scores (spills), or four instead of
+// eight (1 % less, S1024 3 %); queries copied for each warpgroup by itself, so that one could be
+// further than the other (2 to 3 % less); weights by weigh_any() alone in a tile's first and last
+// block (4 % less); queries prefetched to L2 (nothing); sums of earlier segments in registers (they
+// spill), and of heads of 128 in global memory (12 % less). With heads of 256, whose sums are
+// there, copies of eight groups ahead through shared memory in place of four at once to registers:
+// 0 and 8 % less; L2 is the limit. Without folds 8 % more (when no scores were behind them),
+// without copies 10 % more when the power is at its limit.
 #pragma once
 
 #include "cuda/hopper/forward_consumer.cuh"

@@ -1,9 +1,8 @@
-// The schedule of Hopper's forward kernel for heads up to 128 and above 192: blocks of keys one by
-// one, with the scores of one and the weights of two in registers.
+// The schedule of Hopper's forward kernel without rules beyond a window: blocks of keys one by one,
+// with the scores of one and the weights of two in registers.
 //
 // While the softmax of a block runs, the weighted sums of the one before are under way, and the
-// products of the other warpgroups: of heads up to 128 there are three, for which pairs of blocks
-// (forward_pairs.cuh) would need too many registers, as they would with 256 columns of sums.
+// products of the other warpgroups.
 #pragma once
 
 #include "cuda/hopper/forward_warpgroup.cuh"
@@ -38,7 +37,7 @@ class ForwardBlocks : public ForwardWarpgroup<Half, kHead, kValue> {
     hold_in_place(scores);
     this->release_keys();
     if (!kHolds && block + 1 >= blocks.end) this->release_queries();
-    this->template weigh<true>(rules, scores, block, whole, steps, weights);
+    this->weigh(rules, scores, block, whole, steps, weights);
     for (; block + 1 < blocks.end; ++block) {
       this->settle(sums, steps, block);
       this->start_scores(scores);
@@ -48,7 +47,7 @@ class ForwardBlocks : public ForwardWarpgroup<Half, kHead, kValue> {
       this->release_keys();
       if (!kHolds && block + 2 >= blocks.end) this->release_queries();
       Weights next;  // products still read the others
-      this->template weigh<true>(rules, scores, block + 1, whole, steps, next);
+      this->weigh(rules, scores, block + 1, whole, steps, next);
       finish_products<0>();
       hold_in_place(sums.accumulators());
       this->release_values();

@@ -4,22 +4,19 @@
 #include <type_traits>
 
 #include "cuda/hopper/forward_blocks.cuh"
-#include "cuda/hopper/forward_pairs.cuh"
 #include "cuda/hopper/forward_ruled_blocks.cuh"
 
 namespace ladon::cuda::hopper {
 
 /// A warpgroup in the schedule of its shape and rules.
 template <class Half, int kHead, int kValue, ForwardRules kRules>
-using ForwardScheduled = std::conditional_t<
-    kRules == ForwardRules::kAll, ForwardRuledBlocks<Half, kHead, kValue>,
-    std::conditional_t<ForwardShape<kHead, kValue>::kPairs, ForwardPairs<Half, kHead, kValue>,
-                       ForwardBlocks<Half, kHead, kValue>>>;
+using ForwardScheduled =
+    std::conditional_t<kRules == ForwardRules::kAll, ForwardRuledBlocks<Half, kHead, kValue>,
+                       ForwardBlocks<Half, kHead, kValue>>;
 
 template <class Half, int kHead, int kValue, ForwardRules kRules>
 class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
   using Base = ForwardScheduled<Half, kHead, kValue, kRules>;
-  using Base::kRoundBlocks;
   using Base::memory_;
   using Base::queries_;
   using Base::tiles_;
@@ -71,7 +68,7 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
     this->values_.make_uniform();
     queries_.make_uniform();
     if constexpr (Base::Shape::kHoldsQueries) this->hold_queries();
-    this->skip(first_round<kRoundBlocks>(work.copied), first_round<kRoundBlocks>(work.blocks));
+    this->skip(work.copied.begin, work.blocks.begin);
     this->start_scores(Base::first_scores(scores));
   }
 
@@ -87,7 +84,7 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
     Scores rules(this->params_.forward, sequence, tile.heads, first_row, rows);
     this->run_blocks(rules, scores, sums, work.blocks, announced.blocks.whole[Base::group()],
                      total);
-    this->skip((work.blocks.end + kRoundBlocks - 1) / kRoundBlocks * kRoundBlocks, work.copied.end);
+    this->skip(work.blocks.end, work.copied.end);
     results.set(this->params_.forward, tile.heads, first_row, total, sums.accumulators());
     hold_in_place(results.pairs);
   }

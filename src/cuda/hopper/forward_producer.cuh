@@ -105,7 +105,7 @@ class ForwardProducer {
     noted.query_row = static_cast<int>(sequence.q / call_.q.token_stride) + noted.tile.first_token;
     // Where the sequence would have its token 0.
     const int origin = static_cast<int>(sequence.first_slot - sequence.key_origin);
-    const int first_key = first_round<Shape::kRoundBlocks>(noted.blocks.copied) * kBlockKeys;
+    const int first_key = noted.blocks.copied.begin * kBlockKeys;
     noted.key_row = static_cast<int>(sequence.k / call_.k.token_stride) + origin + first_key;
     noted.value_row = static_cast<int>(sequence.v / call_.v.token_stride) + origin + first_key;
   }
@@ -137,11 +137,8 @@ class ForwardProducer {
     for (int i = kFirstBlocks; i < blocks; ++i) copy_block(noted, i);
   }
 
-  /// The tile's, in whole rounds.
   __device__ __forceinline__ static int count_blocks(const AnnouncedTile& noted) {
-    const BlockRange& copied = noted.blocks.copied;
-    const int blocks = copied.end - first_round<Shape::kRoundBlocks>(copied);
-    return (blocks + Shape::kRoundBlocks - 1) / Shape::kRoundBlocks * Shape::kRoundBlocks;
+    return noted.blocks.copied.end - noted.blocks.copied.begin;
   }
   /// A block's values, and the keys of the next one, which are needed before them.
   __device__ __forceinline__ void copy_block(const AnnouncedTile& noted, int block) {

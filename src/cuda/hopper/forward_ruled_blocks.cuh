@@ -40,14 +40,14 @@ class ForwardRuledBlocks : public ForwardWarpgroup<Half, kHead, kValue, ForwardR
       if (block + 1 >= blocks.end) this->release_queries();
       if constexpr (kOverlaps) {
         Weights next;  // products may still read the others
-        this->template weigh<true>(rules, scores, block, whole, steps, next);
+        this->weigh(rules, scores, block, whole, steps, next);
         finish_sums(sums, weights, steps, block != blocks.begin);
         hold_in_place(next);  // or they would be copied before
 #pragma unroll
         for (int i = 0; i < kWeightSteps * 4; ++i) weights[i / 4][i % 4] = next[i / 4][i % 4];
       } else {
         Scores anew = rules_of(this->memory_.tiles[this->tiles_.stage()]);
-        this->template weigh<true>(anew, scores, block, whole, steps, weights);
+        this->weigh(anew, scores, block, whole, steps, weights);
       }
       this->settle(sums, steps, block);
       if (block + 1 >= blocks.end) break;

@@ -18,24 +18,19 @@ struct ForwardShape {
   static constexpr int kMostColumns = kRules == ForwardRules::kWindow ? 192 : 64;
   static constexpr int kConsumers = kHead > kMostColumns ? 2 : 3;
   static constexpr int kTileRows = kConsumers * 64;
-  // Which schedule: forward_pairs.cuh or forward_blocks.cuh. It takes so many blocks of keys a
-  // round. Rules need the registers of a second block's scores.
-  static constexpr bool kPairs = false;
-  static constexpr int kRoundBlocks = kPairs ? 2 : 1;
   // Whether what a thread's rows see stays in registers.
   static constexpr bool kKeepsRows = kConsumers == 2 || kHead == 64;
   static constexpr int kSegmentBlocks = segment_size_of(kHead, kValue).blocks();
   // Products read queries from registers, where there are some left for them.
   static constexpr bool kHoldsQueries = kHead == 64 && kRules == ForwardRules::kWindow;
   static constexpr int kQueryStages = kHead > 64 ? 1 : 2;
+  // Sums of earlier segments are in shared memory, or where it is too small, in global memory.
+  static constexpr bool kSumsInShared = kHead <= 128 || (kHead == 192 && kConsumers == 2);
+  // As many blocks of keys and of values as fit.
   static constexpr int kKeyStages = kHead <= 64 || (kHead == 128 && kConsumers == 2) ? 4
                                     : kHead == 192 && kConsumers == 3                ? 3
                                                                                      : 2;
   static constexpr int kValueStages = kHead > 192 ? 2 : kHead > 64 && kConsumers == 3 ? 3 : 4;
-  // Sums of earlier segments are in shared memory, or where it is too small, in global memory.
-  static constexpr bool kSumsInShared = kHead <= 128 || (kHead == 192 && kConsumers == 2);
-  // Those are copied ahead where they are often needed: segments of longer heads are short.
-  static constexpr bool kCopiesSums = kHead > 192;
 
   static constexpr int kThreads = (1 + kConsumers) * 128;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;

@@ -6,7 +6,6 @@
 
 #include "cuda/hopper/barrier.cuh"
 #include "cuda/hopper/bulk_copy.cuh"
-#include "cuda/hopper/forward_earlier.cuh"
 #include "cuda/hopper/forward_params.h"
 #include "cuda/hopper/forward_shape.h"
 #include "cuda/hopper/wgmma.cuh"
@@ -75,11 +74,9 @@ struct ForwardMemory {
   static constexpr int kGroups = kValue / 8;
   static constexpr int kWarps = Shape::kConsumers * 4;
   float4 earlier[Shape::kSumsInShared ? kWarps * kGroups : 1][32];
-  // Where they are in global memory, copies of them and rows have a place of their own.
+  // Where they are in global memory, rows have a place of their own.
   using Staging = RowStaging<Shape::kSumsInShared ? kGroups : 8>;
-  static constexpr int kStagingBytes =
-      Shape::kCopiesSums && kEarlierBytes > Staging::kBytes ? kEarlierBytes : Staging::kBytes;
-  alignas(16) unsigned char rows[Shape::kSumsInShared ? 1 : kWarps * kStagingBytes];
+  alignas(16) unsigned char rows[Shape::kSumsInShared ? 1 : kWarps * Staging::kBytes];
   BufferBarriers query_barriers[Shape::kQueryStages];
   BufferBarriers key_barriers[Shape::kKeyStages];
   BufferBarriers value_barriers[Shape::kValueStages];
@@ -90,8 +87,8 @@ struct ForwardMemory {
 
   /// Where a warp puts finished rows together.
   __device__ __forceinline__ unsigned char* staging(int warp) {
-    if constexpr (!Shape::kSumsInShared) return rows + warp * kStagingBytes;
-    static_assert(kStagingBytes <= sizeof earlier[0] * kGroups);
+    if constexpr (!Shape::kSumsInShared) return rows + warp * Staging::kBytes;
+    static_assert(Staging::kBytes <= sizeof earlier[0] * kGroups);
     return reinterpret_cast<unsigned char*>(earlier[warp * kGroups]);
   }
 };
@@ -142,13 +139,6 @@ __device__ __forceinline__ BlockRange some_blocks(const BlockRange& blocks,
                                                   const BlockRange& others) {
   if (blocks.begin < blocks.end) return blocks;
   return {others.begin, others.begin + 1};
-}
-
-/// Keys come in rounds of kBlocks blocks: the first block of the first round that holds some of
-/// them.
-template <int kBlocks>
-__device__ __forceinline__ int first_round(const BlockRange& blocks) {
-  return blocks.begin / kBlocks * kBlocks;
 }
 
 }  // namespace ladon::cuda::hopper

@@ -24,7 +24,6 @@ class ForwardWarpgroup {
   using Sums = ForwardSums<Half, kValue / 8>;
   using BlockScores = float[kKeyGroups][4];
   using Weights = std::uint32_t[kWeightSteps][4];
-  static constexpr int kRoundBlocks = Shape::kRoundBlocks;
 
   __device__ __forceinline__ ForwardWarpgroup(const HopperForwardParams& params, Memory& memory)
       : params_(params), call_(params.forward.call), memory_(memory) {}
@@ -61,19 +60,14 @@ class ForwardWarpgroup {
     values_.advance();
   }
 
-  /// Rounds that only another warpgroup's rows see.
-  __device__ __forceinline__ void skip(int round, int end) {
-    for (; round < end; round += kRoundBlocks) {
-      for (int block = 0; block < kRoundBlocks; ++block) {
-        memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
-        release_keys();
-        skip_values();
-      }
+  /// Blocks that only another warpgroup's rows see.
+  __device__ __forceinline__ void skip(int block, int end) {
+    for (; block < end; ++block) {
+      memory_.key_barriers[keys_.stage()].full.wait(keys_.filled());
+      release_keys();
+      memory_.value_barriers[values_.stage()].full.wait(values_.filled());
+      release_values();
     }
-  }
-  __device__ __forceinline__ void skip_values() {
-    memory_.value_barriers[values_.stage()].full.wait(values_.filled());
-    release_values();
   }
 
   /// Where the rows are among their blocks.
@@ -140,16 +134,15 @@ class ForwardWarpgroup {
     commit_products();
   }
 
-  /// Scores of a block become weights. `whole`: the blocks that need no mask, in registers or, as
-  /// volatile, in shared memory. Without kMayStart the block is not the first of a segment.
-  template <bool kMayStart, class Whole>
+  /// Scores of a block become weights. `whole`: the blocks that need no mask, in shared memory.
   __device__ __forceinline__ void weigh(Scores& rules, BlockScores& scores, int block,
-                                        const Whole& whole, Steps& steps, Weights& weights) {
+                                        const volatile BlockRange& whole, Steps& steps,
+                                        Weights& weights) {
     constexpr bool kAll = kRules == ForwardRules::kAll;
     if (kAll || block < whole.begin || block >= whole.end) {
       rules.apply_rules(scores, block, nullptr);
     }
-    steps.starts_segment = kMayStart && block % Shape::kSegmentBlocks == 0;
+    steps.starts_segment = block % Shape::kSegmentBlocks == 0;
     if (steps.starts_segment) {
       steps.finished.set(row_sum(steps.segment[0]), row_sum(steps.segment[1]));
       steps.segment[0] = {};
@@ -231,14 +224,9 @@ class ForwardWarpgroup {
     const Fold<float> folds[2] = {{total[0], first, exp_of}, {total[1], second, exp_of}};
     total[0] = folds[0].state;
     total[1] = folds[1].state;
-    if constexpr (Shape::kCopiesSums) {
-      auto* const places = reinterpret_cast<float4*>(memory_.staging(warp())) + lane();
-      fold_in(sums.accumulators(), folds, earlier(), places, has_earlier, kIsLast);
-    } else {
-      // Registers hold so many: products are under way.
-      constexpr int kAtOnce = kHead > 128 ? 4 : 8;
-      sums.template fold<kAtOnce>(folds, earlier(), 32, has_earlier, kIsLast);
-    }
+    // Registers hold so many.
+    constexpr int kAtOnce = kHead > 128 ? 4 : 8;
+    sums.template fold<kAtOnce>(folds, earlier(), 32, has_earlier, kIsLast);
   }
 };
 
