@@ -6,7 +6,8 @@
 
 FOLDER holds gpu_tests, ladon and built_from (two lines: the commit, and tools/cuda_digest.sh's). Each
 test suite is a process of its own, a few of them at a time: a fault on the device ends one suite, not
-all. --under runs them under a program, such as "compute-sanitizer --error-exitcode 9".
+all. --under runs them under a program, such as "compute-sanitizer --error-exitcode 9", with a share of
+the random cases and repetitions (LADON_TEST_SHARE).
 """
 
 import argparse
@@ -213,6 +214,8 @@ def main():
     arguments = parser.parse_args()
     arguments.programs = arguments.programs.resolve()
     settings = environment()
+    if arguments.under:
+        settings.setdefault("LADON_TEST_SHARE", "0.02")
     logs = arguments.programs / "logs"
     logs.mkdir(exist_ok=True)
 

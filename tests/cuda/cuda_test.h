@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 
@@ -13,6 +16,14 @@
 #include "support/contexts.h"
 
 namespace ladon::test {
+
+/// How often a test of random cases or of repetitions does so: `whole`, or at least 2 of them where
+/// the variable LADON_TEST_SHARE is below 1, as under tools that slow kernels down a hundred times.
+inline int repetitions(int whole) {
+  const char* const share = std::getenv("LADON_TEST_SHARE");
+  if (share == nullptr) return whole;
+  return std::min(whole, std::max(2, static_cast<int>(std::lround(whole * std::atof(share)))));
+}
 
 inline Context cuda_context() { return Context(ContextOptions{.device = Device::kCuda}); }
 

@@ -122,7 +122,7 @@ constexpr std::int64_t kDims[] = {128, 64, 8, 40, 120, 72};
 constexpr std::int64_t kGroups[] = {1, 2, 4, 8, 16};
 
 TEST_F(CudaHopperDecode, SameBitsAsTheGenericKernels) {
-  for (int i = 0; i < 120; ++i) {
+  for (int i = 0; i < repetitions(120); ++i) {
     Random random(9, static_cast<std::uint64_t>(i));
     Decoding call{.dtype = random.below(2) == 0 ? DType::kBF16 : DType::kF16,
                   .head_dim = kDims[random.below(6)],

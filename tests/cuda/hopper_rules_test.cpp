@@ -160,7 +160,7 @@ Case random_rules_case(Random& random, int index) {
 }
 
 TEST_F(CudaHopperRules, RandomCasesHaveTheSameBits) {
-  for (int i = 0; i < 480; ++i) {
+  for (int i = 0; i < repetitions(480); ++i) {
     Random random(17, static_cast<std::uint64_t>(i));
     const CaseData data(random_rules_case(random, i));
     const CaseResults fast = run(*hopper_, data);
@@ -170,7 +170,7 @@ TEST_F(CudaHopperRules, RandomCasesHaveTheSameBits) {
 }
 
 TEST_F(CudaHopperRules, WithinTheBound) {
-  for (int i = 0; i < 24; ++i) {
+  for (int i = 0; i < repetitions(24); ++i) {
     Random random(18, static_cast<std::uint64_t>(i));
     Case problem = random_rules_case(random, i);
     problem.batch = 1;  // the reference takes its time

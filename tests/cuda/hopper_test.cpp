@@ -50,7 +50,7 @@ Case random_plain_case(Random& random) {
 }
 
 TEST_F(CudaHopper, SameBitsAsTheGenericKernels) {
-  for (int i = 0; i < 600; ++i) {
+  for (int i = 0; i < repetitions(600); ++i) {
     Random random(7, static_cast<std::uint64_t>(i));
     const CaseData data(random_plain_case(random));
     const CaseResults fast = run(*hopper_, data);
@@ -60,7 +60,7 @@ TEST_F(CudaHopper, SameBitsAsTheGenericKernels) {
 }
 
 TEST_F(CudaHopper, WithinTheBound) {
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < repetitions(12); ++i) {
     Random random(8, static_cast<std::uint64_t>(i));
     Case problem = random_plain_case(random);
     problem.batch = 1;  // the reference takes its time
@@ -169,7 +169,7 @@ TEST_F(CudaHopper, SameBitsEveryTime) {
     context().synchronize();
     const Tensor first = attention(*hopper_, q, k, v, {.causal = true});
     const std::vector<Tensor> gradients = gradients_of(*hopper_, q, k, v, dout, {.causal = true});
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < repetitions(200); ++i) {
       ASSERT_TRUE(same_bits(attention(*hopper_, q, k, v, {.causal = true}), first)) << dim << i;
       ASSERT_TRUE(all_same_bits(gradients_of(*hopper_, q, k, v, dout, {.causal = true}), gradients))
           << dim << " " << i;

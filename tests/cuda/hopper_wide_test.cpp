@@ -56,7 +56,7 @@ Case random_wide_case(Random& random) {
 }
 
 TEST_F(CudaHopperWide, SameBitsAsTheGenericKernels) {
-  for (int i = 0; i < 250; ++i) {
+  for (int i = 0; i < repetitions(250); ++i) {
     Random random(11, static_cast<std::uint64_t>(i));
     const CaseData data(random_wide_case(random));
     ASSERT_TRUE(same_bits(run(*hopper_, data), run(*generic_, data)))
@@ -129,7 +129,7 @@ TEST_F(CudaHopperWide, GradientsInF32) {
 TEST_F(CudaHopperWide, SameBitsEveryTime) {
   const Problem problem(*hopper_, 1500, 12, 4, {256, 256}, {.causal = true});
   const std::vector<Tensor> first = gradients_of(*hopper_, problem);
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < repetitions(200); ++i) {
     const std::vector<Tensor> again = gradients_of(*hopper_, problem);
     for (std::size_t j = 0; j < first.size(); ++j) ASSERT_TRUE(same_bits(again[j], first[j])) << i;
   }

@@ -141,7 +141,7 @@ class CudaLatent : public HopperKernelsTest {
 };
 
 TEST_F(CudaLatent, SameBitsAsTheGenericKernels) {
-  for (int i = 0; i < 80; ++i) {
+  for (int i = 0; i < repetitions(80); ++i) {
     Random random(11, static_cast<std::uint64_t>(i));
     const auto pick = [&](std::int64_t low, std::int64_t high) {
       return low + random.below(high - low + 1);
@@ -297,7 +297,7 @@ TEST_F(CudaLatent, SameBitsEveryTime) {
   const Tensor q = normal(problem.dtype, {3, 1, 128, 576}, 2);
   context().synchronize();
   const Results first = run(*hopper_, problem, latents, q, {});
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < repetitions(200); ++i) {
     ASSERT_TRUE(same_bits(run(*hopper_, problem, latents, q, {}).out, first.out)) << i;
   }
 }

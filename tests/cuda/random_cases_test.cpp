@@ -18,10 +18,10 @@ namespace {
 
 class CudaRandomCases : public CudaTest {};
 
-/// 5000, or what the variable LADON_TEST_RANDOM_CASES says.
+/// 5000, or what the variable LADON_TEST_RANDOM_CASES says, or a share of them.
 int number_of_cases() {
   const char* const wanted = std::getenv("LADON_TEST_RANDOM_CASES");
-  return wanted == nullptr ? 5000 : std::atoi(wanted);
+  return repetitions(wanted == nullptr ? 5000 : std::atoi(wanted));
 }
 
 // Several threads with a Context each: the reference on the host is what takes the time.

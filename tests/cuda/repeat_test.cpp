@@ -15,7 +15,7 @@ namespace ladon::test {
 namespace {
 
 constexpr DType kFloats[] = {DType::kF32, DType::kF16, DType::kBF16};
-constexpr int kRepetitions = 200;
+const int kRepetitions = repetitions(200);
 
 struct Shape {
   std::int64_t batch, query_len, kv_len, heads, kv_heads, dim;
