@@ -32,8 +32,7 @@ class HeadsBackward {
 
   GradientTerm term(const Tensor& dy, const LinearIndex& linear) const;
   void write_input_gradients(std::span<const InputGradient> gradients) const;
-  WeightGradient weight_gradient(const Tensor& dy, const LinearIndex& linear,
-                                 const InputRows& x);
+  WeightGradient weight_gradient(const Tensor& dy, const LinearIndex& linear, const InputRows& x);
   void norm_backward(Tensor& dheads, const LinearIndex& linear, int norm, const ConstTensorView& x);
   void attention_back(const Tensor& dattended);
   void one_position_back(const Tensor& dattended);
