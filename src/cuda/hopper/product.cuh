@@ -14,9 +14,11 @@
 //
 // H200, bf16, two runs, TFLOP/s of blocks one by one, of clusters and of cuBLAS: 8192 rows of 8192
 // x 8192 607 and 612, 686 and 687, 695; 16384 rows of 4096 x 4096 642 and 579, 675 and 716, 735;
-// of 6144 x 4096 573 and 574, 650 and 644, 694. projection_mma.cuh has 312 in the first. Stores of
-// whole chunks instead of pairs are 3 % of those gains. Neither the stores nor the chunks'
-// additions are the limit: without either the same, within noise.
+// of 6144 x 4096 573 and 574, 650 and 644, 694; 4096 rows of 4096 x 4096 515 and 511, 589 (in tiles
+// of 176 columns, 557 of 192), 674; a weight gradient of 16384 rows 540 and 546, 571, 714.
+// projection_mma.cuh has 312 in the first. Stores of whole chunks instead of pairs are 3 % of those
+// gains. Neither the stores nor the chunks' additions are the limit: without either the same,
+// within noise.
 #pragma once
 
 #include <cuda.h>
