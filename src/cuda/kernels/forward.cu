@@ -218,7 +218,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
     params.aligned_out = is_aligned(call, call.out, &Sequence::out, 8, 16);
-    ForwardKind kind{.few_rows = few_rows, .streamed = call.head_dim > kTileColumns};
+    ForwardKind kind{.few_rows = few_rows, .streamed = is_streamed(params)};
     if (is_window) kind.rules = ForwardRules::kWindow;
     const bool keeps_bytes = params.only_scales && kind.few_rows && !kind.streamed &&
                              params.aligned_k && params.aligned_v;
@@ -235,7 +235,8 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.partials = memory.partials();
     if (folds_all) params.folded = 1;
     if (is_hopper(queue.kernels()) &&
-        ((is_window && hopper::decode_segments(queue, call, params)) ||
+        ((is_window && (hopper::decode_segments(queue, call, params) ||
+                        hopper::decode_long_heads(queue, call, params))) ||
          hopper::attend(queue, call, params, kind.rules))) {
       return;
     }
