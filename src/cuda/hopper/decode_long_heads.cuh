@@ -1,5 +1,5 @@
 // Decoding of heads with 129 to 256 columns of keys or values: up to 16 query rows of a KV head,
-// 16-bit caches, a positive scale and a window.
+// 16-bit caches, every rule but dropout.
 //
 // A multiprocessor has one segment of 2048 keys, which are 32 blocks, and eight warps:
 //   Eight blocks at a time, a warp has one: S = Q K^T (16 x 64), the block's maxima; then, when
@@ -35,7 +35,7 @@ struct LongHeadMemory {
   float totals[16];
 };
 
-template <class Half>
+template <class Half, ForwardRules kRules>
 class DecodeLongHead {
   using Stream = LongHeadStream<Half>;
   static constexpr int kKeyBytes = Stream::kKeyBytes;
@@ -113,7 +113,7 @@ class DecodeLongHead {
   /// All blocks' weights, and what sums must be multiplied by before each block, into shared
   /// memory.
   __device__ __forceinline__ void add_weights_of_blocks() {
-    ForwardScores<Half, ForwardRules::kWindow> rules(params_, sequence_, heads_, row_of(0), rows_);
+    ForwardScores<Half, kRules> rules(params_, sequence_, heads_, row_of(0), rows_);
 #pragma unroll 1
     for (int first = 0; first < num_blocks_; first += kLongWarps) {
       const int block = first + warp_;

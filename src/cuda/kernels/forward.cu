@@ -235,8 +235,8 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.partials = memory.partials();
     if (folds_all) params.folded = 1;
     if (is_hopper(queue.kernels()) &&
-        ((is_window && (hopper::decode_segments(queue, call, params) ||
-                        hopper::decode_long_heads(queue, call, params))) ||
+        ((is_window && hopper::decode_segments(queue, call, params)) ||
+         hopper::decode_long_heads(queue, call, params, kind.rules) ||
          hopper::attend(queue, call, params, kind.rules))) {
       return;
     }
