@@ -81,29 +81,19 @@ class LongHeadStream {
     return row / 32 * 32 + row % 8 * 4 + row / 8 % 4;
   }
 
-  /// Those of all keys of the blocks.
+  /// Those of all keys of a segment, whichever of its blocks is the first.
   __device__ __forceinline__ void find_slots(int first_block) {
     constexpr int kThreads = kLongWarps * 32;
-    constexpr int kAtOnce = 4;  // page tables are far away
-    const std::int64_t origin =
-        static_cast<std::int64_t>(first_block) * kBlockKeys - sequence_.key_origin;
-#pragma unroll 1
-    for (int first = static_cast<int>(threadIdx.x); first < num_blocks_ * kBlockKeys;
-         first += kAtOnce * kThreads) {
-      int slots[kAtOnce];
+    const auto first = static_cast<int>(static_cast<std::int64_t>(first_block) * kBlockKeys -
+                                        sequence_.key_origin);
+    const auto thread = static_cast<int>(threadIdx.x);
+    std::int64_t slots[kLongBlocks * kBlockKeys / kThreads];
+    hopper::find_slots(call_.kv_layout, sequence_, first + thread, kThreads, slots);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const std::int64_t key = origin + first + i * kThreads;
-        slots[i] = -1;
-        if (key < 0 || key >= sequence_.kv_len) continue;
-        slots[i] = static_cast<int>(slot_of(call_.kv_layout, sequence_, key));
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int row = first + i * kThreads;
-        if (row >= kLongBlocks * kBlockKeys) break;
-        memory_.slots[row / kBlockKeys * kBlockKeys + slot_index(row % kBlockKeys)] = slots[i];
-      }
+    for (int i = 0; i < kLongBlocks * kBlockKeys / kThreads; ++i) {
+      const int row = thread + i * kThreads;
+      memory_.slots[row / kBlockKeys * kBlockKeys + slot_index(row % kBlockKeys)] =
+          static_cast<int>(slots[i]);
     }
   }
 

@@ -123,14 +123,10 @@ class DecodeSegment {
 
   /// Those of rows lane and lane + 32 of the warp's block; -1 where there is none.
   __device__ __forceinline__ void find_slots() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::int64_t key =
-          static_cast<std::int64_t>(block_) * kBlockKeys - sequence_.key_origin + lane_ + i * 32;
-      slots_[i] = -1;
-      if (!is_active_ || key < 0 || key >= sequence_.kv_len) continue;
-      slots_[i] = slot_of(call_.kv_layout, sequence_, key);
-    }
+    const auto first =
+        static_cast<int>(static_cast<std::int64_t>(block_) * kBlockKeys - sequence_.key_origin);
+    hopper::find_slots(call_.kv_layout, sequence_, first + lane_, 32, slots_);
+    if (!is_active_) slots_[0] = slots_[1] = -1;
   }
 
   /// The rows of the warp's block; zeros where there are none.

@@ -10,19 +10,41 @@ namespace ladon::cuda::hopper {
 
 inline constexpr int kBlockSteps = kBlockKeys / 16;  // products with a block's values
 
-/// The slot of a key that exists. As kv_slot(), without divisions of 64 bits.
-__device__ __forceinline__ std::int64_t slot_of(const KvLayout& layout, const Sequence& sequence,
-                                                std::int64_t key) {
+/// The slots of kCount keys, `first` and every `step`-th after it; -1 where there is none. Some key
+/// of the sequence exists. What a page table says is read for all of them at once, without a
+/// branch: it is in memory far away.
+template <int kCount>
+__device__ __forceinline__ void find_slots(const KvLayout& layout, const Sequence& sequence,
+                                           int first, int step, std::int64_t (&slots)[kCount]) {
+  const auto kv_len = static_cast<int>(sequence.kv_len);
   if (layout.page_size != 0) {
-    const int size = static_cast<int>(layout.page_size);
-    const int page = static_cast<int>(key) / size;
-    return sequence.pages[page] * layout.page_size + static_cast<int>(key) - page * size;
+    const auto size = static_cast<unsigned>(layout.page_size);
+    int pages[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int key = min(max(first + i * step, 0), kv_len - 1);
+      pages[i] = sequence.pages[static_cast<unsigned>(key) / size];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto in_page = static_cast<unsigned>(first + i * step) % size;
+      slots[i] = pages[i] * layout.page_size + in_page;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const std::int64_t place = sequence.ring_start + first + i * step;
+      const bool wraps = layout.ring_slots != 0 && place >= layout.ring_slots;
+      slots[i] = sequence.first_slot + (layout.ring_slots == 0 ? first + i * step
+                                        : wraps                ? place - layout.ring_slots
+                                                               : place);
+    }
   }
-  const std::int64_t place = sequence.ring_start + key;
-  const bool wraps = layout.ring_slots != 0 && place >= layout.ring_slots;
-  return sequence.first_slot + (layout.ring_slots == 0 ? key
-                                : wraps                ? place - layout.ring_slots
-                                                       : place);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int key = first + i * step;
+    if (key < 0 || key >= kv_len) slots[i] = -1;
+  }
 }
 
 /// A block's scores become weights relative to `base`, one for each of the thread's rows, and
