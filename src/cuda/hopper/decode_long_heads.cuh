@@ -5,15 +5,19 @@
 //   Eight blocks at a time, a warp has one: S = Q K^T (16 x 64), the block's maxima; then, when
 //   those of the eight are known, the weights P, which stay in shared memory.
 //   At last a warp has 32 columns of V: O += P V over all blocks in ascending order.
+// With few segments a multiprocessor's copies are the limit, not memory: two have half the columns
+// of V each then, and both compute the scores.
+//
 // The steps of a row are those of forward_mma.cuh in the same order, so the bits are the same: the
 // running maximum follows from the blocks' maxima, a thread's sum of weights goes from warp to
 // warp, and products are in no order but that of the keys. What comes out infinite or NaN is
 // computed once more by one warp of forward_mma.cuh.
 //
 // Each warp streams what it needs through two buffers of 8 KiB: a quarter of a block of keys, 64 of
-// up to 256 columns, or 32 columns of the values of two blocks. No warp waits for another's copies,
-// and all eight have 64 to 128 KiB in flight. The slots of all keys are found first, so that no
-// copy waits for a page table. One block of threads a multiprocessor, by 214 KiB of shared memory.
+// up to 256 columns, or its columns of the values of two blocks or four. No warp waits for
+// another's copies, and all eight have 64 to 128 KiB in flight. The slots of all keys are found
+// first, so that no copy waits for a page table. One block of threads a multiprocessor, by 214 KiB
+// of shared memory.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +28,9 @@
 
 namespace ladon::cuda::hopper {
 
-template <class Half>
+template <class Half, int kColumns>
 struct LongHeadMemory {
-  typename LongHeadStream<Half>::Memory stream;
+  typename LongHeadStream<Half, kColumns>::Memory stream;
   unsigned char queries[2][16 * kTileRowBytes];  // of 128 columns each
   uint4 weights[kLongBlocks][kBlockSteps][32];   // operands of products, by lane
   float rescales[kLongBlocks][16];               // of what was summed before a block, by row
@@ -35,16 +39,19 @@ struct LongHeadMemory {
   float totals[16];
 };
 
-template <class Half, ForwardRules kRules>
+/// A warp has kColumns of the values: 32, or 16 of those that task.value_chunk says.
+template <class Half, ForwardRules kRules, int kColumns>
 class DecodeLongHead {
-  using Stream = LongHeadStream<Half>;
+  using Stream = LongHeadStream<Half, kColumns>;
   static constexpr int kKeyBytes = Stream::kKeyBytes;
   static constexpr int kValueBytes = Stream::kValueBytes;
   static constexpr int kStageSteps = Stream::kKeyColumns / 16;
-  static constexpr int kSumGroups = Stream::kValueColumns / 8;
+  // Where a warp has 16 columns, half of the sums are not used, and results are stored as four
+  // groups.
+  using Sums = ForwardSums<Half, 4>;
 
  public:
-  using Memory = LongHeadMemory<Half>;
+  using Memory = LongHeadMemory<Half, kColumns>;
 
   __device__ __forceinline__ DecodeLongHead(const ForwardParams<float>& params,
                                             const ForwardTask& task, const Sequence& sequence,
@@ -59,8 +66,9 @@ class DecodeLongHead {
         warp_(static_cast<int>(threadIdx.x) / 32),
         heads_{static_cast<int>(task.kv_head * params.call.group),
                static_cast<int>(params.call.group)},
-        stream_(params, sequence, task.kv_head, memory.stream),
-        sums_(static_cast<int>(params.call.value_dim), kSumGroups * warp_) {}
+        stream_(params, sequence, task, memory.stream),
+        sums_(min(static_cast<int>(params.call.value_dim), stream_.first_column() + kColumns),
+              stream_.first_column() / 8) {}
 
   /// Returns whether the thread's sums are finite. Else the segment must be computed again.
   __device__ __forceinline__ bool run() {
@@ -213,8 +221,11 @@ class DecodeLongHead {
 #pragma unroll 1
     for (int block = 0; block < num_blocks_; block += Stream::kPairedBlocks) {
       const unsigned values = stream_.wait();
-      add_block(values, block);
-      if (block + 1 < num_blocks_) add_block(values + kBlockKeys * kValueBytes, block + 1);
+#pragma unroll
+      for (int i = 0; i < Stream::kPairedBlocks; ++i) {
+        if (block + i >= num_blocks_) break;
+        add_block(values + i * kBlockKeys * kValueBytes, block + i);
+      }
       stream_.release();
     }
   }
@@ -222,13 +233,13 @@ class DecodeLongHead {
     auto& sums = sums_.accumulators();
     const auto& rescales = memory_.rescales[block];
     sums_.rescale(make_float2(rescales[row_of(0)], rescales[row_of(1)]));
-    const unsigned offset = lane_ % 16 * kValueBytes + ((lane_ / 16) ^ (lane_ % 8 / 2)) * 16;
+    const unsigned offset = Stream::value_offset(lane_ % 16, lane_ / 16);
 #pragma unroll
     for (int step = 0; step < kBlockSteps; ++step) {
       const uint4 four = memory_.weights[block][step][lane_];
       const unsigned weights[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int pair = 0; pair < kSumGroups / 2; ++pair) {
+      for (int pair = 0; pair < kColumns / 16; ++pair) {
         unsigned value[4];
         load_matrices_transposed(value, values + step * 16 * kValueBytes + (offset ^ (pair << 5)));
         multiply_add<Half>(sums[pair * 2], weights, value[0], value[1]);
@@ -250,7 +261,7 @@ class DecodeLongHead {
     for (int i = 0; i < 2; ++i) {
       if (row_of(i) >= rows_) continue;
       const std::int64_t index = partials.index(place, task_.segment, row_of(i));
-      if (lane_ % 4 == 0 && warp_ == 0) {
+      if (lane_ % 4 == 0 && stream_.first_column() == 0) {
         partials.maximum[index] = state(i).maximum;
         partials.sum[index] = state(i).sum;
       }
@@ -275,7 +286,7 @@ class DecodeLongHead {
   const int warp_;
   const RowHeads heads_;
   Stream stream_;
-  ForwardSums<Half, kSumGroups> sums_;
+  Sums sums_;
   // Of the segment's blocks, those that are seen. All others are counted from the first of them.
   int first_block_ = 0;
   int num_blocks_ = 0;

@@ -2,7 +2,8 @@
 // decode_long_heads.cuh.
 //
 // A warp requests what it needs itself, into two buffers of 8 KiB in turn: first its blocks of
-// keys, 64 columns at a time, then 32 columns of the values of all blocks, two blocks at a time.
+// keys, 64 columns at a time, then its 32 or 16 columns of the values of all blocks, two or four
+// blocks at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +18,16 @@ namespace ladon::cuda::hopper {
 inline constexpr int kLongWarps = 8;
 inline constexpr int kLongBlocks = long_segments().blocks();
 
-/// Blocks are counted from the first that is seen.
-template <class Half>
+/// kColumns: of values, for a warp. Blocks are counted from the first that is seen.
+template <class Half, int kColumns>
 class LongHeadStream {
  public:
   static constexpr int kBufferBytes = 8192;
   static constexpr int kKeyColumns = 64;             // in a buffer
   static constexpr int kKeyBytes = kKeyColumns * 2;  // of a key in it
-  static constexpr int kValueColumns = 32;           // of a warp
-  static constexpr int kValueBytes = kValueColumns * 2;
-  static constexpr int kPairedBlocks = 2;  // whose values share a buffer
+  static constexpr int kValueBytes = kColumns * 2;
+  static constexpr int kPairedBlocks = kBufferBytes / (kBlockKeys * kValueBytes);  // in a buffer
   static_assert(kBlockKeys * kKeyBytes == kBufferBytes);
-  static_assert(kPairedBlocks * kBlockKeys * kValueBytes == kBufferBytes);
 
   struct Memory {
     alignas(128) unsigned char buffers[kLongWarps][2][kBufferBytes];
@@ -36,21 +35,29 @@ class LongHeadStream {
   };
 
   __device__ __forceinline__ LongHeadStream(const ForwardParams<float>& params,
-                                            const Sequence& sequence, std::int64_t kv_head,
+                                            const Sequence& sequence, const ForwardTask& task,
                                             Memory& memory)
       : call_(params.call),
         sequence_(sequence),
-        kv_head_(kv_head),
+        kv_head_(task.kv_head),
         memory_(memory),
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        key_stages_(static_cast<int>(params.call.head_dim + kKeyColumns - 1) / kKeyColumns) {}
+        key_stages_(static_cast<int>(params.call.head_dim + kKeyColumns - 1) / kKeyColumns),
+        first_column_((static_cast<int>(task.value_chunk) * kLongWarps + warp_) * kColumns) {}
 
   /// Buffers that a block of keys fills.
   __device__ __forceinline__ int key_stages() const { return key_stages_; }
   /// The warp's first column of values.
-  __device__ __forceinline__ int first_column() const { return warp_ * kValueColumns; }
-  __device__ __forceinline__ bool has_columns() const { return first_column() < call_.value_dim; }
+  __device__ __forceinline__ int first_column() const { return first_column_; }
+  __device__ __forceinline__ bool has_columns() const { return first_column_ < call_.value_dim; }
+  /// Where a chunk of its columns is, of a row of a block.
+  __device__ __forceinline__ static unsigned value_offset(int row, int chunk) {
+    // 128 bytes, which are all banks, have two or four rows. Their chunks are permuted so that
+    // eight neighbouring rows use all banks.
+    constexpr int kRows = 128 / kValueBytes;
+    return static_cast<unsigned>(row * kValueBytes + ((chunk ^ (row / kRows % kValueChunks)) * 16));
+  }
 
   /// Requests the first two buffers. All threads of the block call it.
   __device__ __forceinline__ void start(const BlockRange& blocks) {
@@ -76,6 +83,8 @@ class LongHeadStream {
   }
 
  private:
+  static constexpr int kValueChunks = kColumns / kChunkElements;
+
   /// Rows r, r + 8, r + 16 and r + 24 of a block are neighbours here: a lane copies all four.
   __device__ __forceinline__ static int slot_index(int row) {
     return row / 32 * 32 + row % 8 * 4 + row / 8 % 4;
@@ -151,23 +160,22 @@ class LongHeadStream {
     }
   }
 
-  /// The warp's columns of two blocks of values. A lane has one chunk of 8 rows of each. Two rows
-  /// are in the same banks, and the four chunks of a row are permuted so that eight neighbouring
-  /// rows use all banks.
+  /// The warp's columns of a few blocks of values. A lane has one chunk of 8 or 4 rows of each.
   __device__ __forceinline__ void copy_values(unsigned buffer) {
-    const int chunk = lane_ % 4;
-    const int column = first_column() + chunk * kChunkElements;
+    constexpr int kHalves = 64 / (32 / kValueChunks * 4);  // of a block, which take turns
+    const int chunk = lane_ % kValueChunks;
+    const int column = first_column_ + chunk * kChunkElements;
     const bool exists = column < call_.value_dim;
     const char* const data = rows_of(call_.v, sequence_.v, exists ? column : 0);
     const int row_bytes = static_cast<int>(call_.v.token_stride) * 2;
-    const int row = lane_ / 4;  // the first
+    const int row = lane_ / kValueChunks % 8 + lane_ / (kValueChunks * 8) * 32;  // the first
     const int* const slots = memory_.slots + next_value_block_ * kBlockKeys + slot_index(row);
-    const unsigned to = buffer + row * kValueBytes + ((chunk ^ (row / 2)) * 16);
+    const unsigned to = buffer + value_offset(row, chunk);
 #pragma unroll
     for (int block = 0; block < kPairedBlocks; ++block) {
       if (next_value_block_ + block >= num_blocks_) break;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < kHalves; ++half) {
         const int4 found =
             *reinterpret_cast<const int4*>(slots + block * kBlockKeys + slot_index(half * 32));
         const unsigned place = to + (block * kBlockKeys + half * 32) * kValueBytes;
@@ -186,6 +194,7 @@ class LongHeadStream {
   const int lane_;
   const int warp_;
   const int key_stages_;
+  const int first_column_;
   int num_blocks_ = 0;
   // What is requested next.
   int next_key_block_ = 0;
