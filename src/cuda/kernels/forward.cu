@@ -189,11 +189,13 @@ void fold_partials(Queue& queue, const ForwardParams<float>& params, std::int64_
 void attend(Queue& queue, const AttentionParams& call) {
   if (call.num_sequences == 0 || call.max_query_len == 0 || call.num_heads == 0) return;
   const std::int64_t rows = call.max_query_len * call.group;
-  const SegmentSize segment_size = segment_size_of(call.head_dim, call.value_dim);
+  const bool is_scaled = call.kv_layout.k_scales != nullptr;
+  const SegmentSize segment_size = uses_tensor_cores(call) && !is_scaled
+                                       ? segment_size_of(call.head_dim, call.value_dim)
+                                       : short_segments();
   const SegmentCounts segments(call, segment_size);
   if (uses_tensor_cores(call)) {
     const bool is_bf16 = call.q.dtype == DType::kBF16;
-    const bool is_scaled = call.kv_layout.k_scales != nullptr;
     const bool is_window = is_plain(call) && !is_scaled;
     const bool few_rows = rows <= mma_rows(true);
     const bool takes_latents =

@@ -31,7 +31,8 @@ constexpr SegmentSize long_segments() { return {5}; }
 /// causal tokens). Heads of 129 to 256 columns of keys or values therefore have 2048. Latents keep
 /// short segments: they are decoded above all. A row's bits depend on the size, which may therefore
 /// depend on nothing that differs between prefill, chunks, decoding and training, or between ranks
-/// that share the heads.
+/// that share the heads. For tensor cores over 16-bit keys and values: quantised caches, f32 and
+/// f64, whose forward gains less than their decoding would lose, have short segments.
 constexpr SegmentSize segment_size_of(std::int64_t head_dim, std::int64_t value_dim) {
   const std::int64_t columns = head_dim > value_dim ? head_dim : value_dim;
   return columns > 128 && columns <= 256 ? long_segments() : short_segments();
