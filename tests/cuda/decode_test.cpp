@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,14 +22,18 @@ namespace {
 
 constexpr std::int64_t kHeads = 8;  // of keys and values
 
-/// A call of one new token for each sequence.
+/// A call of one new token for each sequence, or a few.
 struct Decoding {
   DType dtype = DType::kBF16;
   std::int64_t head_dim = 64;
   std::int64_t value_dim = 64;
+  std::int64_t kv_heads = kHeads;
   std::int64_t group = 4;
+  std::int64_t query_len = 1;
   std::int64_t page_size = 0;    // 0: contiguous
   std::int64_t window_left = 0;  // 0: none
+  bool in_ring = false;          // where there is a window
+  bool has_rules = false;        // softcap, ALiBi and sinks
   std::vector<std::int64_t> lengths{};
 
   std::int64_t batch() const { return static_cast<std::int64_t>(lengths.size()); }
@@ -38,7 +43,7 @@ struct Decoding {
 Tensor decode(const Context& context, const Decoding& call, const Tensor& q, const Tensor& k,
               const Tensor& v, std::int64_t begin, std::int64_t end) {
   const KvCacheOptions holds{.batch = end - begin,
-                             .num_kv_heads = kHeads,
+                             .num_kv_heads = call.kv_heads,
                              .head_dim = call.head_dim,
                              .value_dim = call.value_dim,
                              .format = call.dtype};
@@ -46,15 +51,29 @@ Tensor decode(const Context& context, const Decoding& call, const Tensor& q, con
     return std::make_shared<PagePool>(context, holds, call.page_size,
                                       (end - begin) * (k.size(1) / call.page_size + 1));
   };
-  KvCache cache = call.page_size == 0 ? KvCache::contiguous(context, holds, k.size(1))
-                                      : KvCache::paged(make_pool(), end - begin);
+  const auto make_cache = [&] {
+    if (call.in_ring) return KvCache::window(context, holds, call.window_left, call.query_len);
+    return call.page_size == 0 ? KvCache::contiguous(context, holds, k.size(1))
+                               : KvCache::paged(make_pool(), end - begin);
+  };
+  KvCache cache = make_cache();
   cache.append(
       context, k.view().slice(0, begin, end), v.view().slice(0, begin, end),
       std::span(call.lengths)
           .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)));
   AttentionOptions options{.causal = true};
   if (call.window_left != 0) options.window_left = call.window_left;
-  Tensor out(context, call.dtype, {end - begin, 1, kHeads * call.group, call.value_dim});
+  Tensor slopes(context, DType::kF32, {call.kv_heads * call.group});
+  Tensor sinks(context, DType::kF32, {call.kv_heads * call.group});
+  if (call.has_rules) {
+    fill_normal(context, slopes, .1, .05, 4);
+    fill_normal(context, sinks, 0, 1, 5);
+    options.softcap = 20;
+    options.alibi_slopes = slopes;
+    options.sinks = sinks;
+  }
+  Tensor out(context, call.dtype,
+             {end - begin, call.query_len, call.kv_heads * call.group, call.value_dim});
   attention(context, q.view().slice(0, begin, end), cache.view(), options, out);
   return out;
 }
@@ -86,35 +105,44 @@ TEST_F(CudaDecode, P6_AloneAndInALargeBatch) {
   }
 }
 
+/// Which operand has NaN or infinity.
+enum class Odd { kNone, kKeys, kValues };
+
 class CudaHopperDecode : public HopperKernelsTest {
  protected:
-  /// Of a call with tensors of this seed; where has_odd, with NaN or infinity among the values.
-  void expect_same_bits(const Decoding& call, std::uint64_t seed, bool has_odd) {
-    Random random(9, seed);
+  /// Of a call with tensors of this seed.
+  void expect_same_bits(const Decoding& call, std::uint64_t seed, Odd odd) {
     const std::int64_t batch = call.batch();
     const std::int64_t longest = *std::max_element(call.lengths.begin(), call.lengths.end());
-    const Tensor k = normal(call.dtype, {batch, longest, kHeads, call.head_dim}, seed, 2);
-    Tensor v = normal(call.dtype, {batch, longest, kHeads, call.value_dim}, seed + 1);
+    Tensor k = normal(call.dtype, {batch, longest, call.kv_heads, call.head_dim}, seed, 2);
+    Tensor v = normal(call.dtype, {batch, longest, call.kv_heads, call.value_dim}, seed + 1);
     const Tensor q =
-        normal(call.dtype, {batch, 1, kHeads * call.group, call.head_dim}, seed + 2, 2);
-    if (has_odd) {
-      const bool is_bf16 = call.dtype == DType::kBF16;
-      const std::uint16_t odd[] = {std::uint16_t(is_bf16 ? 0x7fc0 : 0x7e00),
-                                   std::uint16_t(is_bf16 ? 0x7f80 : 0x7c00)};
-      Tensor host = v.to_host();
-      auto* const values = static_cast<std::uint16_t*>(host.data());
-      values[random.below(host.num_elements())] = odd[random.below(2)];
-      // The last tokens are those of a short segment.
-      if (random.below(2) == 0) values[host.num_elements() - 1] = odd[random.below(2)];
-      v = host.to(context());
-    }
+        normal(call.dtype, {batch, call.query_len, call.kv_heads * call.group, call.head_dim},
+               seed + 2, 2);
+    if (odd == Odd::kKeys) k = with_odd_elements(k, seed);
+    if (odd == Odd::kValues) v = with_odd_elements(v, seed);
     context().synchronize();
     const Tensor fast = decode(*hopper_, call, q, k, v, 0, batch);
     const Tensor expected = decode(*generic_, call, q, k, v, 0, batch);
     EXPECT_TRUE(same_bits(fast, expected))
-        << seed << ": D" << call.head_dim << "/" << call.value_dim << ", group " << call.group
-        << ", pages of " << call.page_size << ", window " << call.window_left << ", " << batch
-        << " sequences, up to " << longest;
+        << seed << ": " << name_of(call.dtype) << " D" << call.head_dim << "/" << call.value_dim
+        << ", group " << call.group << ", " << call.query_len << " queries, pages of "
+        << call.page_size << ", window " << call.window_left << (call.in_ring ? " in a ring" : "")
+        << (call.has_rules ? ", rules" : "") << ", " << batch << " sequences, up to " << longest;
+  }
+
+ private:
+  Tensor with_odd_elements(const Tensor& tensor, std::uint64_t seed) const {
+    Random random(9, seed);
+    const bool is_bf16 = tensor.dtype() == DType::kBF16;
+    const std::uint16_t odd[] = {std::uint16_t(is_bf16 ? 0x7fc0 : 0x7e00),
+                                 std::uint16_t(is_bf16 ? 0x7f80 : 0x7c00)};
+    Tensor host = tensor.to_host();
+    auto* const elements = static_cast<std::uint16_t*>(host.data());
+    elements[random.below(host.num_elements())] = odd[random.below(2)];
+    // The last tokens are those of a short segment.
+    if (random.below(2) == 0) elements[host.num_elements() - 1] = odd[random.below(2)];
+    return host.to(context());
   }
 };
 
@@ -134,7 +162,8 @@ TEST_F(CudaHopperDecode, SameBitsAsTheGenericKernels) {
     const std::int64_t batch = 1 + random.below(3);
     for (std::int64_t b = 0; b < batch; ++b) call.lengths.push_back(1 + random.below(longest));
     call.lengths[0] = longest;
-    expect_same_bits(call, 10 + 3 * static_cast<std::uint64_t>(i), i % 4 == 0);
+    expect_same_bits(call, 10 + 3 * static_cast<std::uint64_t>(i),
+                     i % 4 == 0 ? Odd::kValues : Odd::kNone);
   }
 }
 
@@ -155,8 +184,75 @@ TEST_F(CudaHopperDecode, ShortLastSegmentsHaveTheSameBits) {
                     .page_size = random.below(2) * (1 + random.below(40)),
                     .window_left = i % 4 == 3 ? 1 + random.below(1500) : 0,
                     .lengths = lengths};
-      expect_same_bits(call, seed, i % 3 == 0);
+      expect_same_bits(call, seed, i % 3 == 0 ? Odd::kValues : Odd::kNone);
     }
+  }
+}
+
+struct HeadDims {
+  std::int64_t head;
+  std::int64_t value;
+};
+constexpr HeadDims kLongHeads[] = {{256, 256}, {256, 256}, {256, 128}, {192, 128}, {136, 8},
+                                   {64, 256},  {200, 232}, {8, 136},   {250, 256}, {256, 130}};
+
+/// A random call of heads with 129 to 256 columns over up to so many keys.
+Decoding long_heads(Random& random, std::int64_t longest) {
+  const HeadDims dims = kLongHeads[random.below(std::size(kLongHeads))];
+  Decoding call{.dtype = random.below(2) == 0 ? DType::kBF16 : DType::kF16,
+                .head_dim = dims.head,
+                .value_dim = dims.value,
+                .kv_heads = 1 + random.below(3),
+                .group = kGroups[random.below(5)],
+                .page_size = random.below(2) * (1 + random.below(80)),
+                .window_left = random.below(3) == 0 ? 1 + random.below(longest) : 0};
+  call.query_len = 1 + random.below(16 / call.group);
+  call.has_rules = random.below(4) == 0;
+  call.in_ring = call.window_left != 0 && call.page_size == 0 && random.below(2) == 0;
+  const std::int64_t batch = 1 + random.below(3);
+  for (std::int64_t b = 0; b < batch; ++b) call.lengths.push_back(1 + random.below(longest));
+  call.lengths[0] = longest;
+  return call;
+}
+
+Odd odd_operand(int i) { return i % 4 == 0 ? Odd::kValues : i % 8 == 2 ? Odd::kKeys : Odd::kNone; }
+
+TEST_F(CudaHopperDecode, LongHeadsHaveTheBitsOfTheGenericKernels) {
+  for (int i = 0; i < repetitions(160); ++i) {
+    const std::uint64_t seed = 2000 + 3 * static_cast<std::uint64_t>(i);
+    Random random(9, seed);
+    const std::int64_t most = i % 2 == 0 ? 2048 : 9000;  // one segment, or several
+    expect_same_bits(long_heads(random, 1 + random.below(most)), seed, odd_operand(i));
+  }
+}
+
+/// Lengths on either side of blocks, of rounds of eight and of segments.
+TEST_F(CudaHopperDecode, LongHeadsAtTheEndsOfBlocksAndSegments) {
+  std::uint64_t seed = 3000;
+  int i = 0;
+  for (const std::int64_t end : {64, 128, 512, 576, 1024, 1984, 2048, 2560, 4096, 6144}) {
+    for (const std::int64_t length : {end - 1, end, end + 1}) {
+      Random random(9, seed);
+      expect_same_bits(long_heads(random, length), seed, odd_operand(i++));
+      seed += 3;
+    }
+  }
+}
+
+/// More tiles than multiprocessors, of any lengths.
+TEST_F(CudaHopperDecode, ManyLongHeads) {
+  for (int i = 0; i < 4; ++i) {
+    const std::uint64_t seed = 4000 + 3 * static_cast<std::uint64_t>(i);
+    Random random(9, seed);
+    Decoding call{.dtype = i % 2 == 0 ? DType::kBF16 : DType::kF16,
+                  .head_dim = 256,
+                  .value_dim = 256,
+                  .group = 2,
+                  .page_size = i < 2 ? 16 : 0};
+    for (int b = 0; b < 40; ++b) call.lengths.push_back(1 + random.below(i == 1 ? 2048 : 2600));
+    call.lengths[3] = i == 1 ? 2048 : 2600;
+    call.lengths[5] = 0;
+    expect_same_bits(call, seed, i == 3 ? Odd::kValues : Odd::kNone);
   }
 }
 

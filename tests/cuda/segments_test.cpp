@@ -1,4 +1,4 @@
-// Segments of keys are longer for heads of MLA's expanded form (segment_size.cuh). How a token was
+// Segments of keys are longer for heads of 129 to 256 columns (segment_size.cuh). How a token was
 // fed, which kernel ran and how many of the heads a call has must not matter there either.
 #include <gtest/gtest.h>
 
@@ -26,10 +26,11 @@ class CudaSegments : public CudaTest {};
 class CudaHopperSegments : public HopperKernelsTest {};
 
 /// Chunks end on either side of 512 and 2048 keys, and around them tokens are fed one by one.
-TEST_F(CudaSegments, P10_ExpandedHeads) {
+TEST_F(CudaSegments, P10_LongHeads) {
   const AttentionOptions options{.causal = true};
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-    for (const HeadDims& dims : {HeadDims{192, 128}, HeadDims{129, 40}}) {
+    for (const HeadDims& dims :
+         {HeadDims{192, 128}, HeadDims{129, 40}, HeadDims{256, 256}, HeadDims{64, 256}}) {
       const Tensor q = normal(dtype, {1, kLength, kHeads, dims.head}, 1);
       const Tensor k = normal(dtype, {1, kLength, kHeads, dims.head}, 2);
       const Tensor v = normal(dtype, {1, kLength, kHeads, dims.value}, 3);
@@ -79,8 +80,9 @@ TEST_F(CudaSegments, HeadsOfAPartHaveTheBitsOfTheWhole) {
 
 /// Dims on either side of those with longer segments.
 TEST_F(CudaHopperSegments, SameBitsAsTheGenericKernels) {
-  for (const HeadDims& dims : {HeadDims{128, 128}, HeadDims{136, 72}, HeadDims{192, 128},
-                               HeadDims{192, 136}, HeadDims{200, 128}}) {
+  for (const HeadDims& dims :
+       {HeadDims{128, 128}, HeadDims{136, 72}, HeadDims{192, 128}, HeadDims{192, 136},
+        HeadDims{200, 128}, HeadDims{256, 256}, HeadDims{64, 256}, HeadDims{256, 264}}) {
     for (const std::int64_t queries : {std::int64_t{1}, std::int64_t{100}, kLength}) {
       const Tensor q = normal(DType::kBF16, {1, queries, kHeads, dims.head}, 1, 3);
       const Tensor k = normal(DType::kBF16, {1, kLength, kHeads, dims.head}, 2, 3);

@@ -28,6 +28,10 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
 /// The same, without further rules than a window, for few query rows and few segments of keys,
 /// whose partial results have memory (decode_segments.cuh).
 bool decode_segments(Queue& queue, const AttentionParams& call, ForwardParams<float> params);
+/// The same for heads of 129 to 256 columns, however many segments there are, with every rule but
+/// dropout (decode_long_heads.cuh).
+bool decode_long_heads(Queue& queue, const AttentionParams& call, ForwardParams<float> params,
+                       ForwardRules rules);
 
 /// The same for the gradients of q, k and v that the call wants (backward.cuh; for heads above 192,
 /// or values above 128, backward_wide_keys.cuh and backward_wide_rows.cuh), after prepare_rows(),

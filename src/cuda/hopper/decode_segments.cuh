@@ -27,6 +27,7 @@
 
 #include <cstdint>
 
+#include "cuda/hopper/decode_steps.cuh"
 #include "cuda/kernels/dependent_launch.cuh"
 #include "cuda/kernels/forward_mma.cuh"
 
@@ -34,7 +35,6 @@ namespace ladon::cuda::hopper {
 
 inline constexpr int kSegmentWarps = short_segments().blocks();
 inline constexpr int kPairWarps = kSegmentWarps / 2;  // of each of two short segments
-inline constexpr int kBlockSteps = kBlockKeys / 16;   // products with a block's values
 
 /// Of a segment with up to kWarps blocks of keys.
 template <int kWarps>
@@ -56,7 +56,7 @@ struct SegmentMemory {
 /// A segment by kWarps warps: all of a block of threads, or half of them.
 template <class Half, int kWarps>
 class DecodeSegment {
-  using Scores = float[kKeyGroups][4];
+  using Scores = ThreadScores;
   static constexpr int kSumGroups = kValueGroups / kWarps;  // of 8 columns of a warp
   static constexpr std::int64_t kNoRow = INT64_MIN;
 
@@ -123,25 +123,10 @@ class DecodeSegment {
 
   /// Those of rows lane and lane + 32 of the warp's block; -1 where there is none.
   __device__ __forceinline__ void find_slots() {
-    const KvLayout& layout = call_.kv_layout;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::int64_t key =
-          static_cast<std::int64_t>(block_) * kBlockKeys - sequence_.key_origin + lane_ + i * 32;
-      slots_[i] = -1;
-      if (!is_active_ || key < 0 || key >= sequence_.kv_len) continue;
-      if (layout.page_size != 0) {
-        const int size = static_cast<int>(layout.page_size);
-        const int page = static_cast<int>(key) / size;
-        slots_[i] = sequence_.pages[page] * layout.page_size + static_cast<int>(key) - page * size;
-      } else {
-        const std::int64_t place = sequence_.ring_start + key;
-        const bool wraps = layout.ring_slots != 0 && place >= layout.ring_slots;
-        slots_[i] = sequence_.first_slot + (layout.ring_slots == 0 ? key
-                                            : wraps                ? place - layout.ring_slots
-                                                                   : place);
-      }
-    }
+    const auto first =
+        static_cast<int>(static_cast<std::int64_t>(block_) * kBlockKeys - sequence_.key_origin);
+    hopper::find_slots(call_.kv_layout, sequence_, first + lane_, 32, slots_);
+    if (!is_active_) slots_[0] = slots_[1] = -1;
   }
 
   /// The rows of the warp's block; zeros where there are none.
@@ -253,19 +238,7 @@ class DecodeSegment {
       }
     }
     if (!is_active_) return;
-    const WeightPower<Half> powers[2] = {{base[0], params_.factor}, {base[1], params_.factor}};
-#pragma unroll
-    for (int n = 0; n < kKeyGroups; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) scores[n][e] = exp2_approximate(powers[e / 2](scores[n][e]));
-    }
-#pragma unroll
-    for (int step = 0; step < kBlockSteps; ++step) {
-      unsigned rounded[4];
-      rounded_weights<Half>(scores, step, rounded);
-      memory_.weights[warp_][step][lane_] =
-          make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
-    }
+    make_weights<Half>(scores, base, params_.factor, memory_.weights[warp_], lane_);
     add_weights(scores, rescale);
   }
 
@@ -276,26 +249,13 @@ class DecodeSegment {
       asm volatile("bar.sync %0, 64;" ::"r"(first_barrier_ + warp_) : "memory");
       sums = memory_.sums[warp_ - 1][lane_];
     }
-    sums.x *= rescale[0];
-    sums.y *= rescale[1];
-#pragma unroll
-    for (int n = 0; n < kKeyGroups; ++n) {
-      sums.x += weights[n][0];
-      sums.x += weights[n][1];
-      sums.y += weights[n][2];
-      sums.y += weights[n][3];
-    }
+    sums = hopper::add_weights(sums, rescale, weights);
     if (warp_ + 1 < end_) {
       memory_.sums[warp_][lane_] = sums;
       asm volatile("bar.arrive %0, 64;" ::"r"(first_barrier_ + warp_ + 1) : "memory");
       return;
     }
-    const float totals[2] = {row_sum(RowState<float>{0, sums.x}).sum,
-                             row_sum(RowState<float>{0, sums.y}).sum};
-    if (lane_ % 4 == 0) {
-      memory_.totals[row_of(0)] = totals[0];
-      memory_.totals[row_of(1)] = totals[1];
-    }
+    store_totals(memory_.totals, sums, lane_);
   }
 
   /// O of the warp's columns, over all blocks.

@@ -189,11 +189,13 @@ void fold_partials(Queue& queue, const ForwardParams<float>& params, std::int64_
 void attend(Queue& queue, const AttentionParams& call) {
   if (call.num_sequences == 0 || call.max_query_len == 0 || call.num_heads == 0) return;
   const std::int64_t rows = call.max_query_len * call.group;
-  const SegmentSize segment_size = segment_size_of(call.head_dim, call.value_dim);
+  const bool is_scaled = call.kv_layout.k_scales != nullptr;
+  const SegmentSize segment_size = uses_tensor_cores(call) && !is_scaled
+                                       ? segment_size_of(call.head_dim, call.value_dim)
+                                       : short_segments();
   const SegmentCounts segments(call, segment_size);
   if (uses_tensor_cores(call)) {
     const bool is_bf16 = call.q.dtype == DType::kBF16;
-    const bool is_scaled = call.kv_layout.k_scales != nullptr;
     const bool is_window = is_plain(call) && !is_scaled;
     const bool few_rows = rows <= mma_rows(true);
     const bool takes_latents =
@@ -218,7 +220,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     params.aligned_k = is_aligned(call, call.k, &Sequence::k, call.head_dim, 16);
     params.aligned_v = is_aligned(call, call.v, &Sequence::v, call.value_dim, 16);
     params.aligned_out = is_aligned(call, call.out, &Sequence::out, 8, 16);
-    ForwardKind kind{.few_rows = few_rows, .streamed = call.head_dim > kTileColumns};
+    ForwardKind kind{.few_rows = few_rows, .streamed = is_streamed(params)};
     if (is_window) kind.rules = ForwardRules::kWindow;
     const bool keeps_bytes = params.only_scales && kind.few_rows && !kind.streamed &&
                              params.aligned_k && params.aligned_v;
@@ -236,6 +238,7 @@ void attend(Queue& queue, const AttentionParams& call) {
     if (folds_all) params.folded = 1;
     if (is_hopper(queue.kernels()) &&
         ((is_window && hopper::decode_segments(queue, call, params)) ||
+         hopper::decode_long_heads(queue, call, params, kind.rules) ||
          hopper::attend(queue, call, params, kind.rules))) {
       return;
     }

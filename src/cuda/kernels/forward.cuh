@@ -40,6 +40,13 @@ struct ForwardParams {
   std::int64_t folded = 1;
 };
 
+/// Whether a call needs the generic tensor-core kernels that read queries from shared memory and
+/// the size of segments from params: the others are written for heads up to 128 and short segments.
+inline bool is_streamed(const ForwardParams<float>& params) {
+  return params.call.head_dim > 128 ||
+         params.segment_size.log2_blocks != short_segments().log2_blocks;
+}
+
 /// For kernels of few rows and no rules but a window: all others have the call's sequences on the
 /// device.
 template <class Compute>

@@ -8,8 +8,8 @@ namespace {
 template <class Half>
 void finish_tiles(Queue& queue, const ForwardParams<float>& params) {
   using enum ForwardRules;
-  params.call.head_dim > kTileColumns ? finish_tiles<Half, true, kWindow>(queue, params)
-                                      : finish_tiles<Half, false, kWindow>(queue, params);
+  is_streamed(params) ? finish_tiles<Half, true, kWindow>(queue, params)
+                      : finish_tiles<Half, false, kWindow>(queue, params);
 }
 
 }  // namespace
