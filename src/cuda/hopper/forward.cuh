@@ -44,12 +44,13 @@
 // (400, 416); B4 H16 S4096 causal 496 and 502 (515, 500) and full 550 and 558 (647, 626); B1 H16
 // S16384 causal 595 and 579 (574, 550); B2 H32/8 S8192 causal 583 and 576 (555, 544); a window of
 // 1024 at S16384 419 and 426 of visible work; D64 B1 H32 S16384 causal 448 and 455 (436, 440); D256
-// B1 H8 S16384 causal 459 and 468 (606, 592); 192/128 B1 H128 S4096 causal 550 and 546 (535, 528).
+// B1 H8 S16384 causal, in another run, 613 and 670, 452 and 470 with segments of 512 keys (cuDNN
+// 592 to 658 in three others); 192/128 B1 H128 S4096 causal 550 and 546 (535, 528).
 //
-// Segments of 1024 keys, measured with pairs of blocks at heads of 128 (340, 547, 601, 646 and 618
-// with 512 in the first five on that machine), give 340, 574, 635, 684 and 654, D64 471 (452) and
-// D256 617 (518); of 2048 keys 343, 591, 656, 707, 674, 485 and 687. But then decoding one sequence
-// takes up to four times as long (docs/gpu_results.md).
+// Heads up to 128 have segments of 512 keys. Of 1024, measured with pairs of blocks at heads of 128
+// (340, 547, 601, 646 and 618 with 512 in the first five on that machine), they give 340, 574, 635,
+// 684 and 654, D64 471 (452); of 2048 keys 343, 591, 656, 707, 674 and 485. But then decoding one
+// sequence takes up to four times as long (docs/gpu_results.md).
 //
 // A tile of 128 rows by pairs of blocks took about 7000 cycles beside its blocks (B16 H16 S1024,
 // clocks of one warpgroup): 1700 store the tile before, 700 to 1000 finish the rows, 1000 fold the
