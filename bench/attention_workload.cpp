@@ -97,24 +97,25 @@ std::string compare(const char* what, const Tensor& got, const Tensor& expected,
 AttentionWorkload::AttentionWorkload(const Context& context, const Shape& shape) : shape_(shape) {
   const Dims q_shape{shape.batch, shape.query_len, shape.num_heads, shape.head_dim};
   const Dims out_shape{shape.batch, shape.query_len, shape.num_heads, shape.values()};
-  const Dims kv_shape{shape.batch, shape.kv_len, shape.num_kv_heads, shape.head_dim};
+  const Dims k_shape{shape.batch, shape.kv_len, shape.num_kv_heads, shape.head_dim};
+  const Dims v_shape{shape.batch, shape.kv_len, shape.num_kv_heads, shape.values()};
   const DType lse_dtype = shape.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   options_.causal = shape.causal;
   make_rule(context);
   q_ = random_tensor(context, shape.dtype, q_shape, 1);
   if (shape.source == Source::kTensors) {
-    k_ = random_tensor(context, shape.dtype, kv_shape, 2);
-    v_ = random_tensor(context, shape.dtype, kv_shape, 3);
+    k_ = random_tensor(context, shape.dtype, k_shape, 2);
+    v_ = random_tensor(context, shape.dtype, v_shape, 3);
   } else {
     cache_ = make_cache(context, shape);
   }
   out_ = Tensor(context, shape.dtype, out_shape);
   lse_ = Tensor(context, lse_dtype, {shape.batch, shape.num_heads, shape.query_len});
   if (shape.pass == Pass::kBackward) {
-    dout_ = random_tensor(context, shape.dtype, q_shape, 4);
+    dout_ = random_tensor(context, shape.dtype, out_shape, 4);
     dq_ = Tensor(context, shape.dtype, q_shape);
-    dk_ = Tensor(context, shape.dtype, kv_shape);
-    dv_ = Tensor(context, shape.dtype, kv_shape);
+    dk_ = Tensor(context, shape.dtype, k_shape);
+    dv_ = Tensor(context, shape.dtype, v_shape);
   }
 }
 
@@ -223,9 +224,10 @@ std::string AttentionWorkload::check_dkv(const Context& reference, bool last_key
   const Tensor lse = whole_f64(lse_);
   const Tensor dout = whole_f64(dout_);
   Tensor dk(DType::kF64, k.shape());
-  Tensor dv(DType::kF64, k.shape());
-  attention_backward(reference, whole_f64(q_), k, slice_f64(v_, 1, begin, begin + count), options,
-                     {out, lse, dout, {}}, {{}, dk, dv, {}, {}});
+  const Tensor v = slice_f64(v_, 1, begin, begin + count);
+  Tensor dv(DType::kF64, v.shape());
+  attention_backward(reference, whole_f64(q_), k, v, options, {out, lse, dout, {}},
+                     {{}, dk, dv, {}, {}});
   std::string fault = compare("dk", slice_f64(dk_, 1, begin, begin + count), dk, tolerance());
   if (!fault.empty()) return fault;
   return compare("dv", slice_f64(dv_, 1, begin, begin + count), dv, tolerance());

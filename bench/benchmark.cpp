@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cases.h"
+#include "gpu_cases.h"
 #include "gradient_accuracy.h"
 #include "growth.h"
 #include "pinning.h"

@@ -46,22 +46,9 @@ class CaseList {
   CaseList(std::vector<Case>& cases, Isa isa, Isa fastest_here)
       : cases_(cases), isa_(isa), fastest_here_(fastest_here) {}
 
-  void add(const Shape& shape) { finish(case_of(isa_, shape)); }
-
-  void add(const LayerShape& shape) {
-    Case one;
-    one.isa = isa_;
-    one.work = shape;
-    one.limit = shape.prefill ? Limit::kAmx : Limit::kRead;
-    finish(one);
-  }
-
-  void add(const MemoryShape& shape) {
-    Case one;
-    one.isa = isa_;
-    one.work = shape;
-    one.limit = Limit::kMemory;
-    finish(one);
+  template <class Work>
+  void add(const Work& work) {
+    finish(case_of(isa_, work));
   }
 
  private:
@@ -164,98 +151,6 @@ void add_layers(CaseList& list) {
   list.add(LayerShape{.prefill = false, .tokens = 8192, .qk_norm = true});
 }
 
-void add_memory(CaseList& list) {
-  using Kind = MemoryShape::Kind;
-  list.add(MemoryShape{.kind = Kind::kAppend});
-  list.add(MemoryShape{.kind = Kind::kAppend, .storage = DType::kI8});
-  list.add(MemoryShape{.kind = Kind::kAppend, .storage = DType::kF8E4M3});
-  list.add(MemoryShape{.kind = Kind::kGather});
-  list.add(MemoryShape{.kind = Kind::kAdamW});
-}
-
-void add_gpu_compute(CaseList& list) {
-  const Shape large{.dtype = DType::kBF16,
-                    .batch = 4,
-                    .query_len = 4096,
-                    .kv_len = 4096,
-                    .num_heads = 16,
-                    .num_kv_heads = 16};
-  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-    for (const std::int64_t head_dim : {128, 64}) {
-      for (const bool causal : {true, false}) {
-        Shape shape = large;
-        shape.pass = pass;
-        shape.head_dim = head_dim;
-        shape.causal = causal;
-        list.add(shape);
-      }
-    }
-    Shape half = large;
-    half.pass = pass;
-    half.dtype = DType::kF16;
-    half.causal = true;
-    list.add(half);
-    Shape grouped = large;
-    grouped.pass = pass;
-    grouped.num_heads = 32;
-    grouped.num_kv_heads = 8;
-    grouped.batch = 1;
-    grouped.query_len = grouped.kv_len = 8192;
-    grouped.causal = true;
-    list.add(grouped);
-    list.add(Shape{.pass = pass, .batch = 2, .num_heads = 16, .num_kv_heads = 16, .causal = true});
-  }
-  list.add(Shape{.dtype = DType::kF64, .causal = true});
-}
-
-/// What each rule costs.
-void add_gpu_rules(CaseList& list) {
-  for (const Rule rule : {Rule::kSoftcap, Rule::kAlibi, Rule::kMask, Rule::kBias, Rule::kDropout}) {
-    list.add(Shape{.dtype = DType::kBF16,
-                   .batch = 4,
-                   .query_len = 4096,
-                   .kv_len = 4096,
-                   .num_heads = 16,
-                   .num_kv_heads = 16,
-                   .causal = rule == Rule::kSoftcap || rule == Rule::kAlibi,
-                   .rule = rule});
-  }
-}
-
-void add_gpu_decode(CaseList& list) {
-  Shape shape{.dtype = DType::kBF16, .query_len = 1, .num_heads = 64, .num_kv_heads = 8};
-  const auto add = [&](std::int64_t batch, std::int64_t kv_len, Source source, DType storage) {
-    shape.batch = batch;
-    shape.kv_len = kv_len;
-    shape.source = source;
-    shape.storage = storage;
-    list.add(shape);
-  };
-  add(64, 8192, Source::kTensors, DType::kBF16);
-  add(64, 8192, Source::kContiguous, DType::kBF16);
-  add(64, 8192, Source::kPaged, DType::kBF16);
-  add(64, 8192, Source::kPaged, DType::kI8);
-  add(64, 8192, Source::kPaged, DType::kF8E4M3);
-  add(64, 8192, Source::kSharedPrefix, DType::kBF16);
-  add(1, 32768, Source::kTensors, DType::kBF16);
-  shape.num_heads = shape.num_kv_heads = 32;
-  add(8, 8192, Source::kTensors, DType::kBF16);
-  shape.num_kv_heads = 1;
-  add(32, 8192, Source::kTensors, DType::kBF16);
-  for (const std::int64_t batch : {32, 1}) {
-    list.add(Shape{.dtype = DType::kBF16,
-                   .source = Source::kLatent,
-                   .storage = DType::kBF16,
-                   .batch = batch,
-                   .query_len = 1,
-                   .kv_len = 8192,
-                   .num_heads = 128,
-                   .num_kv_heads = 1,
-                   .head_dim = 576,
-                   .value_dim = 512});
-  }
-}
-
 class LayerWorkload final : public Workload {
  public:
   LayerWorkload(const Context& context, const LayerShape& shape)
@@ -343,6 +238,22 @@ Case case_of(Isa isa, const Shape& shape) {
   return one;
 }
 
+Case case_of(Isa isa, const LayerShape& shape) {
+  Case one;
+  one.isa = isa;
+  one.work = shape;
+  one.limit = shape.prefill ? Limit::kAmx : Limit::kRead;
+  return one;
+}
+
+Case case_of(Isa isa, const MemoryShape& shape) {
+  Case one;
+  one.isa = isa;
+  one.work = shape;
+  one.limit = Limit::kMemory;
+  return one;
+}
+
 std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here) {
   std::vector<Case> cases;
   for (const Isa isa : isas) {
@@ -354,24 +265,8 @@ std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here) {
   add_decode(list);
   add_latent(list);
   add_layers(list);
-  add_memory(list);
+  for (const MemoryShape& shape : memory_shapes()) list.add(shape);
   for (Case& one : cases) one.fastest = one.isa == isas.back();
-  return cases;
-}
-
-std::vector<Case> list_gpu_cases(DeviceId device) {
-  std::vector<Case> cases;
-  CaseList list(cases, Isa::kReference, Isa::kBaseline);
-  add_gpu_compute(list);
-  add_gpu_rules(list);
-  add_gpu_decode(list);
-  list.add(LayerShape{.prefill = true, .tokens = 4096});
-  list.add(LayerShape{.prefill = false, .tokens = 8192});
-  add_memory(list);
-  for (Case& one : cases) {
-    one.device = device;
-    one.fastest = true;
-  }
   return cases;
 }
 

@@ -57,15 +57,15 @@ struct Case {
   const Shape* peer_shape() const;
 };
 
-/// A case of this shape on these kernels, with the limit that its dtype and length mean. No target.
+/// A case of this work on these kernels, with the limit that its kind, dtype and length mean. No
+/// target.
 Case case_of(Isa isa, const Shape& shape);
+Case case_of(Isa isa, const LayerShape& shape);
+Case case_of(Isa isa, const MemoryShape& shape);
 
 /// All cases of these instruction sets (slowest first, not empty): what each computes, and on the
 /// last of them caches, latents and layers. Targets are for the fastest set of the machine.
 std::vector<Case> list_cases(std::span<const Isa> isas, Isa fastest_here);
-
-/// The cases of a GPU, which wants larger ones. No targets.
-std::vector<Case> list_gpu_cases(DeviceId device);
 
 std::unique_ptr<Workload> make_workload(const Context& context, const Case& one);
 

@@ -126,6 +126,15 @@ class AdamWStep final : public Workload {
 
 }  // namespace
 
+std::vector<MemoryShape> memory_shapes() {
+  using Kind = MemoryShape::Kind;
+  return {{.kind = Kind::kAppend},
+          {.kind = Kind::kAppend, .storage = DType::kI8},
+          {.kind = Kind::kAppend, .storage = DType::kF8E4M3},
+          {.kind = Kind::kGather},
+          {.kind = Kind::kAdamW}};
+}
+
 std::string MemoryShape::name() const {
   const std::string sizes = " S" + std::to_string(kTokens) + " H" + std::to_string(kKvHeads) +
                             " D" + std::to_string(kHeadDim) + ", paged " + ladon::name_of(storage);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ladon/dtype.h"
 #include "workload.h"
@@ -22,6 +23,9 @@ struct MemoryShape {
   /// "bf16 append S32768 H8 D128, paged int8".
   std::string name() const;
 };
+
+/// Those of the benchmark.
+std::vector<MemoryShape> memory_shapes();
 
 /// Bytes count what is read and what is written, each once.
 std::unique_ptr<Workload> make_memory_workload(const Context& context, const MemoryShape& shape);

@@ -40,11 +40,14 @@ std::string Shape::name() const {
     return dtype_name + " MLA decode" + heads + keys + " latent " + text(values()) + "+" +
            text(head_dim - values());
   }
-  const std::string tail = keys + " D" + text(head_dim);
+  const std::string grouped = num_heads == num_kv_heads ? "" : "/" + text(num_kv_heads);
+  const std::string dims =
+      values() == head_dim ? text(head_dim) : text(head_dim) + "/" + text(values());
+  const std::string tail = keys + " D" + dims;
   if (query_len == 1) {
     return dtype_name + " decode" + heads + "/" + text(num_kv_heads) + tail + cache_name(*this);
   }
-  return dtype_name + (pass == Pass::kForward ? " forward" : " backward") + heads + tail +
+  return dtype_name + (pass == Pass::kForward ? " forward" : " backward") + heads + grouped + tail +
          (causal ? " causal" : " full") + rule_name(rule);
 }
 
@@ -56,8 +59,11 @@ std::int64_t Shape::stored_tokens() const {
 double Shape::flops() const {
   const double scores = static_cast<double>(batch * num_heads) * static_cast<double>(query_len) *
                         static_cast<double>(kv_len);
-  const double per_score =
-      (pass == Pass::kForward ? 2.0 : 5.0) * static_cast<double>(head_dim + values());
+  // Of queries and keys: the scores; backward dq and dk too. Of values: out; backward dv and the
+  // gradient of the weights.
+  const bool forward = pass == Pass::kForward;
+  const double per_score = (forward ? 2.0 : 6.0) * static_cast<double>(head_dim) +
+                           (forward ? 2.0 : 4.0) * static_cast<double>(values());
   return scores * per_score * (causal ? 0.5 : 1.0);
 }
 

@@ -53,8 +53,8 @@ struct Shape {
   std::int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }
   /// Tokens that are stored: those of a shared prefix count once.
   std::int64_t stored_tokens() const;
-  /// Useful flops: 2 * (head_dim + value_dim) for each score forward and 2.5 times that backward,
-  /// of which a causal case needs half. Of latents this is the absorbed form.
+  /// Useful flops: 2 * (head_dim + value_dim) for each score forward, 6 * head_dim + 4 * value_dim
+  /// backward, of which a causal case needs half. Of latents this is the absorbed form.
   double flops() const;
   /// Bytes of K and V (with their scales), each counted once, however many sequences read it.
   double kv_bytes() const;

@@ -38,6 +38,7 @@ Json request_of(const char* command, const Shape& shape) {
           {"num_heads", shape.num_heads},
           {"num_kv_heads", shape.num_kv_heads},
           {"head_dim", shape.head_dim},
+          {"value_dim", shape.values()},
           {"causal", shape.causal}};
 }
 

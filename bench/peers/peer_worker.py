@@ -82,14 +82,14 @@ class PyTorch:
         batch, dim = case["batch"], case["head_dim"]
         backward = case["pass"] == "backward"
 
-        def random(heads, length):
+        def random(heads, length, dim=dim):
             return torch.randn(batch, heads, length, dim, dtype=dtype, device=self.device,
                                requires_grad=backward)
 
         attend = self.attend(case)
         q = random(case["num_heads"], case["query_len"])
         k = random(case["num_kv_heads"], case["kv_len"])
-        v = random(case["num_kv_heads"], case["kv_len"])
+        v = random(case["num_kv_heads"], case["kv_len"], case["value_dim"])
         if backward:
             out = attend(q, k, v)
             dout = torch.randn_like(out, requires_grad=False)
@@ -223,6 +223,8 @@ class OnnxRuntime:
             raise Unsupported("no backward")
         if case["dtype"] != "f32":
             raise Unsupported("no %s attention on CPUs" % case["dtype"])
+        if case["value_dim"] != case["head_dim"]:
+            raise Unsupported("values of another size are not measured")
         operators = ["Attention"]
         if case["num_heads"] == case["num_kv_heads"]:
             operators.append("MultiHeadAttention")
