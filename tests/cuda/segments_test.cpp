@@ -63,6 +63,30 @@ TEST_F(CudaSegments, P10_LongHeads) {
   }
 }
 
+/// A large sink makes weights so small that some results are between 0 and the smallest number. The
+/// sign of the 0 that they become is the same where segments are folded apart.
+TEST_F(CudaSegments, P10_ResultsThatUnderflow) {
+  Tensor sinks(DType::kF32, {kHeads});
+  for (std::int64_t head = 0; head < kHeads; ++head) {
+    sinks.data_as<float>()[head] = 103.0F - 6.0F * static_cast<float>(head);
+  }
+  sinks = sinks.to(context());
+  const AttentionOptions options{.causal = true, .sinks = sinks};
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const HeadDims& dims : {HeadDims{64, 64}, HeadDims{128, 128}, HeadDims{256, 256}}) {
+      const Tensor q = normal(dtype, {1, kLength, kHeads, dims.head}, 1);
+      const Tensor k = normal(dtype, {1, kLength, kHeads, dims.head}, 2);
+      const Tensor v = normal(dtype, {1, kLength, kHeads, dims.value}, 3, 1e-3);
+      const Tensor whole = attention(context(), q, k, v, options);
+      const auto last = [](const Tensor& all) { return all.view().slice(1, kLength - 1, kLength); };
+      Tensor alone(context(), dtype, {1, 1, kHeads, dims.value});
+      attention(context(), last(q), k, v, options, alone);
+      EXPECT_TRUE(same_bits(alone, Tensor::copy_of(context(), last(whole))))
+          << name_of(dtype) << ", " << dims.describe();
+    }
+  }
+}
+
 /// Some of the heads, as a rank has them, have the bits of all.
 TEST_F(CudaSegments, HeadsOfAPartHaveTheBitsOfTheWhole) {
   const AttentionOptions options{.causal = true};
@@ -75,6 +99,26 @@ TEST_F(CudaSegments, HeadsOfAPartHaveTheBitsOfTheWhole) {
     Tensor out(context(), DType::kBF16, {1, queries, 2, 128});
     attention(context(), part(q), part(k), part(v), options, out);
     EXPECT_TRUE(same_bits(out, Tensor::copy_of(context(), part(whole)))) << queries << " queries";
+  }
+}
+
+/// Groups that are larger than a tile, that do not divide it, or do so in part.
+TEST_F(CudaHopperSegments, GroupsOfEverySize) {
+  for (const std::int64_t group : {2, 5, 12, 36, 96, 128, 256}) {
+    for (const HeadDims& dims : {HeadDims{64, 64}, HeadDims{128, 128}, HeadDims{256, 256}}) {
+      for (const std::int64_t queries : {1, 2, 40, 150, 200}) {
+        const Tensor q = normal(DType::kBF16, {2, queries, 2 * group, dims.head}, 1);
+        const Tensor k = normal(DType::kBF16, {2, 600, 2, dims.head}, 2);
+        const Tensor v = normal(DType::kBF16, {2, 600, 2, dims.value}, 3);
+        context().synchronize();
+        for (const AttentionOptions& options :
+             {AttentionOptions{.causal = true}, AttentionOptions{.softcap = 20}}) {
+          EXPECT_TRUE(same_bits(attention(*hopper_, q, k, v, options),
+                                attention(*generic_, q, k, v, options)))
+              << "group " << group << ", " << dims.describe() << ", " << queries << " queries";
+        }
+      }
+    }
   }
 }
 

@@ -82,6 +82,49 @@ class LargeProjection : public test::ContextTest {
     }
   }
 
+  void expect_same_rows(DType dtype, std::int64_t rows, std::int64_t in, std::int64_t out) {
+    const Tensor x = normal(dtype, {rows, in}, 1);
+    const Tensor w = normal(dtype, {out, in}, 2);
+    const Tensor b = normal(dtype, {out}, 3);
+    Tensor y(context_, dtype, {rows, out});
+    project(context_, x, w, b, y);
+    const HostMatrix xs(x), ws(w), bs(Tensor::copy_of(context_, b.view().reshape({1, out}))), ys(y);
+    for (const std::int64_t row : some_of(rows)) {
+      for (const std::int64_t count : {1, 8, 12, 40, 600}) {
+        const std::int64_t first = std::max(row + 1 - count, std::int64_t{0});
+        Tensor among(context_, dtype, {count, out});
+        project(context_, x.view().slice(0, first, first + count), w, b, among);
+        EXPECT_TRUE(same_bits(among.view().slice(0, row - first, row - first + 1),
+                              y.view().slice(0, row, row + 1)))
+            << "row " << row << " among " << count;
+      }
+      for (const std::int64_t o : some_of(out)) {
+        Sum sum;
+        sum.add(bs.at(0, o));
+        for (std::int64_t i = 0; i < in; ++i) sum.add(xs.at(row, i) * ws.at(o, i));
+        expect_close(ys.at(row, o), sum, dtype);
+      }
+    }
+  }
+
+  /// Three gradients of one call have the bits of three calls.
+  void expect_together(const ConstTensorView& of_query, const ConstTensorView& of_key,
+                       const ConstTensorView (&dys)[3]) {
+    const ConstTensorView xs[] = {of_query, of_key, of_key};
+    std::vector<Tensor> alone, together;
+    std::vector<WeightGradient> gradients;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::int64_t out = dys[i].size(1);
+      alone.push_back(normal(DType::kF32, {out + 1, of_query.size(1)}, 30 + i));
+      together.push_back(Tensor::copy_of(context_, alone[i]));
+      const auto weights = [out](Tensor& all) { return all.view().slice(0, 0, out); };
+      add_weight_gradient(context_, xs[i], dys[i], weights(alone[i]), {});
+      gradients.push_back({xs[i], dys[i], weights(together[i]), {}});
+    }
+    add_weight_gradients(context_, gradients);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(together[i], alone[i])) << i;
+  }
+
   void expect_input_gradient(DType w_dtype, DType dy_dtype, std::int64_t rows, std::int64_t in,
                              std::int64_t out) {
     const Tensor w = normal(w_dtype, {out, in}, 1);
@@ -106,31 +149,10 @@ class LargeProjection : public test::ContextTest {
 };
 
 TEST_P(LargeProjection, RowsHaveTheSameBitsInEveryNumberOfRows) {
-  constexpr std::int64_t kRows = 1600, kIn = 1544, kOut = 1600;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const Tensor x = normal(dtype, {kRows, kIn}, 1);
-    const Tensor w = normal(dtype, {kOut, kIn}, 2);
-    const Tensor b = normal(dtype, {kOut}, 3);
-    Tensor y(context_, dtype, {kRows, kOut});
-    project(context_, x, w, b, y);
-    const HostMatrix xs(x), ws(w), bs(Tensor::copy_of(context_, b.view().reshape({1, kOut}))),
-        ys(y);
-    for (const std::int64_t row : some_of(kRows)) {
-      for (const std::int64_t count : {1, 8, 12, 40, 600}) {
-        const std::int64_t first = std::max(row + 1 - count, std::int64_t{0});
-        Tensor among(context_, dtype, {count, kOut});
-        project(context_, x.view().slice(0, first, first + count), w, b, among);
-        EXPECT_TRUE(same_bits(among.view().slice(0, row - first, row - first + 1),
-                              y.view().slice(0, row, row + 1)))
-            << name_of(dtype) << ", row " << row << " among " << count;
-      }
-      for (const std::int64_t o : some_of(kOut)) {
-        Sum sum;
-        sum.add(bs.at(0, o));
-        for (std::int64_t i = 0; i < kIn; ++i) sum.add(xs.at(row, i) * ws.at(o, i));
-        expect_close(ys.at(row, o), sum, dtype);
-      }
-    }
+    SCOPED_TRACE(name_of(dtype));
+    expect_same_rows(dtype, 1600, 1544, 1600);
+    expect_same_rows(dtype, 1600, 264, 1544);
   }
 }
 
@@ -146,6 +168,56 @@ TEST_P(LargeProjection, WeightGradients) {
     SCOPED_TRACE(name_of(dtype));
     expect_weight_gradient(dtype, dtype, 9001, 1104, 1096);  // more rows than are summed at once
     expect_weight_gradient(dtype, dtype, 20011, 40, 71);     // few weights
+    expect_weight_gradient(dtype, dtype, 300, 1056, 2700);
+  }
+}
+
+/// As of q, k and v, whose weights have other sizes: of one input, of two of other lengths, with a
+/// gradient whose rows are not aligned, and with one in f32.
+TEST_P(LargeProjection, WeightGradientsTogether) {
+  constexpr std::int64_t kRows = 300, kKeys = 410, kIn = 1040, kOut = 2048, kKvOut = 256;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    SCOPED_TRACE(name_of(dtype));
+    const Tensor x = normal(dtype, {kRows, kIn}, 1);
+    const Tensor keys = normal(dtype, {kKeys, kIn}, 2);
+    const Tensor dq = normal(dtype, {kRows, kOut}, 3);
+    const Tensor dkv = normal(dtype, {kKeys, 2 * kKvOut + 1}, 4);
+    const Tensor dk = normal(dtype, {kKeys, kKvOut}, 5);
+    const Tensor dv = normal(dtype, {kKeys, kKvOut}, 6);
+    const Tensor dv_f32 = normal(DType::kF32, {kKeys, kKvOut}, 7);
+    const ConstTensorView unaligned = dkv.view().slice(1, kKvOut + 1, 2 * kKvOut + 1);
+    const auto first = [](const ConstTensorView& view) { return view.slice(0, 0, kRows); };
+    expect_together(x, x, {dq, first(dk), first(dv)});
+    expect_together(x, keys, {dq, dk, dv});
+    expect_together(x, x, {dq, first(unaligned), first(dv)});
+    expect_together(x, keys, {dq, unaligned, dv});
+    expect_together(x, keys, {dq, dv_f32, dk});
+  }
+}
+
+/// In the dtype of the weights.
+TEST_P(LargeProjection, SumsOfInputGradients) {
+  constexpr std::int64_t kRows = 1600, kIn = 1544, kOut = 320, kKvOut = 72;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Tensor dq = normal(dtype, {kRows, kOut}, 1), w_q = normal(dtype, {kOut, kIn}, 2);
+    const Tensor dk = normal(dtype, {kRows, kKvOut}, 3), w_k = normal(dtype, {kKvOut, kIn}, 4);
+    Tensor dx(context_, dtype, {kRows, kIn});
+    const GradientTerm terms[] = {{dq, w_q}, {dk, w_k}};
+    sum_input_gradients(context_, terms, dx);
+    const HostMatrix dqs(dq), wqs(w_q), dks(dk), wks(w_k), dxs(dx);
+    for (const std::int64_t row : some_of(kRows)) {
+      const auto row_of = [row](const ConstTensorView& all) { return all.slice(0, row, row + 1); };
+      const GradientTerm of_row[] = {{row_of(dq), w_q}, {row_of(dk), w_k}};
+      Tensor alone(context_, dtype, {1, kIn});
+      sum_input_gradients(context_, of_row, alone);
+      EXPECT_TRUE(same_bits(alone, row_of(dx))) << name_of(dtype) << ", row " << row;
+      for (const std::int64_t i : some_of(kIn)) {
+        Sum sum;
+        for (std::int64_t o = 0; o < kOut; ++o) sum.add(dqs.at(row, o) * wqs.at(o, i));
+        for (std::int64_t o = 0; o < kKvOut; ++o) sum.add(dks.at(row, o) * wks.at(o, i));
+        expect_close(dxs.at(row, i), sum, dtype);
+      }
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include "cuda/hopper/attend.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "cuda/hopper/forward_launch.h"
 #include "cuda/hopper/forward_params.h"
@@ -18,8 +19,8 @@ constexpr std::int64_t kLongestHead = 256;
 // Keys and values that stay in the L2 cache (50 MiB on an H200) while other tiles stream through
 // it.
 constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
-// Below this many rows of a head, half a tile is padding, and the generic kernel splits the keys
-// among more blocks of threads.
+// Below this many rows of a tile, half of it or more is padding, and the generic kernel splits the
+// keys among more blocks of threads.
 constexpr std::int64_t kFewestRows = 64;
 
 std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_heads, int tile_rows) {
@@ -41,11 +42,11 @@ std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& o
                           {64, kBlockKeys, 1}});
 }
 
-/// Heads that share a KV head are rows of one tile where a tile has room for them.
+/// Heads that share a KV head, or an even part of them, are rows of one tile where there are few
+/// tokens.
 int packed_heads(const AttentionParams& call, int tile_rows) {
-  const bool packs =
-      call.group <= tile_rows && tile_rows % call.group == 0 && call.max_query_len < tile_rows;
-  return packs ? static_cast<int>(call.group) : 1;
+  if (call.max_query_len >= tile_rows) return 1;
+  return static_cast<int>(std::gcd(call.group, std::int64_t{tile_rows}));
 }
 
 ForwardColumns columns_for(const AttentionParams& call) {

@@ -38,7 +38,7 @@
 // At head_dim 128 a block is 1536 cycles of tensor cores for 192 rows, 1152 + 256 of the shared
 // memory's port (products and copies), 768 of exponentials; a fold, every eighth block, is 1536
 // more of the port. 160 registers, 225 KiB of shared memory, 96 of which are sums of earlier
-// segments. Heads above 192 have them in global memory.
+// segments. Heads above 128 (with rules above 192) have them in global memory.
 //
 // H200, bf16, TFLOP/s of bursts, twice in one run, and cuDNN: B16 H16 S1024 D128 causal 333 and 333
 // (400, 416); B4 H16 S4096 causal 496 and 502 (515, 500) and full 550 and 558 (647, 626); B1 H16

@@ -19,12 +19,9 @@ class ForwardBlocks : public ForwardWarpgroup<Half, kHead, kValue> {
   using typename Base::Steps;
   using typename Base::Sums;
   using typename Base::Weights;
-  using TileScores = BlockScores;
 
  protected:
-  __device__ __forceinline__ static BlockScores& first_scores(TileScores& scores) { return scores; }
-
-  __device__ __forceinline__ void run_blocks(Scores& rules, TileScores& scores, Sums& sums,
+  __device__ __forceinline__ void run_blocks(Scores& rules, BlockScores& scores, Sums& sums,
                                              const BlockRange& blocks,
                                              const volatile BlockRange& whole,
                                              RowState<float> (&total)[2]) {

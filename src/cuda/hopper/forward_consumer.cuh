@@ -20,17 +20,17 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
   using Base::memory_;
   using Base::queries_;
   using Base::tiles_;
+  using typename Base::BlockScores;
   using typename Base::Memory;
   using typename Base::Scores;
   using typename Base::Sums;
-  using typename Base::TileScores;
   using Rows = FinishedRows<Half, kValue / 8>;
 
  public:
   using Base::Base;
 
   __device__ __forceinline__ void run() {
-    TileScores scores;
+    BlockScores scores;
     Rows results;
     bool has_results = false;
     while (true) {
@@ -63,17 +63,17 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
   }
 
   /// Starts a tile's first scores.
-  __device__ __forceinline__ void start(const Work& work, TileScores& scores) {
+  __device__ __forceinline__ void start(const Work& work, BlockScores& scores) {
     this->keys_.make_uniform();
     this->values_.make_uniform();
     queries_.make_uniform();
     if constexpr (Base::Shape::kHoldsQueries) this->hold_queries();
     this->skip(work.copied.begin, work.blocks.begin);
-    this->start_scores(Base::first_scores(scores));
+    this->start_scores(scores);
   }
 
   __device__ __forceinline__ void run_tile(const AnnouncedTile& announced, const Work& work,
-                                           TileScores& scores, Rows& results) {
+                                           BlockScores& scores, Rows& results) {
     Sums sums(static_cast<int>(this->call_.value_dim));
     sums.clear();
     RowState<float> total[2];

@@ -40,9 +40,8 @@ struct FinishedRows {
       unsigned zeros = 0;  // NaN where a result is infinite or NaN
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) {
-        // -0 becomes 0.
         pairs[i][n] =
-            pack<Half>(fmaf(sums[n][i * 2], weight, 0.0F), fmaf(sums[n][i * 2 + 1], weight, 0.0F));
+            pack<Half>(result_of(sums[n][i * 2], weight), result_of(sums[n][i * 2 + 1], weight));
         zeros = add_zeros(pairs[i][n], zeros);
       }
       are_finite[i] = (zeros & 0x7fff7fffU) == 0;

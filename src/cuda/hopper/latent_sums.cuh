@@ -280,9 +280,8 @@ class LatentSums {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           const float(&four)[4] = sums[first + n];
-          // -0 becomes 0.
-          pairs[n] = pack<Half>(fmaf(i == 0 ? four[0] : four[2], factor, 0.0F),
-                                fmaf(i == 0 ? four[1] : four[3], factor, 0.0F)) &
+          pairs[n] = pack<Half>(result_of(i == 0 ? four[0] : four[2], factor),
+                                result_of(i == 0 ? four[1] : four[3], factor)) &
                      seen;
         }
         exchange<1>(pairs[0], pairs[1]);

@@ -44,7 +44,7 @@ inline constexpr int kProductGroups = kProductRows / kGroupRows;
 inline constexpr int kProductThreads = (kProductGroups + 1) * kGroupThreads;
 inline constexpr int kProductDepth = 64;  // of a stage
 
-/// One or several products of one m, k and dtype.
+/// One or several products of one k and dtype.
 struct HopperProductParams {
   struct Operands {
     CUtensorMap a;  // {k, m, heads}, or {m, k, heads} where a is not along k

@@ -319,8 +319,8 @@ class DecodeScaled {
                         query.token * call_.out.token_stride + query.head * call_.out.head_stride +
                         first_value;
       for_each_column([&](int m, int column, int half) {
-        // A row that saw no key is 0, even where the sums are not. -0 becomes 0.
-        out[column] = Half(sum == 0 ? 0.0F : fmaf(sums_[i][m][half * 2 + e], result.weight, 0.0F));
+        // A row that saw no key is 0, even where the sums are not.
+        out[column] = Half(sum == 0 ? 0.0F : result_of(sums_[i][m][half * 2 + e], result.weight));
       });
     });
   }

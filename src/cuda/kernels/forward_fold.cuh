@@ -137,8 +137,8 @@ __device__ inline void fold_columns(const ForwardParams<Compute>& params, const 
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     if (column + c * kWarp >= call.value_dim) break;
-    const Compute out = total.sum == 0 ? Compute{0} : sums[c] * weight;
-    store_element(call.out.data, call.out.dtype, start + column + c * kWarp, out + Compute{0});
+    const Compute out = total.sum == 0 ? Compute{0} : result_of(sums[c], weight);
+    store_element(call.out.data, call.out.dtype, start + column + c * kWarp, out);
   }
   if (column == 0 && call.lse.data != nullptr) {
     store_lse(call.lse, sequence.lse + token * call.lse.token_stride + head * call.lse.head_stride,

@@ -18,7 +18,7 @@ enum class ForwardRules : std::uint8_t { kWindow, kAll };
 struct ForwardKind {
   bool few_rows = false;  // at most 16 (tensor cores) or 8 rows a KV head
   // Tensor cores only.
-  bool streamed = false;  // head_dim above 128
+  bool streamed = false;  // see is_streamed()
   ForwardRules rules = ForwardRules::kAll;
   bool chains = false;  // at most 8 rows a KV head, over several segments
 };

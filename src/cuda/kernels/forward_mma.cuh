@@ -4,8 +4,8 @@
 // A block of kWarps warps computes 16 * kWarps query rows of one KV head (rows of all its query
 // heads, token-major) over key blocks of 64; a warp owns 16 rows, or they share them (kShared):
 //   S = Q K^T (16 x 64), scores to weights P in registers, O += P V (16 x 128).
-// Heads up to 128 keep Q in registers; longer ones, and calls with rules (kAll), keep it in shared
-// memory (kStreamed) and sum S over tiles of 128 columns. Values beyond 128 columns are another
+// Heads and values up to 128 keep Q in registers; longer ones, and calls with rules (kAll), keep it
+// in shared memory (kStreamed) and sum S over tiles of 128 columns. Values beyond 128 columns are another
 // block's, which computes the same weights again. One warp serves up to 16 rows (decoding), four
 // serve the rest; every row's arithmetic is the same in both.
 //

@@ -335,11 +335,11 @@ class SimtForwardTile {
       for (int j = 0; j < kSimtColumnsPerThread; ++j) {
         const std::int64_t column = first_value_ + lane_ + j * kSimtLanes;
         if (column >= call_.value_dim) continue;
-        const Compute out = total_[i].sum == 0 ? Compute{0} : sums_[i][j] * result.weight;
+        const Compute out = total_[i].sum == 0 ? Compute{0} : result_of(sums_[i][j], result.weight);
         store_element(
             call_.out.data, call_.out.dtype,
             sequence_.out + token * call_.out.token_stride + head * call_.out.head_stride + column,
-            out + Compute{0});
+            out);
       }
     }
   }

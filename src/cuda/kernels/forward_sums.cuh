@@ -147,9 +147,8 @@ class ForwardSums {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float(&sums)[4] = sums_[first + n];
-        // -0 becomes 0.
-        pairs[n] = pack<Half>(is_seen ? fmaf(sums[i * 2], factor, 0.0F) : 0.0F,
-                              is_seen ? fmaf(sums[i * 2 + 1], factor, 0.0F) : 0.0F);
+        pairs[n] = pack<Half>(is_seen ? result_of(sums[i * 2], factor) : 0.0F,
+                              is_seen ? result_of(sums[i * 2 + 1], factor) : 0.0F);
       }
       exchange<1>(pairs[0], pairs[1]);
       exchange<1>(pairs[2], pairs[3]);

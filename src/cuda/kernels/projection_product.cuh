@@ -76,7 +76,7 @@ struct Product {
   std::int64_t longest_sum = 0;  // added to c at a time
 };
 
-/// Products of one m, k and dtype that a kernel computes at once.
+/// Products of one k and dtype that a kernel computes at once.
 inline constexpr std::size_t kMostProducts = 4;
 
 // Each launches the kernels of one kind of product. m, n or heads of 0 is legal.

@@ -90,6 +90,13 @@ __device__ inline RowResult<Compute> finish_row(const ScoreRules& rules, std::in
   return {keys / unit / total, largest + log(total)};
 }
 
+/// A result from its sum; a sum of -0 gives 0. Rounded once, here, by every kernel: whether a
+/// negative result that is too small for the type becomes 0 or -0 must not depend on which one ran.
+template <class Compute>
+__device__ __forceinline__ Compute result_of(Compute sum, Compute weight) {
+  return fma(sum, weight, Compute{0});
+}
+
 __device__ inline void store_lse(const LseOperand& lse, std::int64_t index, double value) {
   if (lse.is_f64) {
     static_cast<double*>(lse.data)[index] = value;
