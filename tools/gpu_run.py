@@ -22,9 +22,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# These take longest, and so come first, each in several processes.
-LONGEST = ("Settings/CacheModel", "EachContext/FiniteDifference", "EachContext/MultiHeadGradient")
-PARTS = 4
+# These take longest, and so come first.
+LONG = ("Settings/CacheModel", "EachContext/FiniteDifference", "EachContext/MultiHeadGradient", "Cuda")
 # These measure the memory that is free, and must be alone on the device.
 ALONE = ("CudaMemoryTest",)
 
@@ -53,26 +52,19 @@ def suites_of(program, pattern, settings):
     listed = subprocess.run(command, env=settings, capture_output=True, text=True, check=True).stdout
     names = [line.split("#")[0].strip() for line in listed.splitlines()
              if line and not line.startswith((" ", "Running"))]
-    names = [name[:-1] for name in names]
-    return sorted(names, key=lambda name: (not name.startswith(LONGEST), not name.startswith("Cuda")))
+    return sorted((name[:-1] for name in names), key=lambda name: not name.startswith(LONG))
 
 
 class Suite:
-    """The run of one suite, or of a part of its tests: what passed, what failed, what was skipped and why."""
+    """One suite's run: what passed, what failed, what was skipped and why."""
 
-    def __init__(self, name, part=0, parts=1):
-        self.name, self.part, self.parts = name, part, parts
-        self.passed, self.failed, self.skipped = 0, [], []
+    def __init__(self, name):
+        self.name, self.passed, self.failed, self.skipped = name, 0, [], []
         self.seconds, self.log = 0.0, ""
 
-    def title(self):
-        return self.name if self.parts == 1 else "%s, part %d" % (self.name, self.part + 1)
-
     def run(self, program, pattern, under, settings, logs):
-        log = self.title().replace("/", "_").replace(", ", "_").replace(" ", "_")
-        file = logs / (log + ".json")
+        file = logs / (self.name.replace("/", "_") + ".json")
         file.unlink(missing_ok=True)
-        settings = dict(settings, GTEST_SHARD_INDEX=str(self.part), GTEST_TOTAL_SHARDS=str(self.parts))
         # Where the pattern names tests of this suite, those; GoogleTest has no "and" of two patterns.
         own = [part for part in pattern.split(":") if part.startswith(self.name + ".")]
         wanted = ":".join(own) or self.name + ".*"
@@ -86,10 +78,10 @@ class Suite:
             self.log = (expired.stdout or b"").decode(errors="replace") + "\n(took too long)\n"
             status = -1
         self.seconds = time.monotonic() - begin
-        (logs / (log + ".log")).write_text(self.log)
+        (logs / (self.name.replace("/", "_") + ".log")).write_text(self.log)
         self.read(file)
         if status != 0 and not self.failed:
-            self.failed.append("%s ended with status %d" % (self.title(), status))
+            self.failed.append("%s ended with status %d" % (self.name, status))
         return self
 
     def read(self, file):
@@ -113,27 +105,24 @@ def run_tests(arguments, settings, logs):
     names = suites_of(program, arguments.filter, settings)
     suites = []
 
-    def run(suite):
-        return suite.run(program, arguments.filter, under, settings, logs)
+    def run(name):
+        return Suite(name).run(program, arguments.filter, under, settings, logs)
 
     def note(suite):
         suites.append(suite)
         state = "failed" if suite.failed else "passed"
         print("%-44s %s: %d passed, %d skipped, %.1f s"
-              % (suite.title(), state, suite.passed, len(suite.skipped), suite.seconds), flush=True)
+              % (suite.name, state, suite.passed, len(suite.skipped), suite.seconds), flush=True)
         if suite.failed:
             print("\n".join(suite.log.splitlines()[-40:]), flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        together = [pool.submit(run, Suite(name, part, parts))
-                    for name in names if name not in ALONE
-                    for parts in [PARTS if name.startswith(LONGEST) else 1]
-                    for part in range(parts)]
+        together = [pool.submit(run, name) for name in names if name not in ALONE]
         for one in concurrent.futures.as_completed(together):
             note(one.result())
     for name in names:
         if name in ALONE:
-            note(run(Suite(name)))
+            note(run(name))
     return suites
 
 
@@ -219,7 +208,7 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "docs/gpu_results.md")
     parser.add_argument("--filter", default="*")
     parser.add_argument("--under", default="")
-    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 8))
+    parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--no-bench", action="store_true")
     parser.add_argument("--peers", default="")
     arguments = parser.parse_args()
