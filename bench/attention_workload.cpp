@@ -160,7 +160,7 @@ void AttentionWorkload::run(const Context& context) {
 
 double AttentionWorkload::tolerance() const {
   // The result's own rounding, and that of sums in f32 or f64. Gradients are sums of differences;
-  // kernels for 16-bit numbers may round weights and their gradients to 16 bits on the way.
+  // kernels for 16-bit floats may round weights and their gradients to 16 bits on the way.
   const DType computed_in = shape_.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   const bool forward = shape_.pass == Pass::kForward;
   return (forward ? 1 : 3) * epsilon_of(shape_.dtype) +

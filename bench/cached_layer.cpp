@@ -45,7 +45,7 @@ Tensor truth_of(const Context& host, const AttentionLayer& layer, const Tensor& 
 }  // namespace
 
 double layer_tolerance(DType dtype) {
-  // As in the self-test: f32 sums, and three roundings of 16-bit numbers on the way.
+  // As in the self-test: f32 sums, and three roundings of 16-bit floats on the way.
   const bool wide = dtype == DType::kF64;
   const double unit = epsilon_of(wide ? DType::kF64 : DType::kF32);
   const double rounding = wide || dtype == DType::kF32 ? 0 : epsilon_of(dtype);

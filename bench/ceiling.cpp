@@ -90,7 +90,7 @@ Work fma_ceiling(const Context& context, DType dtype) {
   });
 }
 
-/// y = x w^T of large square matrices: of 16-bit numbers in some ms on today's GPUs.
+/// y = x w^T of large square matrices: of 16-bit floats in some ms on today's GPUs.
 Work product_ceiling(const Context& context, DType dtype) {
   const std::int64_t size = size_of(dtype) == 2 ? 8192 : 4096;
   const auto make = [&](std::uint64_t seed) {

@@ -97,7 +97,7 @@ Tensor run_cached(const Context& context, const AttentionLayer& layer, const Ten
 }  // namespace
 
 void SelfTest::layers() {
-  // How often 16-bit numbers are rounded between input and result: projections, norms, rope,
+  // How often 16-bit floats are rounded between input and result: projections, norms, rope,
   // attention, output; and nearly as often again on the way back.
   constexpr int kForwardRoundings = 3;
   constexpr int kBackwardRoundings = 5;

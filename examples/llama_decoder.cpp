@@ -83,7 +83,7 @@ void add_to(Tensor& x, const Tensor& more) {
   }
 }
 
-struct Block {
+struct DecoderBlock {
   std::unique_ptr<ladon::AttentionLayer> attention;
   Tensor attention_norm, mlp_norm;
   Tensor gate, up, down;
@@ -129,7 +129,7 @@ class Decoder {
   /// One cache for each layer.
   std::vector<ladon::KvCache> new_caches(const ladon::Context& context) const {
     std::vector<ladon::KvCache> caches;
-    for (const Block& block : blocks_) {
+    for (const DecoderBlock& block : blocks_) {
       caches.push_back(ladon::KvCache::contiguous(context, block.attention->cache_options()));
     }
     return caches;
@@ -147,7 +147,7 @@ class Decoder {
       ladon::copy(host_, embedding_.view().select(0, id), x.view().select(0, t));
     }
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      const Block& block = blocks_[i];
+      const DecoderBlock& block = blocks_[i];
       Tensor normed = rms_norm(x, block.attention_norm, epsilon_);
       add_to(x, block.attention->forward(context, normed.to(context), caches[i]).to_host());
       if (inputs != nullptr) inputs->push_back(std::move(normed));
@@ -163,7 +163,7 @@ class Decoder {
   ladon::Context host_;
   float epsilon_ = 0;
   Tensor embedding_, final_norm_, head_;  // the head is the embedding where the file has none
-  std::vector<Block> blocks_;
+  std::vector<DecoderBlock> blocks_;
 };
 
 std::int64_t most_likely(const std::vector<float>& logits) {

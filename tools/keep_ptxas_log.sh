@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs nvcc, and keeps what it says on standard error beside the object: what -Xptxas=-v reports of every
+# Runs nvcc, and keeps what it says on standard error next to the object: what -Xptxas=-v reports of every
 # kernel goes to OBJECT.ptxas alone, warnings and errors are shown too. tools/check_ptxas.sh reads it.
 # Usage: keep_ptxas_log.sh COMMAND... -o OBJECT ...
 set -euo pipefail

@@ -32,7 +32,7 @@ namespace {
 using ladon::DType;
 using ladon::Tensor;
 
-struct Problem {
+struct TimedCase {
   const char* name;
   std::int64_t query_len;
   std::int64_t kv_len;
@@ -41,7 +41,7 @@ struct Problem {
   std::int64_t head_dim = 128;
 };
 
-constexpr Problem kProblems[] = {
+constexpr TimedCase kTimedCases[] = {
     {"decode H32/32 S8192 D128", 1, 8192, 32, 32},
     {"decode H32/8 S8192 D128", 1, 8192, 32, 8},
     {"prefill H8/8 S1024 D128 causal", 1024, 1024, 8, 8},
@@ -124,7 +124,7 @@ double largest_error(const std::vector<float>& out, const Tensor& truth) {
   return largest;
 }
 
-void measure(const ladon::Context& context, const Problem& problem, int rounds,
+void measure(const ladon::Context& context, const TimedCase& problem, int rounds,
              ladon::bench::ThreadPlaces& places) {
   Tensor q =
       random(context, DType::kF32, {1, problem.query_len, problem.num_heads, problem.head_dim}, 1);
@@ -169,7 +169,7 @@ int main(int argc, char** argv) try {
   std::printf(
       "| f32 over f16 | Ladon ms | ggml ms | over ggml | error | ggml's error |\n"
       "|---|---|---|---|---|---|\n");
-  for (const Problem& problem : kProblems) measure(context, problem, rounds, places);
+  for (const TimedCase& problem : kTimedCases) measure(context, problem, rounds, places);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "ggml_table: %s\n", error.what());

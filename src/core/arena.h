@@ -44,6 +44,15 @@ class Arena {
   std::size_t used_ = 0;
 };
 
+/// What a layout takes.
+template <class Layout, class... Args>
+std::size_t layout_bytes(DeviceId device, const Args&... args) {
+  Arena counter(device);
+  const Layout layout(counter, args...);
+  static_cast<void>(layout);
+  return counter.used();
+}
+
 /// A layout and the workspace that it is in. Layout is constructible from (Arena&, args...), twice
 /// with the same result.
 template <class Layout>
@@ -51,7 +60,7 @@ class InWorkspace {
  public:
   template <class... Args>
   explicit InWorkspace(WorkspacePool& pool, const Args&... args)
-      : bytes_(bytes_of(pool, args...)),
+      : bytes_(layout_bytes<Layout>(pool.device(), args...)),
         workspace_(pool, bytes_),
         // Not the workspace's own size, which may be larger: what was counted is the limit.
         arena_(workspace_.data(), bytes_, pool.device()),
@@ -65,14 +74,6 @@ class InWorkspace {
   const Layout& operator*() const noexcept { return layout_; }
 
  private:
-  template <class... Args>
-  static std::size_t bytes_of(const WorkspacePool& pool, const Args&... args) {
-    Arena counter(pool.device());
-    const Layout layout(counter, args...);
-    static_cast<void>(layout);
-    return counter.used();
-  }
-
   std::size_t bytes_;
   Workspace workspace_;
   Arena arena_;

@@ -29,8 +29,17 @@ double epsilon_of(DType dtype) noexcept {
     case DType::kF16: return 0x1p-10;
     case DType::kBF16: return 0x1p-7;
     case DType::kF8E4M3: return 0x1p-3;
-    default: return 0;
+    case DType::kBool:
+    case DType::kI8:
+    case DType::kU8:
+    case DType::kI16:
+    case DType::kU16:
+    case DType::kI32:
+    case DType::kU32:
+    case DType::kI64:
+    case DType::kU64: return 0;
   }
+  return 0;
 }
 
 }  // namespace ladon

@@ -179,6 +179,15 @@ struct KvRowsTask {
   bool streams = false;  // the operation writes more than the caches hold
 };
 
+/// A worker's memory for a kernel: as many bytes as the kernel's own function of that name with
+/// _scratch says.
+struct Scratch {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+/// It must be aligned to this.
+inline constexpr std::size_t kScratchAlignment = 64;
+
 /// The kernels of one compute type: float serves f32, f16 and bf16; double serves f64.
 struct KernelSet {
   std::size_t compute_bytes = 0;   // of one element
@@ -186,8 +195,8 @@ struct KernelSet {
   std::int64_t decode_rows = 0;    // most rows per KV head of a task for forward_decode
   std::int64_t decode_states = 0;  // most rows of all KV heads of such a task
   std::int64_t project_columns = kProjectColumns;  // most columns of a task for project
-#define LADON_KERNEL(name, Params, Task)                                         \
-  void (*name)(const Params& params, const Task& task, void* scratch) = nullptr; \
+#define LADON_KERNEL(name, Params, Task)                                           \
+  void (*name)(const Params& params, const Task& task, Scratch scratch) = nullptr; \
   std::size_t (*name##_scratch)(const Params& params) = nullptr;
 #include "cpu/kernels.def"
 #undef LADON_KERNEL
@@ -206,9 +215,6 @@ inline const KernelSet& kernels_of(const KernelTable& table, const AttentionPara
                         params.v.dtype == DType::kBF16;
   return all_bf16 ? table.bf16 : table.f32;
 }
-
-/// Scratch memory must be aligned to this.
-inline constexpr std::size_t kScratchAlignment = 64;
 
 inline constexpr const char* kKernelNames[] = {
 #define LADON_KERNEL(name, Params, Task) #name "_f32", #name "_f64",

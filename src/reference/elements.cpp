@@ -17,9 +17,9 @@ namespace {
 // Elements of one task.
 constexpr std::int64_t kElementsPerTask = std::int64_t{1} << 14;
 
-/// Calls function<T>() with the type of an f32 or f64 array.
+/// Calls function<T>() with the type of an f32 or f64 array, of which there are no others.
 template <class Function>
-auto with_float_type(DType dtype, const Function& function) {
+auto with_compute_type(DType dtype, const Function& function) {
   return dtype == DType::kF64 ? function.template operator()<double>()
                               : function.template operator()<float>();
 }
@@ -84,7 +84,7 @@ void ReferenceBackend::sum_heads(const HeadSumParams& params) {
 }
 
 void ReferenceBackend::accumulate(const AccumulateParams& params) noexcept {
-  with_float_type(params.to.dtype, [&]<class T>() {
+  with_compute_type(params.to.dtype, [&]<class T>() {
     const auto* from = static_cast<const T*>(params.from.data);
     auto* to = static_cast<T*>(params.to.data);
     for (std::int64_t i = 0; i < params.to.count; ++i) to[i] += from[i];
@@ -92,7 +92,7 @@ void ReferenceBackend::accumulate(const AccumulateParams& params) noexcept {
 }
 
 void ReferenceBackend::scale(const FloatArray& array, double factor) {
-  with_float_type(array.dtype, [&]<class T>() {
+  with_compute_type(array.dtype, [&]<class T>() {
     auto* data = static_cast<T*>(array.data);
     parallel_ranges(workers(), array.count, kElementsPerTask,
                     [&](std::int64_t begin, std::int64_t end, int) {
@@ -107,7 +107,7 @@ Magnitude ReferenceBackend::magnitude(std::span<const FloatArray> arrays, int ex
   Magnitude total;
   for (const FloatArray& array : arrays) {
     std::vector<Magnitude> blocks(static_cast<std::size_t>(ceil_div(array.count, kMagnitudeBlock)));
-    with_float_type(array.dtype, [&]<class T>() {
+    with_compute_type(array.dtype, [&]<class T>() {
       const auto* data = static_cast<const T*>(array.data);
       parallel_ranges(workers(), array.count, kMagnitudeBlock,
                       [&](std::int64_t begin, std::int64_t end, int) {

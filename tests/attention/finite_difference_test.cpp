@@ -87,9 +87,9 @@ std::vector<NamedCase> every_option() {
 }
 
 /// The inputs of a case as tensors that can be moved, and the loss over them.
-class Problem {
+class DifferenceCheck {
  public:
-  Problem(const Context& context, const CaseData& data)
+  DifferenceCheck(const Context& context, const CaseData& data)
       : context_(context),
         options_(data.options()),
         q(Tensor::copy_of(host_context(), data.q())),
@@ -183,7 +183,7 @@ TEST_P(FiniteDifference, EveryOption) {
   for (const NamedCase& named : every_option()) {
     SCOPED_TRACE(named.name);
     const CaseData data(named.problem);
-    Problem(context_, data).check_all();
+    DifferenceCheck(context_, data).check_all();
   }
 }
 

@@ -18,8 +18,8 @@ namespace ladon::test {
 namespace {
 
 /// A call of one sequence and one KV head, forward and backward, with dout = 1.
-struct Problem {
-  Problem(DType dtype, std::int64_t queries, std::int64_t keys, std::int64_t dim)
+struct SteepCase {
+  SteepCase(DType dtype, std::int64_t queries, std::int64_t keys, std::int64_t dim)
       : q(dtype, {1, queries, 1, dim}), k(dtype, {1, keys, 1, dim}), v(dtype, {1, keys, 1, dim}) {}
 
   Tensor q, k, v;
@@ -95,9 +95,9 @@ class SteepScores : public IsaTest {};
 
 TEST_P(SteepScores, OneKeyHasAllTheWeight) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    Problem problem(dtype, 1, 1, 64);
+    SteepCase problem(dtype, 1, 1, 64);
     for (const Tensor* tensor : {&problem.q, &problem.k, &problem.v}) {
-      Problem::fill_constant(*tensor, 60000);
+      SteepCase::fill_constant(*tensor, 60000);
     }
     problem.run(context_);
     expect_all(problem.dv, 1, 0, std::string(name_of(dtype)) + " dv");
@@ -110,7 +110,7 @@ TEST_P(SteepScores, WeightsSumToOne) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const std::int64_t queries : {1, 4, 8, 9, 64, 150}) {
       for (const double size : {1e2, 1e3, 2e4}) {
-        Problem problem(dtype, queries, 90, 64);
+        SteepCase problem(dtype, queries, 90, 64);
         fill_uniform(context_, problem.q, -size, size, 1);
         fill_uniform(context_, problem.k, -size, size, 2);
         fill_normal(context_, problem.v, 0, 1, 3);
@@ -130,9 +130,9 @@ TEST_P(SteepScores, EqualScoresShareTheWeight) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t queries : {1, 20}) {
       for (const std::int64_t keys : {64, 700}) {
-        Problem problem(dtype, queries, keys, 32);
+        SteepCase problem(dtype, queries, keys, 32);
         for (const Tensor* tensor : {&problem.q, &problem.k, &problem.v}) {
-          Problem::fill_constant(*tensor, 133120);
+          SteepCase::fill_constant(*tensor, 133120);
         }
         problem.run(context_);
         const double share = static_cast<double>(queries) / static_cast<double>(keys);
@@ -146,12 +146,12 @@ TEST_P(SteepScores, EqualScoresShareTheWeight) {
 
 TEST_P(SteepScores, BiasesOfAllKeysShareTheWeight) {
   for (const double size : {-1e9, 1e9, -3e38}) {
-    Problem problem(DType::kF32, 12, 100, 16);
+    SteepCase problem(DType::kF32, 12, 100, 16);
     fill_normal(context_, problem.q, 0, 1e-3, 1);
     fill_normal(context_, problem.k, 0, 1e-3, 2);
     fill_normal(context_, problem.v, 0, 1, 3);
     Tensor bias(DType::kF32, {1, 1, 1, 100});
-    Problem::fill_constant(bias, size);
+    SteepCase::fill_constant(bias, size);
     problem.options.bias = bias;
     problem.run(context_);
     expect_all(problem.dv, 0.12, 1e-5, "dv");
@@ -163,14 +163,14 @@ TEST_P(SteepScores, BiasesOfAllKeysShareTheWeight) {
 
 TEST_P(SteepScores, ASinkTakesItsShare) {
   for (const double size : {0.0, 1e8, -1e8}) {
-    Problem problem(DType::kF32, 10, 3, 16);
+    SteepCase problem(DType::kF32, 10, 3, 16);
     Tensor sinks(DType::kF32, {1});
-    Problem::fill_constant(sinks, size);
+    SteepCase::fill_constant(sinks, size);
     Tensor bias(DType::kF32, {1, 1, 1, 1});
-    Problem::fill_constant(bias, size);
+    SteepCase::fill_constant(bias, size);
     problem.options.sinks = sinks;
     problem.options.bias = bias;
-    Problem::fill_constant(problem.v, 1);
+    SteepCase::fill_constant(problem.v, 1);
     problem.run(context_);
     expect_all(problem.dv, 10.0 / 4, 1e-5, "dv");
     // out = 3 / 4 of 16 ones; the sink's own weight is 1 / 4.
@@ -184,12 +184,12 @@ TEST_P(SteepScores, ProductsThatCancel) {
   // Large products with alternating signs: scores near 0, and rounding of up to 1e3.
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const std::int64_t queries : {1, 5, 30}) {
-      Problem problem(dtype, queries, 40, 63);
+      SteepCase problem(dtype, queries, 40, 63);
       Random random(7);
-      Problem::fill(problem.q, [&](std::int64_t i) {
+      SteepCase::fill(problem.q, [&](std::int64_t i) {
         return (i % 2 == 0 ? 1 : -1) * (40000 + 1000 * random.uniform());
       });
-      Problem::fill(problem.k, [&](std::int64_t) { return 40000 + 1000 * random.uniform(); });
+      SteepCase::fill(problem.k, [&](std::int64_t) { return 40000 + 1000 * random.uniform(); });
       fill_normal(context_, problem.v, 0, 1, 3);
       problem.run(context_);
       expect_weights_sum_to_one(problem.dv, static_cast<double>(queries),
@@ -200,15 +200,15 @@ TEST_P(SteepScores, ProductsThatCancel) {
 
 TEST_P(SteepScores, PartsOfTheKeysWithTheWholesLse) {
   // What ring attention does: each part of the keys, backward with the lse over all of them.
-  Problem whole(DType::kF32, 20, 128, 32);
+  SteepCase whole(DType::kF32, 20, 128, 32);
   fill_normal(context_, whole.q, 0, 300, 1);
   fill_normal(context_, whole.k, 0, 300, 2);
   fill_normal(context_, whole.v, 0, 1, 3);
   whole.run(context_);
   for (const std::int64_t first : {0, 64}) {
-    Problem part(DType::kF32, 20, 64, 32);
+    SteepCase part(DType::kF32, 20, 64, 32);
     const auto copy_keys = [first](const Tensor& from, const Tensor& to) {
-      Problem::fill(to, [&](std::int64_t i) { return element(from, first * 32 + i); });
+      SteepCase::fill(to, [&](std::int64_t i) { return element(from, first * 32 + i); });
     };
     part.q = Tensor::copy_of(context_, whole.q);
     part.out = Tensor::copy_of(context_, whole.out);
@@ -225,7 +225,7 @@ TEST_P(SteepScores, PartsOfTheKeysWithTheWholesLse) {
 TEST_P(SteepScores, AMaskedKeyOfAnySizeChangesNoBit) {
   Tensor expected_dq, expected_dv;
   for (const double garbage : {0.0, 1e30}) {
-    Problem problem(DType::kF32, 20, 70, 32);
+    SteepCase problem(DType::kF32, 20, 70, 32);
     fill_normal(context_, problem.q, 0, 1, 1);
     fill_normal(context_, problem.k, 0, 1, 2);
     fill_normal(context_, problem.v, 0, 1, 3);

@@ -295,8 +295,8 @@ TEST_P(Faults, Layers) {
 INSTANTIATE_TEST_SUITE_P(Kinds, Faults, testing::Values("contiguous", "window", "paged"),
                          [](const auto& kind) { return kind.param; });
 
-/// Room that was made by giving up kept prefixes is not filled again when the call fails later; but
-/// it is room, and all that is held is as before.
+/// Kept prefixes that were dropped for a call's memory do not come back when the call fails later;
+/// that memory is free then, and all that is held is as before.
 TEST(CacheFaults, AForwardThatFailsAfterItEvicted) {
   const MultiHeadAttention layer = make_layer(false);
   World world;

@@ -65,9 +65,9 @@ TEST_F(CudaHopperWide, SameBitsAsTheGenericKernels) {
 }
 
 /// q, k, v and dout, and what the forward pass gives.
-struct Problem {
-  Problem(const Context& context, std::int64_t length, std::int64_t heads, std::int64_t kv_heads,
-          const HeadDims& dims, const AttentionOptions& given)
+struct WideCase {
+  WideCase(const Context& context, std::int64_t length, std::int64_t heads, std::int64_t kv_heads,
+           const HeadDims& dims, const AttentionOptions& given)
       : options(given),
         q(context, DType::kBF16, {2, length, heads, dims.head}),
         k(context, DType::kBF16, {2, length, kv_heads, dims.head}),
@@ -88,7 +88,7 @@ struct Problem {
 };
 
 /// The gradients in a dtype, computed in one call.
-std::vector<Tensor> gradients_of(const Context& context, const Problem& problem,
+std::vector<Tensor> gradients_of(const Context& context, const WideCase& problem,
                                  DType dtype = DType::kBF16) {
   std::vector<Tensor> gradients;
   for (const Tensor* like : {&problem.q, &problem.k, &problem.v}) {
@@ -102,7 +102,7 @@ std::vector<Tensor> gradients_of(const Context& context, const Problem& problem,
 
 TEST_F(CudaHopperWide, EachGradientAlone) {
   for (const HeadDims& dims : {HeadDims{256, 256}, HeadDims{200, 72}}) {
-    const Problem problem(*hopper_, 333, 4, 2, dims, {.causal = true});
+    const WideCase problem(*hopper_, 333, 4, 2, dims, {.causal = true});
     const std::vector<Tensor> together = gradients_of(*hopper_, problem);
     for (int which = 0; which < 3; ++which) {
       const Tensor& expected = together[static_cast<std::size_t>(which)];
@@ -118,7 +118,7 @@ TEST_F(CudaHopperWide, EachGradientAlone) {
 }
 
 TEST_F(CudaHopperWide, GradientsInF32) {
-  const Problem problem(*hopper_, 333, 4, 2, {256, 256}, {.causal = true});
+  const WideCase problem(*hopper_, 333, 4, 2, {256, 256}, {.causal = true});
   const std::vector<Tensor> fast = gradients_of(*hopper_, problem, DType::kF32);
   const std::vector<Tensor> expected = gradients_of(*generic_, problem, DType::kF32);
   for (std::size_t i = 0; i < fast.size(); ++i) {
@@ -127,7 +127,7 @@ TEST_F(CudaHopperWide, GradientsInF32) {
 }
 
 TEST_F(CudaHopperWide, SameBitsEveryTime) {
-  const Problem problem(*hopper_, 1500, 12, 4, {256, 256}, {.causal = true});
+  const WideCase problem(*hopper_, 1500, 12, 4, {256, 256}, {.causal = true});
   const std::vector<Tensor> first = gradients_of(*hopper_, problem);
   for (int i = 0; i < repetitions(200); ++i) {
     const std::vector<Tensor> again = gradients_of(*hopper_, problem);
@@ -143,7 +143,7 @@ TEST_F(CudaHopperWide, NanReachesTheRowsThatSeeIt) {
         AttentionOptions{.window_left = 63, .window_right = 64}}) {
     for (const std::int64_t token :
          {std::int64_t{0}, std::int64_t{64}, std::int64_t{383}, std::int64_t{450}, kLength - 1}) {
-      Problem problem(*hopper_, kLength, 2, 1, {256, 200}, options);
+      WideCase problem(*hopper_, kLength, 2, 1, {256, 200}, options);
       for (Tensor* changed : {&problem.q, &problem.k, &problem.v, &problem.dout}) {
         const Tensor before = changed->to(context());
         *changed = with_token(context(), before, token, std::numeric_limits<float>::quiet_NaN());

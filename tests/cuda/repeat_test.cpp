@@ -27,8 +27,8 @@ constexpr Shape kShapes[] = {{2, 333, 333, 8, 2, 64},
                              {1, 70, 2100, 3, 3, 33}};
 
 /// Forward and backward of one problem, its inputs made once.
-struct Problem {
-  Problem(const Context& context, const Shape& shape, DType dtype) : context_(context) {
+struct RepeatedCase {
+  RepeatedCase(const Context& context, const Shape& shape, DType dtype) : context_(context) {
     const auto make = [&](const Dims& dims, std::uint64_t seed) {
       Tensor tensor(context, dtype, dims);
       fill_normal(context, tensor, 0, 1, seed);
@@ -73,7 +73,7 @@ class Disturbance {
   Disturbance()
       : thread_([this] {
           const Context context = cuda_context();
-          const Problem run(context, {3, 200, 200, 4, 4, 64}, DType::kF32);
+          const RepeatedCase run(context, {3, 200, 200, 4, 4, 64}, DType::kF32);
           while (!stop_) {
             for (int i = 0; i < 20; ++i) run.results();
             context.synchronize();
@@ -97,7 +97,7 @@ TEST_F(CudaRepeat, P6_AttentionAndItsGradients) {
   const Disturbance disturbance;
   for (const Shape& shape : kShapes) {
     for (const DType dtype : kFloats) {
-      const Problem run(context(), shape, dtype);
+      const RepeatedCase run(context(), shape, dtype);
       const std::vector<Tensor> expected = run.results();
       for (int i = 1; i < kRepetitions; ++i) {
         const std::vector<Tensor> results = run.results();
@@ -156,12 +156,12 @@ TEST_F(CudaRepeat, P6_LayersAndTheirGradients) {
 TEST_F(CudaRepeat, P6_AttentionAmongBatchMates) {
   for (const Shape& shape : kShapes) {
     for (const DType dtype : kFloats) {
-      const Problem alone(
+      const RepeatedCase alone(
           context(), {1, shape.query_len, shape.kv_len, shape.heads, shape.kv_heads, shape.dim},
           dtype);
       for (const std::int64_t batch : {2, 7, 64}) {
         const std::int64_t place = batch / 2;
-        Problem among(
+        RepeatedCase among(
             context(),
             {batch, shape.query_len, shape.kv_len, shape.heads, shape.kv_heads, shape.dim}, dtype);
         const auto put = [&](const Tensor& from, Tensor& to) {

@@ -28,7 +28,7 @@ using Real = long double;
 
 constexpr Real kBoundFactor = 32;  // c of docs/numerics.md
 
-struct Problem {
+struct MagnitudeCase {
   std::int64_t queries, keys, heads, group, dim, value_dim;
   DType dtype;
   bool causal, biased;
@@ -68,9 +68,9 @@ Tensor random_tensor(Random& random, DType dtype, const Dims& shape) {
   return tensor;
 }
 
-Problem random_problem(Random& random) {
+MagnitudeCase random_case(Random& random) {
   constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
-  Problem problem{};
+  MagnitudeCase problem{};
   problem.queries = 1 + random.below(random.below(2) == 0 ? 4 : 24);
   problem.keys = 1 + random.below(random.below(2) == 0 ? 5 : 90);
   problem.heads = 1 + random.below(2);
@@ -91,13 +91,13 @@ Problem random_problem(Random& random) {
   return problem;
 }
 
-AttentionOptions options_of(const Problem& problem) {
+AttentionOptions options_of(const MagnitudeCase& problem) {
   AttentionOptions options{.causal = problem.causal};
   if (problem.biased) options.bias = problem.bias;
   return options;
 }
 
-Results run(const Context& context, const Problem& problem) {
+Results run(const Context& context, const MagnitudeCase& problem) {
   const DType lse_dtype = problem.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   Results results;
   results.out = Tensor(problem.dtype, problem.dout.shape());
@@ -116,7 +116,7 @@ Results run(const Context& context, const Problem& problem) {
 /// The truth in long double.
 class Truth {
  public:
-  Truth(const Problem& problem, const Results& like)
+  Truth(const MagnitudeCase& problem, const Results& like)
       : out(like.out), dq(like.dq), dk(like.dk), dv(like.dv), problem_(problem) {
     for (std::int64_t head = 0; head < problem.q.size(2); ++head) {
       for (std::int64_t query = 0; query < problem.queries; ++query) add_row(head, query);
@@ -228,7 +228,7 @@ class Truth {
     }
   }
 
-  const Problem& problem_;
+  const MagnitudeCase& problem_;
 };
 
 Real largest_of(DType dtype) {
@@ -258,7 +258,7 @@ std::string compare(const char* name, const Tensor& got, const Expected& expecte
   return {};
 }
 
-std::string check(const Problem& problem, const Results& results, const Truth& truth) {
+std::string check(const MagnitudeCase& problem, const Results& results, const Truth& truth) {
   for (std::string wrong :
        {compare("out", results.out, truth.out), compare("dq", results.dq, truth.dq),
         compare("dk", results.dk, truth.dk), compare("dv", results.dv, truth.dv)}) {
@@ -279,7 +279,7 @@ int fuzz(std::int64_t cases, std::uint64_t seed) {
   int failures = 0;
   for (std::int64_t i = 0; i < cases && failures < 10; ++i) {
     Random random(seed, static_cast<std::uint64_t>(i));
-    const Problem problem = random_problem(random);
+    const MagnitudeCase problem = random_case(random);
     std::vector<Results> results;
     for (const Context& context : contexts) results.push_back(run(context, problem));
     const Truth truth(problem, results.front());

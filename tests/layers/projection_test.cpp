@@ -100,7 +100,7 @@ double error_ratio(long double got, const Sum& sum, DType compute, DType stored)
   return std::isfinite(got) ? static_cast<double>(error / bound) : HUGE_VAL;
 }
 
-struct Problem {
+struct ProjectionSize {
   std::int64_t rows, in, out;
   std::string describe() const {
     return std::to_string(rows) + " rows, " + std::to_string(in) + " in, " + std::to_string(out) +
@@ -109,8 +109,8 @@ struct Problem {
 };
 
 /// Every size in every place, among many others.
-std::vector<Problem> problems() {
-  std::vector<Problem> all;
+std::vector<ProjectionSize> sizes() {
+  std::vector<ProjectionSize> all;
   const std::size_t count = std::size(kSizes);
   for (std::size_t turn = 0; turn < 4; ++turn) {
     for (std::size_t i = 0; i < count; ++i) {  // 5 and 7 have no divisor in common with 12
@@ -197,7 +197,7 @@ TEST_P(Projection, AgreesWithPlainLoops) {
   double worst = 0;
   std::uint64_t seed = 0;
   for (const DType dtype : kFloatTypes) {
-    for (const auto& problem : problems()) {
+    for (const auto& problem : sizes()) {
       const Rows x = rows_of(dtype, problem.rows, problem.in, ++seed);
       const Rows w = rows_of(dtype, problem.out, problem.in, ++seed);
       const Rows b = rows_of(dtype, 1, problem.out, ++seed);
@@ -215,7 +215,8 @@ TEST_P(Projection, AgreesWithPlainLoops) {
 }
 
 TEST_P(Projection, TakesMixedTypes) {
-  const auto check = [&](const Problem& problem, DType x_dtype, DType w_dtype, DType y_dtype) {
+  const auto check = [&](const ProjectionSize& problem, DType x_dtype, DType w_dtype,
+                         DType y_dtype) {
     const Rows x = rows_of(x_dtype, problem.rows, problem.in, 1);
     const Rows w = rows_of(w_dtype, problem.out, problem.in, 2);
     const Rows b = rows_of(y_dtype, 1, problem.out, 3);
@@ -240,7 +241,7 @@ TEST_P(Projection, TakesMixedTypes) {
 TEST_P(Projection, InputGradientAgreesAndAdds) {
   std::uint64_t seed = 1000;
   for (const DType dtype : kFloatTypes) {
-    for (const auto& problem : problems()) {
+    for (const auto& problem : sizes()) {
       const Rows dy = rows_of(dtype, problem.rows, problem.out, ++seed);
       const Rows w = rows_of(dtype, problem.out, problem.in, ++seed);
       const Rows dx = rows_of(sum_dtype(dtype), problem.rows, problem.in, ++seed);
@@ -255,7 +256,7 @@ TEST_P(Projection, InputGradientAgreesAndAdds) {
 TEST_P(Projection, WeightGradientAgreesAndAdds) {
   std::uint64_t seed = 2000;
   for (const DType dtype : kFloatTypes) {
-    for (const auto& problem : problems()) {
+    for (const auto& problem : sizes()) {
       const Rows x = rows_of(dtype, problem.rows, problem.in, ++seed);
       const Rows dy = rows_of(dtype, problem.rows, problem.out, ++seed);
       for (const bool bias : {false, true}) {
@@ -288,12 +289,12 @@ TEST_P(Projection, NoRowsLeaveGradientsAsTheyAre) {
 
 // ---- bits ------------------------------------------------------------------------------------
 
-const Problem kBitProblems[] = {{65, 1, 3},   {65, 17, 129}, {65, 64, 64}, {65, 257, 65},
-                                {65, 300, 1}, {65, 515, 70}, {65, 1300, 9}};
+const ProjectionSize kBitSizes[] = {{65, 1, 3},   {65, 17, 129}, {65, 64, 64}, {65, 257, 65},
+                                    {65, 300, 1}, {65, 515, 70}, {65, 1300, 9}};
 
 TEST_P(Projection, ARowsBitsAreItsOwn) {
   for (const DType dtype : kFloatTypes) {
-    for (const auto& [rows, in, out] : kBitProblems) {
+    for (const auto& [rows, in, out] : kBitSizes) {
       const Rows x = rows_of(dtype, rows, in, 1);
       const Rows w = rows_of(dtype, out, in, 2);
       const Rows b = rows_of(dtype, 1, out, 3);
@@ -304,7 +305,7 @@ TEST_P(Projection, ARowsBitsAreItsOwn) {
       add_input_gradient(context_, dy.view(), w.view(), dx.view());
       for (const std::int64_t row : {0, 1, 31, 63, 64}) {
         const std::string where =
-            std::string(name_of(dtype)) + ", " + Problem{rows, in, out}.describe();
+            std::string(name_of(dtype)) + ", " + ProjectionSize{rows, in, out}.describe();
         const auto only = [row = row](const Rows& all) {
           return all.view().slice(0, row, row + 1);
         };
@@ -330,7 +331,7 @@ TEST_P(Projection, ARowsBitsAreItsOwn) {
 
 TEST_P(Projection, TheSameBitsForAnyNumberOfThreadsAndAnyStrides) {
   for (const DType dtype : kFloatTypes) {
-    for (const auto& [rows, in, out] : kBitProblems) {
+    for (const auto& [rows, in, out] : kBitSizes) {
       struct Results {
         Rows y, dx, dw, db;
       };
@@ -354,7 +355,7 @@ TEST_P(Projection, TheSameBitsForAnyNumberOfThreadsAndAnyStrides) {
       for (const int threads : {1, 2, 3, 7}) {
         const Results results = run(threads, Rows::Layout::kStrided);
         const std::string where = std::string(name_of(dtype)) + ", " +
-                                  Problem{rows, in, out}.describe() + ", " +
+                                  ProjectionSize{rows, in, out}.describe() + ", " +
                                   std::to_string(threads) + " threads";
         EXPECT_TRUE(same_bits(expected.y.view(), results.y.view())) << where;
         EXPECT_TRUE(same_bits(expected.dx.view(), results.dx.view())) << where;

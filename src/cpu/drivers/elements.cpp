@@ -22,11 +22,10 @@ constexpr std::int64_t kStreamedTasks = 16;
 /// Runs a kernel over ranges of [0, count).
 template <class Params>
 void run_ranges(const Workers& workers, const Params& params, std::int64_t count,
-                void (*kernel)(const Params&, const ElementRange&, void*)) {
+                void (*kernel)(const Params&, const ElementRange&, Scratch)) {
   const int threads = useful_threads(workers, 8 * static_cast<double>(count));
   parallel_for(workers, threads, ceil_div(count, kElementsPerTask), [&](std::int64_t task, int) {
-    kernel(params, {task * kElementsPerTask, std::min(count, (task + 1) * kElementsPerTask)},
-           nullptr);
+    kernel(params, {task * kElementsPerTask, std::min(count, (task + 1) * kElementsPerTask)}, {});
   });
 }
 
@@ -37,7 +36,7 @@ struct KvTasks {
   KvRowsTask* tasks;
 };
 
-using KvRowsKernel = void (*)(const KvRowsParams&, const KvRowsTask&, void*);
+using KvRowsKernel = void (*)(const KvRowsParams&, const KvRowsTask&, Scratch);
 
 void run_kv_rows(Host& host, const KvRowsParams& params, KvRowsKernel kernel,
                  std::size_t scratch_bytes) {

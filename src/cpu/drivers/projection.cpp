@@ -16,7 +16,7 @@ struct BlockedProduct {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t most_columns = kProjectionTile;  // of a block
-  void (*kernel)(const ProjectionParams&, const ProjectionTask&, void*) = nullptr;
+  void (*kernel)(const ProjectionParams&, const ProjectionTask&, Scratch) = nullptr;
   std::size_t (*kernel_scratch)(const ProjectionParams&) = nullptr;
 };
 

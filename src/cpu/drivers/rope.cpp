@@ -105,18 +105,30 @@ void rotate_token(const RopeParams& params, std::int64_t sequence, std::int64_t 
   }
 }
 
+/// Of one token.
+template <class Compute>
+struct Rotations {
+  Compute* cos;
+  Compute* sin;
+
+  Rotations(Arena& arena, std::int64_t pairs)
+      : cos(arena.take<Compute>(pairs)), sin(arena.take<Compute>(pairs)) {}
+};
+
 template <class Element>
-void rotate_tokens(const Workers& workers, const RopeParams& params, const WorkerScratch& scratch) {
-  using Compute = ComputeOf<Element>;
+void rotate_tokens(Host& host, const RopeParams& params) {
+  using Row = Rotations<ComputeOf<Element>>;
+  const WorkerScratch scratch(host, layout_bytes<Row>(DeviceId{}, params.pairs()));
   const std::int64_t grain =
       std::max<std::int64_t>(1, kElementsPerTask / (params.heads * params.head_dim));
-  parallel_ranges(workers, params.batch * params.seq, grain,
+  parallel_ranges(host.workers, params.batch * params.seq, grain,
                   [&](std::int64_t begin, std::int64_t end, int worker) {
-                    auto* cos = reinterpret_cast<Compute*>(scratch.of(worker));
-                    Compute* sin = cos + params.pairs();
+                    Arena arena = scratch.arena_of(worker);
+                    const Row row(arena, params.pairs());
                     for (std::int64_t i = begin; i < end; ++i) {
-                      fill_rotations(params, i / params.seq, i % params.seq, cos, sin);
-                      rotate_token<Element>(params, i / params.seq, i % params.seq, cos, sin);
+                      const std::int64_t sequence = i / params.seq, token = i % params.seq;
+                      fill_rotations(params, sequence, token, row.cos, row.sin);
+                      rotate_token<Element>(params, sequence, token, row.cos, row.sin);
                     }
                   });
 }
@@ -125,11 +137,7 @@ void rotate_tokens(const Workers& workers, const RopeParams& params, const Worke
 
 void CpuBackend::rotate(const RopeParams& params) {
   if (params.batch == 0 || params.seq == 0 || params.heads == 0) return;
-  // A row of cosines and a row of sines; doubles are large enough for either type.
-  const WorkerScratch scratch(host(),
-                              2 * static_cast<std::size_t>(params.pairs()) * sizeof(double));
-  with_float_type(params.dtype,
-                  [&]<class Element>() { rotate_tokens<Element>(workers(), params, scratch); });
+  with_float_type(params.dtype, [&]<class Element>() { rotate_tokens<Element>(host(), params); });
 }
 
 }  // namespace ladon::cpu

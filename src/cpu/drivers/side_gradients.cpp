@@ -56,16 +56,25 @@ struct BiasBox {
   std::int64_t sequence, head, token_begin, token_end, key_begin, key_end;
 };
 
-constexpr std::size_t kSumBytes = kTokensPerTask * kKeysPerTask * sizeof(double);
+/// What a task of the bias's gradient has: the sums of its box, and the kernel's scratch.
+struct BiasScratch {
+  double* sums;
+  Scratch kernel;
+
+  BiasScratch(Arena& arena, std::size_t kernel_bytes)
+      : sums(arena.take<double>(kTokensPerTask * kKeysPerTask)),
+        kernel{arena.take<std::byte>(static_cast<std::int64_t>(kernel_bytes)), kernel_bytes} {}
+};
 
 void write_bias_gradient(const Workers& workers, const AttentionParams& params,
                          const KernelSet& kernels, const RowScales& scales,
                          const WorkerScratch& scratch) {
   const BiasBoxes boxes(params.dbias);
+  const std::size_t kernel_bytes = kernels.bias_gradient_scratch(params);
   interruptible_for(workers, boxes.count(), [&](std::int64_t index, int worker) {
-    std::byte* memory = scratch.of(worker);
-    auto* sums = reinterpret_cast<double*>(memory);
-    std::fill_n(sums, kTokensPerTask * kKeysPerTask, 0.0);
+    Arena arena = scratch.arena_of(worker);
+    const BiasScratch memory(arena, kernel_bytes);
+    std::fill_n(memory.sums, kTokensPerTask * kKeysPerTask, 0.0);
     const BiasBox box(boxes, index);
     // A dimension of size 1 is shared: the task then sums over all of it.
     BiasGradientTask task;
@@ -77,10 +86,10 @@ void write_bias_gradient(const Workers& workers, const AttentionParams& params,
     task.key_begin = box.key_begin;
     task.key_end = boxes.keys == 1 ? params.max_kv_len : box.key_end;
     task.key_stride = boxes.keys == 1 ? 0 : 1;
-    task.sums = sums;
+    task.sums = memory.sums;
     task.scales = scales;
-    kernels.bias_gradient(params, task, memory + kSumBytes);
-    box.write(sums, params.dbias);
+    kernels.bias_gradient(params, task, memory.kernel);
+    box.write(memory.sums, params.dbias);
   });
 }
 
@@ -98,7 +107,9 @@ void write_sink_gradients(const Workers& workers, const AttentionParams& params,
 
 std::size_t side_gradient_scratch(const AttentionParams& params, const KernelSet& kernels) {
   std::size_t bytes = 0;
-  if (params.dbias.data != nullptr) bytes = kSumBytes + kernels.bias_gradient_scratch(params);
+  if (params.dbias.data != nullptr) {
+    bytes = layout_bytes<BiasScratch>(DeviceId{}, kernels.bias_gradient_scratch(params));
+  }
   if (params.dsinks.data != nullptr) {
     bytes = std::max(bytes, kernels.sink_gradient_scratch(params));
   }

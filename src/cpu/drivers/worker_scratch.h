@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "core/arena.h"
 #include "core/backend.h"
 #include "core/integer.h"
 #include "cpu/kernel_table.h"
@@ -18,9 +19,12 @@ class WorkerScratch {
             host.scratch,
             saturating_product(static_cast<std::size_t>(host.workers.num_threads()), stride_)) {}
 
-  std::byte* of(int worker) const noexcept {
-    return workspace_.data() + static_cast<std::size_t>(worker) * stride_;
+  Scratch of(int worker) const noexcept {
+    return {workspace_.data() + static_cast<std::size_t>(worker) * stride_, stride_};
   }
+
+  /// For a driver's own layout, of which the bytes were counted by layout_bytes().
+  Arena arena_of(int worker) const noexcept { return {of(worker).data, stride_, DeviceId{}}; }
 
  private:
   std::size_t stride_;

@@ -217,7 +217,7 @@ inline void prefetch_query_rows(const AttentionParams& params, const Sequence& s
 }
 
 template <class V, class Products>
-void run_backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
+void run_backward(const AttentionParams& params, const BackwardTask& task, Scratch memory) {
   using Scalar = typename V::Scalar;
   ScratchArena arena(memory);
   const BackwardScratch<V> scratch(params, arena);
@@ -301,14 +301,14 @@ void run_backward(const AttentionParams& params, const BackwardTask& task, void*
 
 template <class V, class Products>
 std::size_t backward_bytes(const AttentionParams& params) {
-  ScratchArena arena(nullptr);
+  ScratchArena arena;
   const BackwardScratch<V> scratch(params, arena);
   const Products products(params, arena);
   return arena.used();
 }
 
 template <class V>
-void backward(const AttentionParams& params, const BackwardTask& task, void* memory) {
+void backward(const AttentionParams& params, const BackwardTask& task, Scratch memory) {
   run_backward<V, ElementBackward<V>>(params, task, memory);
 }
 
@@ -325,7 +325,7 @@ struct CombineDqScratch {
   Scalar* rows;           // [kLanes][head_dim]
   std::size_t bytes;
 
-  CombineDqScratch(const AttentionParams& params, void* base) {
+  CombineDqScratch(const AttentionParams& params, Scratch base) {
     ScratchArena arena(base);
     head_dim = round_up(params.head_dim, V::kLanes);
     sums = arena.take<Scalar>(head_dim * V::kLanes);
@@ -335,7 +335,7 @@ struct CombineDqScratch {
 };
 
 template <class V>
-void combine_dq(const AttentionParams& params, const CombineDqTask& task, void* memory) {
+void combine_dq(const AttentionParams& params, const CombineDqTask& task, Scratch memory) {
   using Scalar = typename V::Scalar;
   const CombineDqScratch<V> scratch(params, memory);
   const Sequence& sequence = params.sequences[task.sequence];
@@ -371,7 +371,7 @@ void combine_dq(const AttentionParams& params, const CombineDqTask& task, void* 
 
 template <class V>
 std::size_t combine_dq_scratch(const AttentionParams& params) {
-  return CombineDqScratch<V>(params, nullptr).bytes;
+  return CombineDqScratch<V>(params, {}).bytes;
 }
 
 }  // namespace

@@ -261,21 +261,24 @@ inline double head_element(const HeadOperand& operand, std::int64_t head) {
   return value;
 }
 
-/// Hands out aligned parts of a scratch block. With a null base it only counts the bytes.
+/// Hands out aligned parts of scratch memory; without any it only counts their bytes. A layout that
+/// takes more than was counted for it ends the program: behind it is another worker's memory.
 class ScratchArena {
  public:
-  explicit ScratchArena(void* base) : base_(static_cast<char*>(base)) {}
+  explicit ScratchArena(Scratch memory = {}) : memory_(memory) {}
   template <class Scalar>
   Scalar* take(std::int64_t count) {
-    char* p = base_ == nullptr ? nullptr : base_ + used_;
+    const std::size_t begin = used_;
     used_ += static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof(Scalar)),
                                                static_cast<std::int64_t>(kScratchAlignment)));
-    return reinterpret_cast<Scalar*>(p);
+    if (memory_.data == nullptr) return nullptr;
+    if (used_ > memory_.bytes) __builtin_trap();
+    return reinterpret_cast<Scalar*>(memory_.data + begin);
   }
   std::size_t used() const { return used_; }
 
  private:
-  char* base_;
+  Scratch memory_;
   std::size_t used_ = 0;
 };
 

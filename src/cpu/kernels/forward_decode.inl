@@ -66,7 +66,7 @@ struct ForwardDecodeScratch {
   Scalar* scales;          // of BlockScales
   std::size_t bytes;
 
-  ForwardDecodeScratch(const AttentionParams& params, void* base) {
+  ForwardDecodeScratch(const AttentionParams& params, Scratch base) {
     ScratchArena arena(base);
     head_dim = round_up(params.head_dim, V::kLanes);
     value_dim = round_up(params.value_dim, V::kLanes);
@@ -100,7 +100,7 @@ class DecodeRows {
  public:
   using Scalar = typename V::Scalar;
 
-  DecodeRows(const AttentionParams& params, const ForwardTask& task, void* memory)
+  DecodeRows(const AttentionParams& params, const ForwardTask& task, Scratch memory)
       : params_(params),
         task_(task),
         sequence_(params.sequences[task.sequence]),
@@ -337,7 +337,7 @@ class DecodeRows {
 };
 
 template <class V, class Products>
-void run_forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void run_forward_decode(const AttentionParams& params, const ForwardTask& task, Scratch memory) {
   const bool as_stored = loads_stored<V>(params.k.dtype) && loads_stored<V>(params.v.dtype);
   ForwardTask part = task;
   part.kv_head_count = as_stored ? task.kv_head_count : 1;

@@ -268,20 +268,20 @@ class ForwardStrip {
 };
 
 template <class V, class Products>
-void run_forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void run_forward_tile(const AttentionParams& params, const ForwardTask& task, Scratch memory) {
   ScratchArena arena(memory);
   ForwardStrip<V, Products>(params, arena).run(task);
 }
 
 template <class V, class Products>
 std::size_t forward_tile_bytes(const AttentionParams& params) {
-  ScratchArena arena(nullptr);
+  ScratchArena arena;
   const ForwardStrip<V, Products> strip(params, arena);
   return arena.used();
 }
 
 template <class V>
-void forward_tile(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void forward_tile(const AttentionParams& params, const ForwardTask& task, Scratch memory) {
   run_forward_tile<V, ElementProducts<V>>(params, task, memory);
 }
 

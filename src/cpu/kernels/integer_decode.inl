@@ -258,7 +258,7 @@ struct IntegerDecode : DotScores<typename V::Integers> {
 };
 
 template <class V>
-void forward_decode(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void forward_decode(const AttentionParams& params, const ForwardTask& task, Scratch memory) {
   if constexpr (!kIsVoid<typename V::Integers>) {
     if (IntegerDecode<V>::serves(params)) {
       return run_forward_decode<V, IntegerDecode<V>>(params, task, memory);
@@ -269,7 +269,7 @@ void forward_decode(const AttentionParams& params, const ForwardTask& task, void
 
 template <class V>
 std::size_t forward_decode_scratch(const AttentionParams& params) {
-  return ForwardDecodeScratch<V>(params, nullptr).bytes;
+  return ForwardDecodeScratch<V>(params, {}).bytes;
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ struct KvRowsScratch {
   double* row;  // one head
   std::size_t bytes;
 
-  KvRowsScratch(const KvRowsParams& params, void* base) {
+  KvRowsScratch(const KvRowsParams& params, Scratch base) {
     ScratchArena arena(base);
     row = arena.take<double>(larger(params.head_dim, params.value_dim));
     bytes = arena.used();
@@ -313,7 +313,7 @@ inline void move_row(const void* from, DType from_dtype, std::int64_t n, void* t
 }
 
 template <class V>
-void write_kv(const KvRowsParams& params, const KvRowsTask& task, void*) {
+void write_kv(const KvRowsParams& params, const KvRowsTask& task, Scratch) {
   const DType stored = params.format.dtype;
   for_each_part(params, params.runs[task.run], [&](const KvRowsPart& part) {
     const DType dtype = part.rows.dtype;
@@ -338,7 +338,7 @@ std::size_t write_kv_scratch(const KvRowsParams&) {
 }
 
 template <class V>
-void gather_kv(const KvRowsParams& params, const KvRowsTask& task, void* memory) {
+void gather_kv(const KvRowsParams& params, const KvRowsTask& task, Scratch memory) {
   const KvRowsScratch scratch(params, memory);
   const DType stored = params.format.dtype;
   for_each_part(params, params.runs[task.run], [&](const KvRowsPart& part) {
@@ -358,7 +358,7 @@ void gather_kv(const KvRowsParams& params, const KvRowsTask& task, void* memory)
 
 template <class V>
 std::size_t gather_kv_scratch(const KvRowsParams& params) {
-  return KvRowsScratch(params, nullptr).bytes;
+  return KvRowsScratch(params, {}).bytes;
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct NormScratch {
   double* dy;  // [padded dim]
   std::size_t bytes;
 
-  NormScratch(const NormParams& params, void* base) {
+  NormScratch(const NormParams& params, Scratch base) {
     ScratchArena arena(base);
     x = arena.take<double>(padded_norm_dim(params.dim));
     dy = arena.take<double>(padded_norm_dim(params.dim));
@@ -70,7 +70,7 @@ inline double inverse_rms(const NormParams& params, const double* x) {
 }
 
 template <class V>
-void rms_norm(const NormParams& params, const NormTask& task, void* memory) {
+void rms_norm(const NormParams& params, const NormTask& task, Scratch memory) {
   const NormScratch scratch(params, memory);
   for (std::int64_t row = task.begin; row < task.end; ++row) {
     load_centered_row(params, row, scratch.x);
@@ -86,11 +86,11 @@ void rms_norm(const NormParams& params, const NormTask& task, void* memory) {
 
 template <class V>
 std::size_t rms_norm_scratch(const NormParams& params) {
-  return NormScratch(params, nullptr).bytes;
+  return NormScratch(params, {}).bytes;
 }
 
 template <class V>
-void rms_norm_backward(const NormParams& params, const NormTask& task, void* memory) {
+void rms_norm_backward(const NormParams& params, const NormTask& task, Scratch memory) {
   const NormScratch scratch(params, memory);
   double* const unit = scratch.x;
   double* const dy = scratch.dy;
@@ -122,7 +122,7 @@ void rms_norm_backward(const NormParams& params, const NormTask& task, void* mem
 
 template <class V>
 std::size_t rms_norm_backward_scratch(const NormParams& params) {
-  return NormScratch(params, nullptr).bytes;
+  return NormScratch(params, {}).bytes;
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ inline V constant(double value) {
 }
 
 template <class V>
-void sgd_step(const SgdParams& params, const ElementRange& range, void*) {
+void sgd_step(const SgdParams& params, const ElementRange& range, Scratch) {
   using Scalar = typename V::Scalar;
   auto* velocity = static_cast<Scalar*>(params.velocity);
   const V rate = constant<V>(params.learning_rate);
@@ -130,7 +130,7 @@ std::size_t sgd_step_scratch(const SgdParams&) {
 }
 
 template <class V>
-void adamw_step(const AdamWParams& params, const ElementRange& range, void*) {
+void adamw_step(const AdamWParams& params, const ElementRange& range, Scratch) {
   using Scalar = typename V::Scalar;
   auto* first = static_cast<Scalar*>(params.first);
   auto* second = static_cast<Scalar*>(params.second);

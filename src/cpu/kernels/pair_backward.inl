@@ -180,7 +180,7 @@ class PairBackward {
 
 /// The scales of rows where q, k and v are all bf16.
 template <class V, class Engine>
-void row_scales_of_pairs(const AttentionParams& params, const RowScalesTask& task, void* memory) {
+void row_scales_of_pairs(const AttentionParams& params, const RowScalesTask& task, Scratch memory) {
   run_row_scales<V, PairBackward<V, Engine>>(params, task, memory);
 }
 
@@ -191,7 +191,7 @@ std::size_t row_scales_of_pairs_scratch(const AttentionParams& params) {
 
 /// The backward pass where q, k, v and dout are all bf16.
 template <class V, class Engine>
-void backward_of_pairs(const AttentionParams& params, const BackwardTask& task, void* memory) {
+void backward_of_pairs(const AttentionParams& params, const BackwardTask& task, Scratch memory) {
   run_backward<V, PairBackward<V, Engine>>(params, task, memory);
 }
 

@@ -141,7 +141,8 @@ struct PairDecode : DotScores<Pairs> {
 };
 
 template <class V, class Pairs>
-void forward_decode_of_pairs(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void forward_decode_of_pairs(const AttentionParams& params, const ForwardTask& task,
+                             Scratch memory) {
   if (params.head_dim % 2 == 0) {
     return run_forward_decode<V, PairDecode<V, Pairs>>(params, task, memory);
   }

@@ -98,7 +98,7 @@ class PairProducts {
 
 /// Forward tiles whose q, k and v are all bf16.
 template <class V, class Engine>
-void forward_tile_of_pairs(const AttentionParams& params, const ForwardTask& task, void* memory) {
+void forward_tile_of_pairs(const AttentionParams& params, const ForwardTask& task, Scratch memory) {
   run_forward_tile<V, PairProducts<V, Engine>>(params, task, memory);
 }
 

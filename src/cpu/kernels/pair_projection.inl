@@ -39,7 +39,7 @@ struct PairRows {
 
 /// Projections whose x is bf16. Where the weights are not, x is converted to f32.
 template <class V, class Pairs>
-void project_of_pairs(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
+void project_of_pairs(const ProjectionParams& params, const ProjectionTask& task, Scratch memory) {
   if (params.w.dtype == DType::kBF16) {
     return project_rows<PairRows<Pairs>>(params, task, memory);
   }
@@ -49,7 +49,7 @@ void project_of_pairs(const ProjectionParams& params, const ProjectionTask& task
 template <class V, class Pairs>
 std::size_t project_of_pairs_scratch(const ProjectionParams& params) {
   if (params.w.dtype == DType::kBF16) {
-    return ProjectScratch<PairRows<Pairs>>(nullptr).bytes;
+    return ProjectScratch<PairRows<Pairs>>({}).bytes;
   }
   return project_scratch<V>(params);
 }

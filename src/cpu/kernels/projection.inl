@@ -88,7 +88,7 @@ struct ProjectScratch {
   Scalar* y;  // [kProjectionTile][kProjectColumns]
   std::size_t bytes;
 
-  explicit ProjectScratch(void* base) {
+  explicit ProjectScratch(Scratch base) {
     ScratchArena arena(base);
     x = arena.take<Factor>(kProjectionTile * Parts<Rows>::kMost);
     w = arena.take<Factor>(kDotKeys * Parts<Rows>::kMost);
@@ -133,7 +133,7 @@ inline void for_each_columns(ProjectionTask task, std::int64_t columns, const Bo
 template <class Rows>
 class DotProjection {
  public:
-  DotProjection(const ProjectionParams& params, const ProjectionTask& task, void* memory)
+  DotProjection(const ProjectionParams& params, const ProjectionTask& task, Scratch memory)
       : params_(params),
         task_(task),
         scratch_(memory),
@@ -208,17 +208,17 @@ class DotProjection {
 };
 
 template <class Rows>
-void project_rows(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
+void project_rows(const ProjectionParams& params, const ProjectionTask& task, Scratch memory) {
   DotProjection<Rows>(params, task, memory).run();
 }
 
 template <class V>
-void project(const ProjectionParams& params, const ProjectionTask& task, void* memory) {
+void project(const ProjectionParams& params, const ProjectionTask& task, Scratch memory) {
   project_rows<ElementRows<V>>(params, task, memory);
 }
 template <class V>
 std::size_t project_scratch(const ProjectionParams&) {
-  return ProjectScratch<ElementRows<V>>(nullptr).bytes;
+  return ProjectScratch<ElementRows<V>>({}).bytes;
 }
 
 }  // namespace

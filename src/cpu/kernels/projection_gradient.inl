@@ -38,7 +38,7 @@ struct ProjectGradientScratch {
   Scalar* b;     // [kProjectionDepth][kProjectionTile]
   std::size_t bytes;
 
-  explicit ProjectGradientScratch(void* base) {
+  explicit ProjectGradientScratch(Scratch base) {
     ScratchArena arena(base);
     sums = arena.take<Scalar>(kProjectionTile * kProjectionTile);
     a = arena.take<Scalar>(kProjectionTile * kProjectionDepth);
@@ -60,7 +60,7 @@ inline void add_sums(const Matrix& to, std::int64_t row, std::int64_t rows, std:
 /// dx of one block: rows of x, columns of in_features.
 template <class V>
 void project_input_gradient(const ProjectionParams& params, const ProjectionTask& task,
-                            void* memory) {
+                            Scratch memory) {
   using Scalar = typename V::Scalar;
   const ProjectGradientScratch<V> scratch(memory);
   const std::int64_t rows = task.row_end - task.row_begin;
@@ -81,14 +81,14 @@ void project_input_gradient(const ProjectionParams& params, const ProjectionTask
 
 template <class V>
 std::size_t project_input_gradient_scratch(const ProjectionParams&) {
-  return ProjectGradientScratch<V>(nullptr).bytes;
+  return ProjectGradientScratch<V>({}).bytes;
 }
 
 /// dw of one block: rows of out_features, columns of in_features. The task that owns column 0 also
 /// sums db.
 template <class V>
 void project_weight_gradient(const ProjectionParams& params, const ProjectionTask& task,
-                             void* memory) {
+                             Scratch memory) {
   using Scalar = typename V::Scalar;
   const ProjectGradientScratch<V> scratch(memory);
   const std::int64_t outs = task.row_end - task.row_begin;
@@ -120,7 +120,7 @@ void project_weight_gradient(const ProjectionParams& params, const ProjectionTas
 
 template <class V>
 std::size_t project_weight_gradient_scratch(const ProjectionParams&) {
-  return ProjectGradientScratch<V>(nullptr).bytes;
+  return ProjectGradientScratch<V>({}).bytes;
 }
 
 }  // namespace

@@ -201,20 +201,20 @@ class RowScalesRun {
 };
 
 template <class V, class Products>
-void run_row_scales(const AttentionParams& params, const RowScalesTask& task, void* memory) {
+void run_row_scales(const AttentionParams& params, const RowScalesTask& task, Scratch memory) {
   ScratchArena arena(memory);
   RowScalesRun<V, Products>(params, arena).run(task);
 }
 
 template <class V, class Products>
 std::size_t row_scales_bytes(const AttentionParams& params) {
-  ScratchArena arena(nullptr);
+  ScratchArena arena;
   const RowScalesRun<V, Products> run(params, arena);
   return arena.used();
 }
 
 template <class V>
-void row_scales(const AttentionParams& params, const RowScalesTask& task, void* memory) {
+void row_scales(const AttentionParams& params, const RowScalesTask& task, Scratch memory) {
   run_row_scales<V, ElementBackward<V>>(params, task, memory);
 }
 

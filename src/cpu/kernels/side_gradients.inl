@@ -54,7 +54,7 @@ inline void add_bias_gradient(const AttentionParams& params, const BiasGradientT
 }
 
 template <class V>
-void bias_gradient(const AttentionParams& params, const BiasGradientTask& task, void* memory) {
+void bias_gradient(const AttentionParams& params, const BiasGradientTask& task, Scratch memory) {
   ScratchArena arena(memory);
   const BackwardScratch<V> scratch(params, arena);
   ElementBackward<V> products(params, arena);
@@ -76,13 +76,26 @@ std::size_t bias_gradient_scratch(const AttentionParams& params) {
   return backward_scratch<V>(params);
 }
 
+template <class V>
+struct SinkScratch {
+  using Scalar = typename V::Scalar;
+  Scalar* out;   // [value_dim]
+  Scalar* dout;  // [value_dim]
+  std::size_t bytes;
+
+  SinkScratch(const AttentionParams& params, Scratch memory) {
+    ScratchArena arena(memory);
+    out = arena.take<Scalar>(params.value_dim);
+    dout = arena.take<Scalar>(params.value_dim);
+    bytes = arena.used();
+  }
+};
+
 /// The sink has a weight in each row, exp(sink - shift) * factor, and no value.
 template <class V>
-void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, void* memory) {
+void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, Scratch memory) {
   using Scalar = typename V::Scalar;
-  ScratchArena arena(memory);
-  Scalar* out = arena.take<Scalar>(params.value_dim);
-  Scalar* dout = arena.take<Scalar>(params.value_dim);
+  const SinkScratch<V> scratch(params, memory);
   const double sink = head_element(params.rules.sinks, task.head);
   double total = 0;
   for (std::int64_t s = 0; s < params.num_sequences; ++s) {
@@ -95,14 +108,14 @@ void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, 
       load_row(
           at(params.out.data, params.out.dtype,
              sequence.out + token * params.out.token_stride + task.head * params.out.head_stride),
-          params.out.dtype, params.value_dim, out);
+          params.out.dtype, params.value_dim, scratch.out);
       load_row(at(params.dout.data, params.dout.dtype,
                   sequence.dout + token * params.dout.token_stride +
                       task.head * params.dout.head_stride),
-               params.dout.dtype, params.value_dim, dout);
+               params.dout.dtype, params.value_dim, scratch.dout);
       double delta = 0;
       for (std::int64_t i = 0; i < params.value_dim; ++i) {
-        delta += static_cast<double>(out[i]) * static_cast<double>(dout[i]);
+        delta += static_cast<double>(scratch.out[i]) * static_cast<double>(scratch.dout[i]);
       }
       if (params.dlse.data != nullptr) {
         delta -= load_lse(params.dlse, sequence.dlse + token * params.dlse.token_stride +
@@ -116,10 +129,7 @@ void sink_gradient(const AttentionParams& params, const SinkGradientTask& task, 
 
 template <class V>
 std::size_t sink_gradient_scratch(const AttentionParams& params) {
-  ScratchArena arena(nullptr);
-  arena.take<typename V::Scalar>(params.value_dim);
-  arena.take<typename V::Scalar>(params.value_dim);
-  return arena.used();
+  return SinkScratch<V>(params, {}).bytes;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace ladon::cpu {
 namespace {
 
 template <class V>
-void accumulate(const AccumulateParams& params, const ElementRange& range, void*) {
+void accumulate(const AccumulateParams& params, const ElementRange& range, Scratch) {
   using Scalar = typename V::Scalar;
   const auto* from = static_cast<const Scalar*>(params.from.data);
   auto* to = static_cast<Scalar*>(params.to.data);
@@ -30,7 +30,7 @@ struct HeadSumScratch {
   double* row;   // [dim]
   std::size_t bytes;
 
-  HeadSumScratch(const HeadSumParams& params, void* base) {
+  HeadSumScratch(const HeadSumParams& params, Scratch base) {
     ScratchArena arena(base);
     sums = arena.take<double>(params.dim);
     row = arena.take<double>(params.dim);
@@ -40,7 +40,7 @@ struct HeadSumScratch {
 
 /// Sums in double, head by head in order, and rounds once.
 template <class V>
-void sum_heads(const HeadSumParams& params, const RowRange& range, void* memory) {
+void sum_heads(const HeadSumParams& params, const RowRange& range, Scratch memory) {
   const HeadSumScratch scratch(params, memory);
   for (std::int64_t row = range.begin; row < range.end; ++row) {
     for (std::int64_t group = 0; group < params.groups; ++group) {
@@ -62,7 +62,7 @@ void sum_heads(const HeadSumParams& params, const RowRange& range, void* memory)
 
 template <class V>
 std::size_t sum_heads_scratch(const HeadSumParams& params) {
-  return HeadSumScratch(params, nullptr).bytes;
+  return HeadSumScratch(params, {}).bytes;
 }
 
 }  // namespace

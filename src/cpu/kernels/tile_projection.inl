@@ -22,7 +22,7 @@ inline constexpr std::int64_t kTileColumns = 1024;
 
 class TileProjection {
  public:
-  TileProjection(const ProjectionParams& params, void* memory) : params_(params) {
+  TileProjection(const ProjectionParams& params, Scratch memory) : params_(params) {
     ScratchArena arena(memory);
     const std::int64_t terms = params.rows <= kTileSide ? params.in_features : kPart;
     part_ = larger(round_up(terms, 2 * kTileSide), 2 * kTileSide);
@@ -114,14 +114,14 @@ class TileProjection {
 
 /// Projections whose x is bf16. Where the weights are not, x is converted to f32.
 inline void project_by_tiles(const ProjectionParams& params, const ProjectionTask& task,
-                             void* memory) {
+                             Scratch memory) {
   if (params.w.dtype == DType::kBF16) return TileProjection(params, memory).run(task);
   for_each_columns(task, kProjectColumns,
                    [&](const ProjectionTask& part) { project<F32>(params, part, memory); });
 }
 
 inline std::size_t project_by_tiles_scratch(const ProjectionParams& params) {
-  if (params.w.dtype == DType::kBF16) return TileProjection(params, nullptr).bytes();
+  if (params.w.dtype == DType::kBF16) return TileProjection(params, {}).bytes();
   return project_scratch<F32>(params);
 }
 
