@@ -6,9 +6,9 @@
 // produces, and say so: ConversionSummary::exact. compare_layers() measures what was lost.
 // balance_channels() keeps the kind and changes the weights, so that int8 caches lose less.
 //
-// Everything runs on the host in f64 and gives the same bytes for any number of threads. Results
-// are on the Context's device, in the source layer's dtype. A build without Eigen
-// (LADON_CONVERT=OFF) has these functions too; they throw Error (kUnsupported).
+// Everything runs on the host in f64 and gives the same bytes for any number of threads. Layers
+// must be on the Context's device; results are there too, in the source layer's dtype. A build
+// without Eigen (LADON_CONVERT=OFF) has these functions too; they throw Error (kUnsupported).
 #pragma once
 
 #include <cstdint>

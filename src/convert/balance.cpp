@@ -14,6 +14,7 @@
 #include "convert/matrices.h"
 #include "convert/moments.h"
 #include "convert/rope_pairs.h"
+#include "core/checks.h"
 
 namespace ladon {
 namespace convert {
@@ -292,6 +293,7 @@ void balance_values(const Context& host, MultiHeadAttention& layer, const RealMa
 BalancedMultiHead balance_channels(const Context& context, const MultiHeadAttention& layer,
                                    const Calibration* calibration) {
   using namespace convert;
+  check_device(Operation(kOperation, context), "layer", layer.device());
   const MultiHeadAttentionOptions& options = layer.options();
   require_self_attention(kOperation, options);
   const HostContext host(context);

@@ -9,6 +9,7 @@
 #include "convert/low_rank.h"
 #include "convert/matrices.h"
 #include "convert/moments.h"
+#include "core/checks.h"
 #include "core/fail.h"
 
 namespace ladon {
@@ -122,6 +123,7 @@ MultiHeadAttention make_layer(const Context& context, const Context& host,
 
 MultiHeadAttention to_mha(const Context& context, const LatentAttention& layer) {
   using namespace convert;
+  check_device(Operation("to_mha", context), "layer", layer.device());
   const HostContext host(context);
   const LatentWeights weights("to_mha", host, layer);
   const LatentAttentionOptions& latent = layer.options();
@@ -140,6 +142,7 @@ MultiHeadAttention to_mha(const Context& context, const LatentAttention& layer) 
 
 MultiHeadAttention to_mqa(const Context& context, const LatentAttention& layer) {
   using namespace convert;
+  check_device(Operation("to_mqa", context), "layer", layer.device());
   const HostContext host(context);
   const LatentWeights weights("to_mqa", host, layer);
   const LatentAttentionOptions& latent = layer.options();
@@ -161,6 +164,7 @@ ConvertedLatent reduce_rank(const Context& context, const LatentAttention& layer
                             std::int64_t kv_rank, const Calibration* calibration) {
   using namespace convert;
   constexpr std::string_view kOperation = "reduce_rank";
+  check_device(Operation(kOperation, context), "layer", layer.device());
   const LatentAttentionOptions& source = layer.options();
   if (kv_rank < 0 || kv_rank > source.kv_rank) {
     fail(kOperation, "kv_rank",

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "convert/host_context.h"
+#include "core/checks.h"
 
 namespace ladon {
 namespace convert {
@@ -42,6 +43,7 @@ MultiHeadAttention repeat_kv_heads(const Context& context, const MultiHeadAttent
 }  // namespace convert
 
 MultiHeadAttention to_mha(const Context& context, const MultiHeadAttention& layer) {
+  check_device(Operation("to_mha", context), "layer", layer.device());
   return convert::repeat_kv_heads(context, layer, layer.num_heads());
 }
 

@@ -12,6 +12,7 @@
 #include "convert/low_rank.h"
 #include "convert/matrices.h"
 #include "convert/repeat.h"
+#include "core/checks.h"
 #include "core/fail.h"
 
 namespace ladon {
@@ -241,6 +242,7 @@ std::vector<std::int64_t> query_order(const std::vector<Group>& groups, std::int
 ConvertedMultiHead to_gqa(const Context& context, const MultiHeadAttention& layer,
                           const GqaConversion& conversion, const Calibration* calibration) {
   using namespace convert;
+  check_device(Operation(kOperation, context), "layer", layer.device());
   MultiHeadAttentionOptions options = layer.options();
   check(options, conversion);
   const HostContext host(context);

@@ -303,6 +303,7 @@ class LatentBuilder {
 ConvertedLatent to_mla(const Context& context, const MultiHeadAttention& layer,
                        const MlaConversion& conversion, const Calibration* calibration) {
   using namespace convert;
+  check_device(Operation(kOperation, context), "layer", layer.device());
   const MultiHeadAttentionOptions& options = layer.options();
   check_source(options);
   check_conversion(conversion);

@@ -280,16 +280,14 @@ void AdamW::restore(std::int64_t steps, std::vector<Moments> moments) {
   }
   for (std::size_t i = 0; i < moments.size(); ++i) {
     const auto check = [&](std::string_view part, const Tensor& got, const Tensor& expected) {
-      if (got.dtype() == expected.dtype() && got.shape() == expected.shape() &&
-          got.device() == expected.device()) {
-        return;
-      }
+      const std::string name = "moments[" + std::to_string(i) + "]" + std::string(part);
       const auto text = [](const Tensor& tensor) {
-        return name_of(tensor.dtype()) + (" " + tensor.shape().to_string()) + " on " +
-               tensor.device().to_string();
+        return name_of(tensor.dtype()) + (" " + tensor.shape().to_string());
       };
-      fail(kOperation, "moments[" + std::to_string(i) + "]" + std::string(part),
-           "got " + text(got) + ", expected " + text(expected));
+      if (got.dtype() != expected.dtype() || !(got.shape() == expected.shape())) {
+        fail(kOperation, name, "got " + text(got) + ", expected " + text(expected));
+      }
+      check_device(Operation(kOperation, expected.device()), name, got.device());
     };
     check(".first", moments[i].first, states_[i].first);
     check(".second", moments[i].second, states_[i].second);

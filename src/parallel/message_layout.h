@@ -43,7 +43,7 @@ class MessageLayout {
   }
   TensorView array(Tensor& message, std::size_t i) const {
     return {static_cast<std::byte*>(message.data()) + offsets_[i], arrays_[i].dtype,
-            arrays_[i].shape};
+            arrays_[i].shape, message.device()};
   }
 
  private:

@@ -2,6 +2,8 @@
 // Context's device; and what is elsewhere than the Context is refused.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "ladon/convert.h"
@@ -72,6 +74,31 @@ TEST_F(ConvertOnDevice, ResultsAreThoseOfTheHost) {
   EXPECT_GT(compared.output_error, 0);
   EXPECT_EQ(compare_layers(device_, layer_there, few_there.layer, x_there).output_error,
             compared.output_error);
+}
+
+TEST_F(ConvertOnDevice, LayersThatAreElsewhereAreRefused) {
+  const LatentAttention latent(
+      {.embed_dim = 8, .num_heads = 2, .kv_rank = 6, .nope_dim = 4, .rope_dim = 2}, 4);
+  const MultiHeadAttention layer_there = moved(layer_, device_);
+  const LatentAttention latent_there = moved(latent, device_);
+  // The host's layers as well: only the inputs of a calibration are taken from there.
+  for (const bool on_device : {false, true}) {
+    const Context& context = on_device ? device_ : cpu_;
+    const MultiHeadAttention& heads = on_device ? layer_ : layer_there;
+    const LatentAttention& latents = on_device ? latent : latent_there;
+    const auto refused = [&](const char* operation, const std::function<void()>& call) {
+      expect_refused(operation, "layer", call, on_device);
+    };
+    refused("to_mha", [&] { to_mha(context, heads); });
+    refused("to_mha", [&] { to_mha(context, latents); });
+    refused("to_mqa", [&] { to_mqa(context, latents); });
+    for (const std::int64_t kv_heads : {2, 4}) {  // merged, and as they are
+      refused("to_gqa", [&] { to_gqa(context, heads, {.num_kv_heads = kv_heads}); });
+    }
+    refused("to_mla", [&] { to_mla(context, heads); });
+    refused("reduce_rank", [&] { reduce_rank(context, latents); });
+    refused("balance_channels", [&] { balance_channels(context, heads); });
+  }
 }
 
 TEST_F(ConvertOnDevice, WhatIsElsewhereIsRefused) {

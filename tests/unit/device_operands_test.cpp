@@ -341,12 +341,17 @@ TEST_F(LayerOperands, OptimisersWhoseParameterHasMoved) {
     Parameter* const pointers[] = {&weight};
     expect_refused("clip_gradients", gradient, [&] { clip_gradients(cpu_, pointers, 1); });
     expect_refused("Sgd", gradient, [&] { Sgd(cpu_, {&weight}, {}); });
-    std::vector<AdamW::Moments> moments(1);
-    moments[0].first = device(DType::kF32, {3});
-    moments[0].second = host(DType::kF32, {3});
-    moments[0].master = host(DType::kF32, {3});
-    EXPECT_EQ(error_of([&] { adamw.restore(1, std::move(moments)); }),
-              "AdamW::restore: moments[0].first: got f32 [3] on cuda:77, expected f32 [3] on cpu");
+    const auto restore_refused = [&](const char* argument, Tensor AdamW::Moments::*moment) {
+      std::vector<AdamW::Moments> moments(1);
+      moments[0].first = host(DType::kF32, {3});
+      moments[0].second = host(DType::kF32, {3});
+      moments[0].master = host(DType::kF32, {3});
+      moments[0].*moment = device(DType::kF32, {3});
+      expect_refused("AdamW::restore", argument, [&] { adamw.restore(1, std::move(moments)); });
+    };
+    restore_refused("moments[0].first", &AdamW::Moments::first);
+    restore_refused("moments[0].second", &AdamW::Moments::second);
+    restore_refused("moments[0].master", &AdamW::Moments::master);
   });
 }
 
