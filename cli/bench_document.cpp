@@ -11,7 +11,6 @@ namespace {
 using bench::Exponent;
 using bench::Fault;
 using bench::GradientErrors;
-using bench::Limit;
 using bench::Neighbour;
 using bench::PeerState;
 using bench::PeerTiming;

@@ -13,6 +13,7 @@ namespace {
 
 std::vector<std::string> dtype_names(const std::vector<DType>& choices) {
   std::vector<std::string> names;
+  names.reserve(choices.size());
   for (const DType choice : choices) names.emplace_back(name_of(choice));
   return names;
 }

@@ -227,6 +227,7 @@ std::vector<Curve> curves_of(const std::vector<Row>& rows, const std::vector<Tar
     curve.points.push_back({mean.x / count, mean.y / count});
   }
   std::vector<Curve> result;
+  result.reserve(curves.size());
   for (auto& [name, curve] : curves) result.push_back(std::move(curve));
   return result;
 }

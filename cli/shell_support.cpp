@@ -56,8 +56,8 @@ std::string bash(const Subcommands& subcommands) {
         values += "        " + option.name + ") return ;;\n";
       }
     }
-    cases += "    " + sub.name + ")\n      words=\"" + options + "\"\n      case $before in\n" +
-             values + "      esac ;;\n";
+    cases.append("    ").append(sub.name).append(")\n      words=\"").append(options);
+    cases.append("\"\n      case $before in\n").append(values).append("      esac ;;\n");
   }
   return "# bash completion of ladon\n_ladon() {\n  local word=${COMP_WORDS[COMP_CWORD]}\n"
          "  local before=${COMP_WORDS[COMP_CWORD-1]} words\n  COMPREPLY=()\n"

@@ -151,6 +151,7 @@ std::vector<Tensor> inputs_of(const ladon::Context& context, const Task& task, c
                               std::size_t layer, std::uint64_t seed) {
   ladon::Random random(seed, 400);
   std::vector<Tensor> inputs;
+  inputs.reserve(kCalibrationBatches);
   for (int i = 0; i < kCalibrationBatches; ++i) {
     inputs.push_back(model.layer_input(context, recall::make_batch(task, random), layer));
   }
@@ -232,9 +233,10 @@ std::string draw(const std::vector<Result>& results, std::int64_t full_cache) {
   int n = 0;
   for (const auto& [name, list] : curves) {
     const std::string color = colors[n % 3];
-    svg += "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" + color + "\" points=\"" + list +
-           "\"/><text x=\"492\" y=\"" + std::to_string(70 + 20 * n) + "\" fill=\"" + color + "\">" +
-           name + "</text>";
+    svg.append("<polyline fill=\"none\" stroke-width=\"2\" stroke=\"").append(color);
+    svg.append("\" points=\"").append(list).append("\"/><text x=\"492\" y=\"");
+    svg.append(std::to_string(70 + 20 * n)).append("\" fill=\"").append(color).append("\">");
+    svg.append(name).append("</text>");
     ++n;
   }
   return svg + "</svg>\n";

@@ -51,7 +51,7 @@ class MpiCommunicator final : public Communicator {
     MPI_Finalized(&finalized);
     // MPI may still use the memory of messages that were never completed: it is not freed.
     if (finalized != 0 || !broken().empty() || !requests_.empty()) {
-      static_cast<void>(new Memory(std::move(*memory_)));
+      static_cast<void>(memory_.release());
       return;
     }
     MPI_Comm_free(&comm_);

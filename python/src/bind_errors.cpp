@@ -46,7 +46,7 @@ int errno_in(std::string_view message) {
 
 /// The message with the operation and the argument as Python calls them: "KvCache::save: ..." is
 /// "KvCache.save: ...", and members of options are keywords.
-std::string in_python(std::string message) {
+std::string in_python(const std::string& message) {
   const std::size_t end = message.find(": ");
   std::string operation = message.substr(0, end);
   if (operation == "SafetensorsFile") operation = "load_safetensors";

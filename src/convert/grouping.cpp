@@ -34,6 +34,7 @@ RealMatrix block_of(const RealMatrix& moments, const Group& group, std::int64_t 
 template <class Cost>
 void swap_heads(std::vector<Group>& groups, const Cost& cost) {
   std::vector<double> costs;
+  costs.reserve(groups.size());
   for (const Group& group : groups) costs.push_back(cost(group));
   bool improved = true;
   for (int round = 0; improved && round < kMostRounds; ++round) {
@@ -217,9 +218,9 @@ std::vector<Group> best_groups(const GroupCost& cost, std::int64_t num_heads,
       best_cost = candidate_cost;
     }
   }
-  const auto size = static_cast<double>(num_heads / num_groups);
+  const std::int64_t size = num_heads / num_groups;
   const double swaps = static_cast<double>(num_heads * num_heads) / 2;
-  if (size > 2 && swaps * std::pow(size * static_cast<double>(head_dim), 3) <= kMostOperations) {
+  if (size > 2 && swaps * std::pow(static_cast<double>(size * head_dim), 3) <= kMostOperations) {
     swap_heads(best, cost);
   }
   for (Group& group : best) std::sort(group.begin(), group.end());

@@ -39,10 +39,10 @@ std::string out_name(const AttentionLayer& layer) {
 Tensor attended_rows(const Context& context, const AttentionLayer& layer,
                      const ConstTensorView& x) {
   const TrainingForward forward = layer.forward_training(context, LayerInputs{.query = x});
-  const SavedForward::Impl* const saved = forward.saved.impl();
-  const auto* const latent = dynamic_cast<const latent::Saved*>(saved);
+  const SavedForward::Impl& saved = *forward.saved.impl();
+  const auto* const latent = dynamic_cast<const latent::Saved*>(&saved);
   const Tensor& attended =
-      latent != nullptr ? latent->attended : static_cast<const multi_head::Saved*>(saved)->attended;
+      latent != nullptr ? latent->attended : static_cast<const multi_head::Saved&>(saved).attended;
   const std::int64_t width = layer.num_heads() * layer.value_dim();
   const ConstTensorView rows = attended.view().reshape({attended.num_elements() / width, width});
   return Tensor::copy_of(context, rows, DType::kF64).to_host();

@@ -5,9 +5,9 @@
 // heads, token-major) over key blocks of 64; a warp owns 16 rows, or they share them (kShared):
 //   S = Q K^T (16 x 64), scores to weights P in registers, O += P V (16 x 128).
 // Heads and values up to 128 keep Q in registers; longer ones, and calls with rules (kAll), keep it
-// in shared memory (kStreamed) and sum S over tiles of 128 columns. Values beyond 128 columns are another
-// block's, which computes the same weights again. One warp serves up to 16 rows (decoding), four
-// serve the rest; every row's arithmetic is the same in both.
+// in shared memory (kStreamed) and sum S over tiles of 128 columns. Values beyond 128 columns are
+// another block's, which computes the same weights again. One warp serves up to 16 rows (decoding),
+// four serve the rest; every row's arithmetic is the same in both.
 //
 // A single warp waits for the latency of each instruction. Where there are too few blocks to hide
 // that, two warps share the rows: each multiplies half of the keys, both weigh all scores, and each
