@@ -52,6 +52,7 @@ CacheSizes read_cpuid() noexcept {
 
 /// Reads "L1,L2,L3" in KiB; what does not parse leaves its level as it was.
 void read_environment(CacheSizes& sizes) noexcept {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): unsafe only where the program calls setenv meanwhile
   const char* const value = std::getenv("LADON_CACHE_SIZES");
   if (value == nullptr) return;
   std::string_view text = value;

@@ -56,6 +56,7 @@ void remove_leftovers(const std::filesystem::path& target) {
   const std::unique_ptr<DIR, int (*)(DIR*)> files(::opendir(folder.empty() ? "." : folder.c_str()),
                                                   ::closedir);
   if (files == nullptr) return;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): unsafe only where threads share the folder's stream
   while (const dirent* const file = ::readdir(files.get())) {
     const std::string_view name = file->d_name;
     if (!name.starts_with(prefix)) continue;

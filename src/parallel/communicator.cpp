@@ -88,6 +88,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
         }
         std::sort(members.begin(), members.end());
         std::vector<int> group;
+        group.reserve(members.size());
         for (const auto& member : members) group.push_back(member.second);
         made = call.make_group(group, color, key);
       },

@@ -147,6 +147,7 @@ Tensor SpreadCall::gather_keys(CollectiveCall& call, std::int64_t sequence, DTyp
   gather_sequence(context_, local_view(), b, own, {});
   const Tensor sent = on_host(context_, own);
   std::vector<Tensor> parts;
+  parts.reserve(static_cast<std::size_t>(call.size()));
   for (int rank = 0; rank < call.size(); ++rank) {
     parts.push_back(Tensor::uninitialized(dtype, {count_of(rank), width}));
   }

@@ -129,6 +129,7 @@ void SpreadCall::gather_heads(CollectiveCall& call, const std::vector<Piece>& pi
   copy(context_, merged.out, sent.array(message, 0));
   if (lse_.rank() != 0) copy(context_, merged.lse, sent.array(message, 1));
   std::vector<Tensor> incoming;
+  incoming.reserve(static_cast<std::size_t>(call.size()));
   for (int other = 0; other < call.size(); ++other) {
     incoming.push_back(layout_of(other).allocate());
   }

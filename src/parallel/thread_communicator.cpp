@@ -241,6 +241,7 @@ std::vector<std::unique_ptr<Communicator>> make_ends(std::string_view operation,
   }
   const auto group = std::make_shared<Group>(count);
   std::vector<std::unique_ptr<Communicator>> ends;
+  ends.reserve(static_cast<std::size_t>(count));
   for (int rank = 0; rank < count; ++rank) {
     ends.push_back(std::make_unique<ThreadCommunicator>(
         group, rank, options, link == nullptr ? nullptr : std::make_shared<Port>(*link)));
