@@ -31,18 +31,22 @@ constexpr double kFewSequencesRidge = 1e-2;
 
 using convert::RealMatrix;
 
+bool is_latent(const AttentionLayer& layer) {
+  return dynamic_cast<const LatentAttention*>(&layer) != nullptr;
+}
+
 std::string out_name(const AttentionLayer& layer) {
-  return dynamic_cast<const LatentAttention*>(&layer) != nullptr ? "o_proj" : "out_proj";
+  return is_latent(layer) ? "o_proj" : "out_proj";
 }
 
 /// What the output projection is applied to, [tokens, heads * value_dim] in f64 on the host.
 Tensor attended_rows(const Context& context, const AttentionLayer& layer,
                      const ConstTensorView& x) {
   const TrainingForward forward = layer.forward_training(context, LayerInputs{.query = x});
-  const SavedForward::Impl& saved = *forward.saved.impl();
-  const auto* const latent = dynamic_cast<const latent::Saved*>(&saved);
-  const Tensor& attended =
-      latent != nullptr ? latent->attended : static_cast<const multi_head::Saved&>(saved).attended;
+  const SavedForward::Impl* const saved = forward.saved.impl();
+  const Tensor& attended = is_latent(layer)
+                               ? static_cast<const latent::Saved*>(saved)->attended
+                               : static_cast<const multi_head::Saved*>(saved)->attended;
   const std::int64_t width = layer.num_heads() * layer.value_dim();
   const ConstTensorView rows = attended.view().reshape({attended.num_elements() / width, width});
   return Tensor::copy_of(context, rows, DType::kF64).to_host();
