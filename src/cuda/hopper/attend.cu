@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cuda/hopper/bulk_copy.cuh"
 #include "cuda/hopper/forward_launch.h"
 #include "cuda/hopper/forward_params.h"
 #include "cuda/hopper/forward_shape.h"
@@ -23,13 +24,16 @@ constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
 // keys among more blocks of threads.
 constexpr std::int64_t kFewestRows = 64;
 
-std::optional<CUtensorMap> query_map(const AttentionParams& call, int packed_heads, int tile_rows) {
-  const std::int64_t rows = count_rows(call, call.q, &Sequence::q, &Sequence::query_len);
-  return make_tensor_map({call.q.data,
-                          call.q.dtype,
-                          {call.head_dim, call.num_heads, rows},
-                          {call.q.head_stride, call.q.token_stride},
-                          {64, packed_heads, tile_rows / packed_heads}});
+/// Of q or out. A box has rows of some heads that share a KV head.
+std::optional<CUtensorMap> row_map(const AttentionParams& call, const Operand& operand,
+                                   std::int64_t Sequence::*start, std::int64_t columns,
+                                   int box_heads, int box_rows) {
+  const std::int64_t rows = count_rows(call, operand, start, &Sequence::query_len);
+  return make_tensor_map({operand.data,
+                          operand.dtype,
+                          {columns, call.num_heads, rows},
+                          {operand.head_stride, operand.token_stride},
+                          {kBoxColumns, box_heads, box_rows / box_heads}});
 }
 
 std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& operand,
@@ -39,7 +43,7 @@ std::optional<CUtensorMap> key_map(const AttentionParams& call, const Operand& o
                           operand.dtype,
                           {columns, rows, call.num_kv_heads},
                           {operand.token_stride, operand.head_stride},
-                          {64, kBlockKeys, 1}});
+                          {kBoxColumns, kBlockKeys, 1}});
 }
 
 /// Heads that share a KV head, or an even part of them, are rows of one tile where there are few
@@ -103,14 +107,19 @@ bool attend(Queue& queue, const AttentionParams& call, ForwardParams<float> para
   const ForwardSizes sizes = forward_sizes(columns, rules);
   HopperForwardParams ready;
   ready.schedule = make_schedule(call, sizes.tile_rows);
+  const int packed = ready.schedule.packed_heads;
   const std::optional<CUtensorMap> q =
-      query_map(call, ready.schedule.packed_heads, sizes.tile_rows);
+      row_map(call, call.q, &Sequence::q, call.head_dim, packed, sizes.tile_rows);
   const std::optional<CUtensorMap> k = key_map(call, call.k, &Sequence::k, call.head_dim);
   const std::optional<CUtensorMap> v = key_map(call, call.v, &Sequence::v, call.value_dim);
   if (!q || !k || !v) return false;
   ready.q = *q;
   ready.k = *k;
   ready.v = *v;
+  const std::optional<CUtensorMap> out =
+      row_map(call, call.out, &Sequence::out, call.value_dim, 1, kStoredRows);
+  ready.stores_boxes = out && packed == 1;
+  if (out) ready.out = *out;
 
   params.row_tiles = (call.max_query_len * call.group + kMmaRows - 1) / kMmaRows;
   params.value_chunks = 1;

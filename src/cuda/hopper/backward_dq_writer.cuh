@@ -66,8 +66,8 @@ class DqWriter {
           "r"(from), "r"(kBytes)
           : "memory");
     }
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    commit_copies();
+    finish_reading();
     barriers_.empty.arrive();
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     asm volatile("fence.proxy.async;" ::: "memory");

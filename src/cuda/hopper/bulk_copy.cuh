@@ -44,6 +44,24 @@ __device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& ma
       : "memory");
 }
 
+/// Starts a copy from shared memory, to those elements of the box that the tensor has. One thread
+/// calls it, after publish_writes() by those that wrote there.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, int x, int y, int z,
+                                          std::uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+      "r"(x), "r"(y), "r"(z), "r"(from)
+      : "memory");
+}
+/// Makes a group of the copies from shared memory that this thread has started.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until shared memory has been read by this thread's groups, and may be written again.
+__device__ __forceinline__ void finish_reading() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /// Four 8 x 8 matrices to shared memory, as load_matrices() reads them.
 __device__ __forceinline__ void store_matrices(std::uint32_t address,
                                                const std::uint32_t (&from)[4]) {

@@ -3,9 +3,9 @@
 // included), those of kAll every rule.
 //
 // A block of threads owns tiles of 192 query rows, 128 where heads are above 192, or above 64 with
-// rules: tokens of one query head, or of several that share a KV head. One thread copies (Q once,
-// then K and V in blocks of 64 keys, through rings of buffers); three or two warpgroups of 64 rows
-// compute, block by block:
+// rules: tokens of one query head, or of several that share a KV head. One thread works out what
+// the tiles are (forward_planner.cuh), one copies (Q once, then K and V in blocks of 64 keys,
+// through rings of buffers); three or two warpgroups of 64 rows compute, block by block:
 //   S = Q K^T, 64 x 64 in 32 registers a thread
 //   P = exp(S - maximum), 16 registers; O += P V, 64 x 128 in 64 registers
 // A tile's first scores are computed while the results of the tile before are stored. Most blocks
@@ -40,12 +40,13 @@
 // more of the port. 160 registers, 225 KiB of shared memory, 96 of which are sums of earlier
 // segments. Heads above 128 (with rules above 192) have them in global memory.
 //
-// H200, bf16, TFLOP/s of bursts, twice in one run, and cuDNN: B16 H16 S1024 D128 causal 333 and 333
-// (400, 416); B4 H16 S4096 causal 496 and 502 (515, 500) and full 550 and 558 (647, 626); B1 H16
-// S16384 causal 595 and 579 (574, 550); B2 H32/8 S8192 causal 583 and 576 (555, 544); a window of
-// 1024 at S16384 419 and 426 of visible work; D64 B1 H32 S16384 causal 448 and 455 (436, 440); D256
-// B1 H8 S16384 causal, in another run, 613 and 670, 452 and 470 with segments of 512 keys (cuDNN
-// 592 to 658 in three others); 192/128 B1 H128 S4096 causal 550 and 546 (535, 528).
+// What it reaches is in docs/gpu_results.md. A tile of B16 H16 S1024 D128 causal takes 20,900
+// cycles (clocks of each warpgroup): 14,700 its 8.5 blocks, 1300 wait for queries, 2000 store the
+// tile before behind the first scores, 1300 are the first softmax, 1700 fold and finish. With tiles
+// cut from a sequence's start, one thread that plans and copies, masks that compare both edges of a
+// window, and rows stored by threads it was 20 % slower: the cut is 4 % of that (2 % at S4096), the
+// second thread 5 % (a plan takes some thousand cycles of a thread, in which nothing was copied),
+// the masks 4 %, the copy engine's stores 2 to 3 %. At S16384 nothing changed.
 //
 // Heads up to 128 have segments of 512 keys. Of 1024, measured with pairs of blocks at heads of 128
 // (340, 547, 601, 646 and 618 with 512 in the first five on that machine), they give 340, 574, 635,
@@ -61,6 +62,11 @@
 // 1 % less: 16 lanes issue theirs one after the other. In one loop over the blocks of all tiles,
 // with a tile's first scores beside the last weighted sums of the one before, ptxas 13.0 serialises
 // the products (C7511), though no register is spilled.
+//
+// Lost, with three warpgroups: the next scores started before a fold or a rescale (4 % less at
+// heads of 128, which spill); queries copied and released for each warpgroup by itself (nothing);
+// queries prefetched to L2 (1 % less); tiles planned two ahead (S16384 8 % less: who is free first
+// no longer gets the next tile).
 //
 // Lost, with two warpgroups and pairs of blocks at heads of 128: queries in registers (a quarter of
 // them 1 to 3 % less, five eighths 4 to 6 %, all 3 to 12 %, with spills); scores of two blocks by
@@ -79,6 +85,7 @@
 #pragma once
 
 #include "cuda/hopper/forward_consumer.cuh"
+#include "cuda/hopper/forward_planner.cuh"
 #include "cuda/hopper/forward_producer.cuh"
 
 namespace ladon::cuda::hopper {
@@ -97,6 +104,8 @@ __global__ void __launch_bounds__(ForwardShape<kHead, kValue, kRules>::kThreads,
       barriers.full.init(1);
       barriers.empty.init(kWarps);
     };
+    memory.plan_barriers.full.init(1);
+    memory.plan_barriers.empty.init(1);
     for (BufferBarriers& barriers : memory.query_barriers) init(barriers);
     for (BufferBarriers& barriers : memory.key_barriers) init(barriers);
     for (BufferBarriers& barriers : memory.value_barriers) init(barriers);
@@ -106,6 +115,7 @@ __global__ void __launch_bounds__(ForwardShape<kHead, kValue, kRules>::kThreads,
   if (threadIdx.x < kGroupThreads) {
     give_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 0) ForwardProducer<kHead, kValue, kRules>(params, memory).run();
+    if (threadIdx.x == 32) ForwardPlanner<kHead, kValue, kRules>(params, memory).run();
   } else {
     take_registers<Shape::kConsumerRegisters>();
     ForwardConsumer<Half, kHead, kValue, kRules>(params, memory).run();

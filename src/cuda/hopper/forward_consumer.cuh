@@ -47,6 +47,7 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
       tiles_.advance();
     }
     if (has_results) store_before(results);
+    if constexpr (Memory::kStoresBoxes) finish_boxes();
   }
 
  private:
@@ -85,15 +86,16 @@ class ForwardConsumer : private ForwardScheduled<Half, kHead, kValue, kRules> {
     this->run_blocks(rules, scores, sums, work.blocks, announced.blocks.whole[Base::group()],
                      total);
     this->skip(work.blocks.end, work.copied.end);
-    results.set(this->params_.forward, tile.heads, first_row, total, sums.accumulators());
+    results.set(this->params_.forward, tile.heads, Base::row_of_thread(), total,
+                sums.accumulators());
     hold_in_place(results.pairs);
   }
 
   /// Stores the tile before.
   __device__ __forceinline__ void store_before(Rows& results) {
     const int place = (tiles_.stage() + Memory::kTiles - 1) % Memory::kTiles;
-    store_rows<typename Memory::Staging>(this->params_.forward, memory_.tiles[place],
-                                         Base::warp() * 16, results, memory_.staging(Base::warp()));
+    store_rows<Memory>(this->params_, memory_.tiles[place], Base::warp() * kStoredRows, results,
+                       memory_.staging(Base::warp()));
   }
 };
 

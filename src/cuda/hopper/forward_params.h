@@ -20,6 +20,8 @@ struct HopperForwardParams {
   CUtensorMap q;  // {head_dim, num_heads, tokens}
   CUtensorMap k;  // {head_dim, tokens, num_kv_heads}
   CUtensorMap v;
+  CUtensorMap out;  // as q, where stores_boxes says so
+  bool stores_boxes = false;
   ForwardParams<float> forward;
   ForwardSchedule schedule;
   int* next_ticket = nullptr;  // 0 before the launch

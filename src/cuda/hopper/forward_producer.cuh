@@ -5,7 +5,7 @@
 
 namespace ladon::cuda::hopper {
 
-/// The thread that copies. It has few registers: what it knows of a tile is in shared memory.
+/// The thread that copies what forward_planner.cuh has planned.
 template <int kHead, int kValue, ForwardRules kRules>
 class ForwardProducer {
  public:
@@ -13,26 +13,27 @@ class ForwardProducer {
   using Shape = typename Memory::Shape;
 
   __device__ __forceinline__ ForwardProducer(const HopperForwardParams& params, Memory& memory)
-      : params_(params), call_(params.forward.call), memory_(memory) {}
+      : params_(params), memory_(memory) {}
 
   __device__ __forceinline__ void run() {
     prefetch_map(params_.q);
     prefetch_map(params_.k);
     prefetch_map(params_.v);
-    bool has_tile = note_tile(static_cast<int>(blockIdx.x));
-    while (has_tile) {
+    while (true) {
+      memory_.plan_barriers.full.wait(plan_.filled());
+      plan_.advance();
+      if (next_tile().tile.sequence < 0) break;
       start_tile();
-      // It takes a while, and the queries of the next tile are to be there when this one is done.
-      has_tile = note_tile(next_ticket());
-      forget_registers();
-      finish_tile();
+      copy_blocks();
     }
     announce(0);
+    request_plan();
   }
 
  private:
-  /// What is in memory is not kept in registers from here on.
-  __device__ __forceinline__ static void forget_registers() { asm volatile("" ::: "memory"); }
+  // A tile is planned while so many blocks of the one before are still to be copied: enough to do
+  // it meanwhile, and few, so that whoever is free first gets the next tile.
+  static constexpr int kBlocksAfterPlan = 8;
 
   /// Gives the next tile to the warpgroups, with so many bytes of queries to come.
   __device__ __forceinline__ void announce(int bytes) {
@@ -40,7 +41,6 @@ class ForwardProducer {
     barriers.empty.wait((announced_ / Shape::kQueryStages & 1U) ^ 1U);
     barriers.full.arrive_expecting(bytes);
   }
-  /// The last tile that used this place was stored before the one in work was begun.
   __device__ __forceinline__ AnnouncedTile& next_tile() {
     return memory_.tiles[announced_ % Memory::kTiles];
   }
@@ -48,73 +48,7 @@ class ForwardProducer {
     return announced_ % Shape::kQueryStages;
   }
 
-  __device__ __forceinline__ int next_ticket() const {
-    return static_cast<int>(gridDim.x) + atomicAdd(params_.next_ticket, 1);
-  }
-
-  /// Notes what is to be known of the next tile, that of `ticket` or of a later one, if there is
-  /// one.
-  __device__ __forceinline__ bool note_tile(int ticket) {
-    AnnouncedTile& noted = next_tile();
-    for (; ticket < params_.schedule.columns * params_.schedule.row_tiles; ticket = next_ticket()) {
-      noted.tile = tile_of<Shape::kTileRows>(params_.schedule, ticket);
-      forget_registers();
-      if (noted.tile.first_token >= call_.sequences[noted.tile.sequence].query_len) continue;
-      note_blocks(noted);
-      forget_registers();
-      note_rows(noted);
-      return true;
-    }
-    noted.tile = {};
-    return false;
-  }
-
-  /// For the warpgroups, so that they need not compute it before their first product.
-  __device__ __forceinline__ void note_blocks(AnnouncedTile& noted) const {
-    const Sequence& sequence = call_.sequences[noted.tile.sequence];
-    // What they look at.
-    Sequence& copy = noted.sequence;
-    copy.query_len = sequence.query_len;
-    copy.kv_len = sequence.kv_len;
-    copy.position_offset = sequence.position_offset;
-    copy.key_origin = sequence.key_origin;
-    copy.out = sequence.out;
-    copy.lse = sequence.lse;
-    if constexpr (kRules == ForwardRules::kAll) {
-      copy.index = sequence.index;
-      copy.dropout_index = sequence.dropout_index;
-    }
-    forget_registers();
-    TileBlocks& blocks = noted.blocks;
-    blocks.copied = some_blocks(
-        blocks_of(call_, copy, tokens_of_rows(copy, noted.tile, 0, Shape::kTileRows - 1)), {});
-#pragma unroll 1
-    for (int group = 0; group < Shape::kConsumers; ++group) {
-      forget_registers();
-      const TokenRange tokens =
-          tokens_of_rows(copy, noted.tile, group * kGroupRows, (group + 1) * kGroupRows - 1);
-      blocks.seen[group] = some_blocks(blocks_of(call_, copy, tokens), blocks.copied);
-      blocks.whole[group] = whole_blocks(call_.rules, copy, tokens.first, tokens.last);
-    }
-  }
-
-  /// Where the tile begins in the tensor maps.
-  __device__ __forceinline__ void note_rows(AnnouncedTile& noted) const {
-    const Sequence& sequence = call_.sequences[noted.tile.sequence];
-    noted.kv_head = noted.tile.heads.first / static_cast<int>(call_.group);
-    noted.query_row = static_cast<int>(sequence.q / call_.q.token_stride) + noted.tile.first_token;
-    // Where the sequence would have its token 0.
-    const int origin = static_cast<int>(sequence.first_slot - sequence.key_origin);
-    const int first_key = noted.blocks.copied.begin * kBlockKeys;
-    noted.key_row = static_cast<int>(sequence.k / call_.k.token_stride) + origin + first_key;
-    noted.value_row = static_cast<int>(sequence.v / call_.v.token_stride) + origin + first_key;
-  }
-
-  // Blocks of a tile that are copied before the next tile is worked out: enough to compute
-  // with meanwhile.
-  static constexpr int kFirstBlocks = 2;
-
-  /// Copies the queries, and the first keys and values.
+  /// Copies the queries, and the first keys.
   __device__ __forceinline__ void start_tile() {
     const AnnouncedTile& noted = next_tile();
     // Where queries have one buffer, which is in use until the last tile's last scores, the first
@@ -128,14 +62,19 @@ class ForwardProducer {
     }
     if constexpr (Shape::kQueryStages > 1) copy_keys(noted, 0);
     ++announced_;
-    for (int i = 0; i < min(kFirstBlocks, count_blocks(noted)); ++i) copy_block(noted, i);
   }
-  /// Copies the rest of the keys and values.
-  __device__ __forceinline__ void finish_tile() {
+  /// Copies the rest of the keys, and the values.
+  __device__ __forceinline__ void copy_blocks() {
     const AnnouncedTile& noted = memory_.tiles[(announced_ - 1) % Memory::kTiles];
     const int blocks = count_blocks(noted);
-    for (int i = kFirstBlocks; i < blocks; ++i) copy_block(noted, i);
+    const int last_before_plan = max(blocks - kBlocksAfterPlan, 0);
+    for (int i = 0; i < blocks; ++i) {
+      if (i == last_before_plan) request_plan();
+      copy_block(noted, i);
+    }
   }
+  /// Lets the next tile be planned.
+  __device__ __forceinline__ void request_plan() { memory_.plan_barriers.empty.arrive(); }
 
   __device__ __forceinline__ static int count_blocks(const AnnouncedTile& noted) {
     return noted.blocks.copied.end - noted.blocks.copied.begin;
@@ -169,8 +108,8 @@ class ForwardProducer {
   }
 
   const HopperForwardParams& params_;
-  const AttentionParams& call_;
   Memory& memory_;
+  RingPosition<1> plan_;
   unsigned announced_ = 0;  // tiles
   unsigned keys_ = 0;       // buffers
   unsigned values_ = 0;

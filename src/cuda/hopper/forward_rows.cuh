@@ -13,6 +13,9 @@
 
 namespace ladon::cuda::hopper {
 
+/// Of a warp's rows.
+inline constexpr int kStoredBoxBytes = kStoredRows * kBoxRowBytes;
+
 /// A thread's columns of its two rows: of each group of 8 the pair 2 (lane % 4).
 template <class Half, int kGroups>
 struct FinishedRows {
@@ -20,7 +23,7 @@ struct FinishedRows {
   float lse;  // of row lane % 2
   bool are_finite[2];
 
-  /// From the sums of weighted values. `first_row` is the thread's first, of the heads' rows.
+  /// From the sums of weighted values. `first_row` is the thread's first, of the tile's.
   __device__ __forceinline__ void set(const ForwardParams<float>& params, const RowHeads& heads,
                                       int first_row, const RowState<float> (&total)[2],
                                       float (&sums)[kGroups][4]) {
@@ -48,6 +51,19 @@ struct FinishedRows {
     }
   }
 
+  /// Stores the warp's 16 rows to shared memory, in boxes of 64 columns.
+  __device__ __forceinline__ void stage_boxes(std::uint32_t to) const {
+    const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;
+#pragma unroll
+    for (int n = 0; n < kGroups; n += 2) {
+      const std::uint32_t matrices[4] = {pairs[0][n], pairs[1][n], pairs[0][n + 1],
+                                         pairs[1][n + 1]};
+      store_matrices(to + n / kBoxGroups * kStoredBoxBytes +
+                         swizzled_offset(lane % 16, n % kBoxGroups + lane / 16),
+                     matrices);
+    }
+  }
+
   /// Stores groups of columns, from `first` on, of the warp's 16 rows to shared memory.
   template <class Staging>
   __device__ __forceinline__ void stage(int first, std::uint32_t to) const {
@@ -60,6 +76,9 @@ struct FinishedRows {
       store_matrices(to + static_cast<unsigned>(n * 16), matrices);
     }
   }
+
+  static constexpr int kBoxGroups = kBoxColumns / 8;
+  static constexpr int kBoxes = kGroups / kBoxGroups;
 
  private:
   /// Results are 0 where the row saw no key, even where the sums are not.
@@ -107,7 +126,7 @@ __device__ __forceinline__ void note_places(const AttentionParams& call,
   const int row = first_row + lane;
   if (lane >= Staging::kRows) return;
   Half* place = nullptr;
-  if (row < rows) {
+  if (is_row(row, rows)) {
     const QueryRow query = tile.heads.query_of(row);
     place = static_cast<Half*>(call.out.data) + announced.sequence.out +
             query.token * call.out.token_stride + query.head * call.out.head_stride;
@@ -142,30 +161,56 @@ __device__ __forceinline__ void copy_elements(const unsigned char* staging, int 
 #pragma unroll 1
   for (int row = 0; row < Staging::kRows; ++row) {
     Half* const to = *Staging::template place<Half>(staging, row);
-    if (to == nullptr) break;
+    if (to == nullptr) continue;
     const auto* const from = reinterpret_cast<const Half*>(staging + row * Staging::kStride);
 #pragma unroll 1
     for (int column = lane; column < count; column += 32) to[first * 8 + column] = from[column];
   }
 }
 
-/// Writes the warp's 16 rows of a tile, from `first_row` of the tile on, and their lse. All lanes
+/// Lets the copy engine store the warp's rows, which are `first_row` of the tile and those below.
+template <class Half, int kGroups>
+__device__ __forceinline__ void store_boxes(const CUtensorMap& out, const AnnouncedTile& announced,
+                                            int first_row,
+                                            const FinishedRows<Half, kGroups>& results,
+                                            std::uint32_t staging) {
+  results.stage_boxes(staging);
+  publish_writes();
+  __syncwarp();
+  if (fresh(threadIdx.x) % 32 != 0) return;
+#pragma unroll
+  for (int box = 0; box < FinishedRows<Half, kGroups>::kBoxes; ++box) {
+    store_box(out, box * kBoxColumns, announced.tile.heads.first, announced.out_row + first_row,
+              staging + static_cast<unsigned>(box * kStoredBoxBytes));
+  }
+  commit_copies();
+}
+
+/// Waits until the copy engine has read what the warp's rows were put together in.
+__device__ __forceinline__ void finish_boxes() {
+  if (fresh(threadIdx.x) % 32 == 0) finish_reading();
+  __syncwarp();
+}
+
+/// Writes the warp's 16 rows of a tile, from `tile_row` of the tile on, and their lse. All lanes
 /// call it.
-template <class Staging, class Half, int kGroups>
-__device__ __forceinline__ void store_rows(const ForwardParams<float>& params,
-                                           const AnnouncedTile& announced, int first_row,
+template <class Memory, class Half, int kGroups>
+__device__ __forceinline__ void store_rows(const HopperForwardParams& hopper,
+                                           const AnnouncedTile& announced, int tile_row,
                                            const FinishedRows<Half, kGroups>& results,
                                            unsigned char* staging) {
+  using Staging = typename Memory::Staging;
+  const ForwardParams<float>& params = hopper.forward;
   const AttentionParams& call = params.call;
   const ForwardTile& tile = announced.tile;
   const Sequence& sequence = announced.sequence;
   const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;
-  first_row += tile.first_token * tile.heads.heads;
+  const int first_row = tile_row + tile.first_token * tile.heads.heads;
   const int rows = static_cast<int>(sequence.query_len) * tile.heads.heads;
 
   // Its quad's lanes 0 and 1 have the lse of the two rows.
   const int own_row = first_row + lane / 4 + lane % 2 * 8;
-  if (call.lse.data != nullptr && lane % 4 < 2 && own_row < rows) {
+  if (call.lse.data != nullptr && lane % 4 < 2 && is_row(own_row, rows)) {
     const QueryRow query = tile.heads.query_of(own_row);
     store_lse(
         call.lse,
@@ -176,11 +221,18 @@ __device__ __forceinline__ void store_rows(const ForwardParams<float>& params,
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + lane / 4 + i * 8;
-      if (results.are_finite[i] || row >= rows) continue;
+      if (results.are_finite[i] || !is_row(row, rows)) continue;
       mark_unfinished(params, tile.sequence, tile.heads.query_of(row));
     }
   }
 
+  if constexpr (Memory::kStoresBoxes) {
+    finish_boxes();
+    if (hopper.stores_boxes && is_row(first_row, rows) && first_row + kStoredRows <= rows) {
+      store_boxes(hopper.out, announced, tile_row, results, shared_address(staging));
+      return;
+    }
+  }
   __syncwarp();  // earlier sums may have been read there
   note_places<Half, Staging>(call, announced, first_row, rows, staging);
   const auto columns = static_cast<int>(call.value_dim);

@@ -10,6 +10,8 @@
 namespace ladon::cuda::hopper {
 
 inline constexpr int kMostConsumers = 3;
+/// That a warp stores.
+inline constexpr int kStoredRows = 16;
 
 /// kHead and kValue: columns of K and of V, which may be more than the heads have.
 template <int kHead, int kValue, ForwardRules kRules = ForwardRules::kWindow>

@@ -13,8 +13,8 @@
 namespace ladon::cuda::hopper {
 
 struct ForwardTile {
-  int sequence = -1;  // negative: there is no more work
-  int first_token = 0;
+  int sequence = -1;    // negative: there is no more work
+  int first_token = 0;  // negative where its first rows do not exist
   RowHeads heads;
 };
 
@@ -36,6 +36,7 @@ struct AnnouncedTile {
   int query_row;
   int key_row;
   int value_row;
+  int out_row;
 };
 
 /// Where a warp puts 16 finished rows together, so many groups of 8 columns at a time, before lanes
@@ -43,7 +44,7 @@ struct AnnouncedTile {
 /// address that it goes to; with it, eight rows are in different banks.
 template <int kGroupsAtOnce>
 struct RowStaging {
-  static constexpr int kRows = 16;
+  static constexpr int kRows = kStoredRows;
   static constexpr int kAtOnce = kGroupsAtOnce;
   static constexpr int kStride = kAtOnce * 16 + 16;
   static constexpr int kBytes = kRows * kStride;
@@ -70,19 +71,21 @@ struct ForwardMemory {
   alignas(1024) unsigned char queries[Shape::kQueryStages][kHeadBoxes][kQueryBytes];
   alignas(1024) unsigned char keys[Shape::kKeyStages][kHeadBoxes][kBlockBytes];
   alignas(1024) unsigned char values[Shape::kValueStages][kValueBoxes][kBlockBytes];
-  // Sums of earlier segments, by warp. Between tiles its rows are put together there.
+  // Sums of earlier segments, by warp. Between tiles its rows are put together there, and may be
+  // stored by the copy engine.
+  static constexpr bool kStoresBoxes = Shape::kSumsInShared;
   static constexpr int kGroups = kValue / 8;
   static constexpr int kWarps = Shape::kConsumers * 4;
-  float4 earlier[Shape::kSumsInShared ? kWarps * kGroups : 1][32];
+  alignas(1024) float4 earlier[Shape::kSumsInShared ? kWarps * kGroups : 1][32];
   // Where they are in global memory, rows have a place of their own.
   using Staging = RowStaging<Shape::kSumsInShared ? kGroups : 8>;
   alignas(16) unsigned char rows[Shape::kSumsInShared ? 1 : kWarps * Staging::kBytes];
   BufferBarriers query_barriers[Shape::kQueryStages];
   BufferBarriers key_barriers[Shape::kKeyStages];
   BufferBarriers value_barriers[Shape::kValueStages];
-  // In turns: one is stored, up to two have queries here, the next is prepared.
-  static constexpr int kTiles = 4;
-  static_assert(kTiles >= Shape::kQueryStages + 2);
+  BufferBarriers plan_barriers;
+  // In turns: one is planned, one is copied, one or two have queries here, one is stored.
+  static constexpr int kTiles = Shape::kQueryStages + 3;
   AnnouncedTile tiles[kTiles];
 
   /// Where a warp puts finished rows together.
@@ -95,19 +98,25 @@ struct ForwardMemory {
 
 /// Tile number `ticket`: within a section of columns (sequences and heads) whose keys and values
 /// fit in the L2 cache, all columns' last tiles come first. Those are the longest of causal calls,
-/// and the short ones fill the gaps at the end.
+/// and the short ones fill the gaps at the end. Tiles are cut from a sequence's end, so that the
+/// one that has fewer rows is the first, which sees the fewest keys; but warpgroups' rows begin
+/// where blocks of keys do.
 template <int kTileRows>
-__device__ __forceinline__ ForwardTile tile_of(const ForwardSchedule& schedule, int ticket) {
+__device__ __forceinline__ ForwardTile tile_of(const ForwardSchedule& schedule,
+                                               const Sequence* sequences, int ticket) {
   const int per_section = schedule.section_columns * schedule.row_tiles;
   const int section = ticket / per_section;
   const int first_column = section * schedule.section_columns;
   const int columns = min(schedule.section_columns, schedule.columns - first_column);
   const int place = ticket - section * per_section;
-  const int row_tile = schedule.row_tiles - 1 - place / columns;
   const int column = first_column + place % columns;
   const int packs = schedule.num_heads / schedule.packed_heads;
-  return {column / packs,
-          row_tile * (kTileRows / schedule.packed_heads),
+  const int sequence = column / packs;
+  const int together = schedule.packed_heads == 1 ? kGroupRows : 1;
+  const int tokens = static_cast<int>(sequences[sequence].query_len);
+  const int end = (tokens + together - 1) / together * together;
+  return {sequence,
+          end - (place / columns + 1) * (kTileRows / schedule.packed_heads),
           {column % packs * schedule.packed_heads, schedule.packed_heads}};
 }
 
@@ -123,9 +132,9 @@ struct TokenRange {
 __device__ __forceinline__ TokenRange tokens_of_rows(const Sequence& sequence,
                                                      const ForwardTile& tile, int first_row,
                                                      int last_row) {
+  const std::int64_t first = tile.first_token + first_row / tile.heads.heads;
   const std::int64_t last = tile.first_token + last_row / tile.heads.heads;
-  return {tile.first_token + first_row / tile.heads.heads,
-          last < sequence.query_len ? last : sequence.query_len - 1};
+  return {first > 0 ? first : 0, last < sequence.query_len ? last : sequence.query_len - 1};
 }
 __device__ __forceinline__ BlockRange blocks_of(const AttentionParams& call,
                                                 const Sequence& sequence,

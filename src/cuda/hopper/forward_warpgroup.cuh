@@ -172,7 +172,8 @@ class ForwardWarpgroup {
   /// weighed.
   __device__ __forceinline__ void settle(Sums& sums, Steps& steps, int block) {
     if (steps.starts_segment && block != steps.first) {
-      __syncwarp();  // rows were put together where sums of segments are kept
+      // Rows were put together where sums of segments are kept.
+      Memory::kStoresBoxes ? finish_boxes() : __syncwarp();
       RowState<float> total[2];
       fold<false>(sums, steps, steps.finished.state(0), steps.finished.state(1), block - 1, total);
       steps.total.set(total[0], total[1]);

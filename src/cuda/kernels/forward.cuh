@@ -116,6 +116,11 @@ struct RowHeads {
   }
 };
 
+/// Whether this is one of so many rows; a tile may have others before and behind them.
+__device__ __forceinline__ bool is_row(int row, int rows) {
+  return static_cast<unsigned>(row) < static_cast<unsigned>(rows);
+}
+
 /// Blocks of keys, counted from the sequence's first token, so that they are cut at the same places
 /// whether or not a window has dropped tokens.
 struct BlockRange {

@@ -99,7 +99,7 @@ __device__ __forceinline__ ThreadRows find_rows(const ScoreRules& rules, const S
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = first_row + i * 8;
-    if (row >= rows) continue;
+    if (!is_row(row, rows)) continue;
     const QueryRow query = heads.query_of(row);
     found.token[i] = static_cast<int>(query.token);
     found.head[i] = static_cast<int>(query.head);
@@ -255,23 +255,33 @@ class ForwardScores {
   __device__ __forceinline__ int first_key(int block) const {
     return static_cast<int>(static_cast<std::int64_t>(block) * kBlockKeys - sequence_.key_origin);
   }
-  __device__ __forceinline__ static int key_of(int first, int n, int e, int lane) {
-    return first + n * 8 + lane % 4 * 2 + e % 2;
-  }
 
   __device__ __forceinline__ void apply_window(Scores& scores, int first) const {
     const ThreadRows& rows = rows_.get(rules_, sequence_);
     const int last = first + kBlockKeys - 1;
-    if (first >= rows.begin[0] && first >= rows.begin[1] && last < rows.end[0] &&
-        last < rows.end[1])
-      return;
+    const bool has_begin = first < rows.begin[0] || first < rows.begin[1];
+    const bool has_end = last >= rows.end[0] || last >= rows.end[1];
+    if (!has_begin && !has_end) return;
     const int lane = static_cast<int>(fresh(threadIdx.x)) % 32;  // seldom needed, so not kept
+    first += lane % 4 * 2;
+    // Most blocks that have an edge of a window have its end alone. (With rows in registers, some
+    // kernels have none left for this.)
+    if (!kKeepsRows && !has_begin) {
+      mask(scores, [&](int key, int row) { return key >= rows.end[row] - first; });
+    } else {
+      mask(scores, [&](int key, int row) {
+        return first + key < rows.begin[row] || first + key >= rows.end[row];
+      });
+    }
+  }
+  /// Hides what is_hidden(key, row) says: row 0 or 1, and keys from the thread's first on.
+  template <class Test>
+  __device__ __forceinline__ static void mask(Scores& scores, const Test& is_hidden) {
 #pragma unroll
     for (int n = 0; n < kKeyGroups; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = key_of(first, n, e, lane);
-        if (key < rows.begin[e / 2] || key >= rows.end[e / 2]) scores[n][e] = -INFINITY;
+        if (is_hidden(n * 8 + e % 2, e / 2)) scores[n][e] = -INFINITY;
       }
     }
   }
