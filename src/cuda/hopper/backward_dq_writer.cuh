@@ -66,7 +66,7 @@ class DqWriter {
           "r"(from), "r"(kBytes)
           : "memory");
     }
-    commit_copies();
+    commit_stores();
     finish_reading();
     barriers_.empty.arrive();
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

@@ -53,8 +53,8 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, int x, int y, 
       "r"(x), "r"(y), "r"(z), "r"(from)
       : "memory");
 }
-/// Makes a group of the copies from shared memory that this thread has started.
-__device__ __forceinline__ void commit_copies() {
+/// Makes a group of what this thread has started to copy from shared memory.
+__device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 /// Waits until shared memory has been read by this thread's groups, and may be written again.

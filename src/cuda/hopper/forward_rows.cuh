@@ -183,7 +183,7 @@ __device__ __forceinline__ void store_boxes(const CUtensorMap& out, const Announ
     store_box(out, box * kBoxColumns, announced.tile.heads.first, announced.out_row + first_row,
               staging + static_cast<unsigned>(box * kStoredBoxBytes));
   }
-  commit_copies();
+  commit_stores();
 }
 
 /// Waits until the copy engine has read what the warp's rows were put together in.
