@@ -15,6 +15,7 @@
 #include "support/host_calls.h"
 #include "support/host_context.h"
 #include "support/run_case.h"
+#include "support/sanitized.h"
 
 namespace ladon::test {
 namespace {
@@ -254,9 +255,7 @@ TEST_P(PromisedRuns, P7_MemoryIsLinear) {
 }
 
 TEST(PromiseMemory, P7_At32768ForwardAndBackwardStayBelow64MiB) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers keep memory themselves";
-#endif
+  if (kSanitized) GTEST_SKIP() << "sanitizers keep memory themselves";
   const Context context;
   if (context.isa() == Isa::kReference) GTEST_SKIP() << "the reference is too slow at this length";
   const double extra = extra_mib(context, 32768, 64, {});

@@ -13,6 +13,7 @@
 #include "ladon/tensor.h"
 #include "layers/projection.h"
 #include "support/contexts.h"
+#include "support/sanitized.h"
 
 namespace ladon {
 namespace {
@@ -49,6 +50,7 @@ void expect_close(long double got, const Sum& sum, DType stored) {
 
 /// Some indices below `count`: the first, the last, those next to tiles' edges, and others.
 std::vector<std::int64_t> some_of(std::int64_t count) {
+  if (test::kSanitized) return {count - 1};  // takes a quarter of an hour with all of them
   std::vector<std::int64_t> some;
   for (const std::int64_t index : {0, 7, 63, 64, 127, 128, 255, 700, 1100, 1535}) {
     if (index < count - 1) some.push_back(index);
