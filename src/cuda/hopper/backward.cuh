@@ -22,7 +22,7 @@
 // 1070, the products of dV, dQ and dK 1150, dS and dQ to shared memory 830.
 //
 // At 192 and 128 columns: 232 registers, of which dK and dV take 160, and 222 KB. Rows come in
-// stages of 32, whose scores are all that fits beside them, and dQ in two parts, one with each
+// stages of 32, whose scores are all that fits next to them, and dQ in two parts, one with each
 // stage of the next tile, stored while the products of dK run (2 % faster than after them at
 // S16384 and full, 1 % slower at H128). 3328 cycles of tensor cores for 64 rows, about 4600 of the
 // port (S and dP as 64 x 32 read half as much again as 64 x 64 would); about 6500 by the time at

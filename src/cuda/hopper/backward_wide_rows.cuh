@@ -6,7 +6,7 @@
 // memory; tiles of 64 keys come through two stages and their values through one, which the
 // products of dQ do not read. Each warpgroup works for itself: dS is the operand A of dQ in its
 // registers. The products of dQ and of the next S and dP follow each other without a gap, so that
-// one warpgroup's softmax runs beside the other's products.
+// one warpgroup's softmax runs during the other's products.
 //
 // Keys come in the order of TileWalk, in one chain (MmaDims::kOneChain), so the bits are those of
 // backward_mma.cuh. The careful kernels there compute tiles that meet NaN or infinity once more.
@@ -17,7 +17,7 @@
 // copies 512). It takes about 4300 by the time at S16384. H200, TFLOP/s counted as five products
 // (this kernel computes three), in the cases of backward_wide_keys.cuh: 1101, 914 and 1036.
 //
-// Tried and lost: dP of the next tile started with its S, beside dQ (serialised for want of
+// Tried and lost: dP of the next tile started with its S, during dQ (serialised for want of
 // registers); 4 held steps (the same).
 #pragma once
 

@@ -25,7 +25,7 @@
 // heads of 64 and, at heads of 128, by 1 % at S1024, 1 to 2 % at S4096, 3 to 5 % at S16384, 7 %
 // with GQA and full, 11 % with a window of 1024; 0 and 7 % in two runs at 192/128.
 //
-// How long rules take at least, at head_dim 128, beside 1024 cycles of tensor cores for a block of
+// How long rules take at least, at head_dim 128, next to 1024 cycles of tensor cores for a block of
 // keys and 128 rows: 1536 for softcap (three results of the special function units for each score,
 // instead of one). Dropout takes 8 blocks of Philox for a thread's 32 weights, about 500
 // instructions.
@@ -53,15 +53,15 @@
 // 684 and 654, D64 471 (452); of 2048 keys 343, 591, 656, 707, 674 and 485. But then decoding one
 // sequence takes up to four times as long (docs/gpu_results.md).
 //
-// A tile of 128 rows by pairs of blocks took about 7000 cycles beside its blocks (B16 H16 S1024,
-// clocks of one warpgroup): 1700 store the tile before, 700 to 1000 finish the rows, 1000 fold the
-// last segment, 1250 are the first softmax, 500 start the first products, 400 set up the rules. It
-// is the number of instructions that counts: two warps of a scheduler issue one each 5.7 cycles.
-// Rows that are finished and stored through shared memory by fewer instructions gave S1024 7 to 8 %
-// more, windows of 1024 5 %, S4096 3 %, S16384 2 %. Stored so by bulk copies, a row each, S1024 has
-// 1 % less: 16 lanes issue theirs one after the other. In one loop over the blocks of all tiles,
-// with a tile's first scores beside the last weighted sums of the one before, ptxas 13.0 serialises
-// the products (C7511), though no register is spilled.
+// A tile of 128 rows by pairs of blocks took about 7000 cycles apart from its blocks (B16 H16
+// S1024, clocks of one warpgroup): 1700 store the tile before, 700 to 1000 finish the rows, 1000
+// fold the last segment, 1250 are the first softmax, 500 start the first products, 400 set up the
+// rules. It is the number of instructions that counts: two warps of a scheduler issue one each 5.7
+// cycles. Rows that are finished and stored through shared memory by fewer instructions gave S1024
+// 7 to 8 % more, windows of 1024 5 %, S4096 3 %, S16384 2 %. Stored so by bulk copies, a row each,
+// S1024 has 1 % less: 16 lanes issue theirs one after the other. In one loop over the blocks of all
+// tiles, with a tile's first scores during the last weighted sums of the one before, ptxas 13.0
+// serialises the products (C7511), though no register is spilled.
 //
 // Lost, with three warpgroups: the next scores started before a fold or a rescale (4 % less at
 // heads of 128, which spill); queries copied and released for each warpgroup by itself (nothing);
@@ -73,8 +73,8 @@
 // one product (m64n128k16), with the weighted sums of two blocks behind their softmax and
 // warpgroups in turns (named barriers): D128 2 to 5 % less with segments of 512, the same with
 // 1024; without turns less. Turns with heads of 64: 3 % less. Queries in two buffers (2 % more at
-// S1024, if there were space beside the earlier sums); weighted sums before the next scores (15 %
-// less); folds that read all groups at once beside the next scores (spills), or four instead of
+// S1024, if there were space next to the earlier sums); weighted sums before the next scores (15 %
+// less); folds that read all groups at once during the next scores (spills), or four instead of
 // eight (1 % less, S1024 3 %); queries copied for each warpgroup by itself, so that one could be
 // further than the other (2 to 3 % less); weights by weigh_any() alone in a tile's first and last
 // block (4 % less); queries prefetched to L2 (nothing); sums of earlier segments in registers (they

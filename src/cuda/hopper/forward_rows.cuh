@@ -1,5 +1,5 @@
 // Finished rows of Hopper's forward kernel: rounded when their sums are done, and stored later,
-// beside the first products of the next tile.
+// during the first products of the next tile.
 #pragma once
 
 #include <cfloat>

@@ -36,7 +36,7 @@
 // warp that copies (7 %), and of their last columns alone (4 %); the last columns copied after the
 // sums and not before them (9 % slower); weights stored before the next scores start (no
 // difference); one copy for each 64 columns (130 cycles each); sums that start as soon as their
-// weights are there, beside scores that run (1 to 4 % slower); latents that wait for a fold brought
+// weights are there, during scores that run (1 to 4 % slower); latents that wait for a fold brought
 // to the L2 cache meanwhile (2 to 3 %); tiles alone instead of pairs (8 %).
 #pragma once
 

@@ -69,7 +69,7 @@ __device__ __forceinline__ void hold_in_place(Sums (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) hold_in_place(sums[i]);
 }
 
-/// The assembler would move a wait for products up to before the softmax that is to run beside
+/// The assembler would move a wait for products up to before the softmax that is to run during
 /// them. It does not move it past a store, and this one, which never happens, needs the softmax's
 /// sums, which are not negative. `anywhere` is in shared memory.
 __device__ __forceinline__ void finish_before_wait(float first_sum, float second_sum,

@@ -19,14 +19,11 @@ void launch_decode_scaled(Queue& queue, std::int64_t tasks, const ForwardParams<
 
 template <class Half>
 void launch_decode_scaled(Queue& queue, std::int64_t tasks, const ForwardParams<float>& params) {
-  const bool is_fp8 = params.call.k.dtype == DType::kF8E4M3;
-  if (params.call.max_query_len * params.call.group <= 8) {
-    is_fp8 ? launch_decode_scaled<Half, DType::kF8E4M3, 1>(queue, tasks, params)
-           : launch_decode_scaled<Half, DType::kI8, 1>(queue, tasks, params);
-  } else {
-    is_fp8 ? launch_decode_scaled<Half, DType::kF8E4M3, 2>(queue, tasks, params)
-           : launch_decode_scaled<Half, DType::kI8, 2>(queue, tasks, params);
-  }
+  with_quantised_type(params.call.k.dtype, [&](auto stored) {
+    params.call.max_query_len* params.call.group <= 8
+        ? launch_decode_scaled<Half, stored.kDType, 1>(queue, tasks, params)
+        : launch_decode_scaled<Half, stored.kDType, 2>(queue, tasks, params);
+  });
 }
 
 }  // namespace ladon::cuda

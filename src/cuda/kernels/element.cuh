@@ -48,6 +48,35 @@ __host__ __device__ inline auto with_storage_type(DType dtype, const Function& f
   return function(float{});
 }
 
+/// A stored dtype as a type, for generic lambdas.
+template <DType kType>
+struct StoredAs {
+  static constexpr DType kDType = kType;
+};
+
+/// Calls function(StoredAs<D>{}) with the dtype of elements that have scales. Validation refuses
+/// the others; the switch names them all, so that the compiler points here when there is a new one.
+template <class Function>
+__host__ __device__ inline auto with_quantised_type(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::kF8E4M3: return function(StoredAs<DType::kF8E4M3>{});
+    case DType::kI8:
+    case DType::kF64:
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kBool:
+    case DType::kU8:
+    case DType::kI16:
+    case DType::kU16:
+    case DType::kI32:
+    case DType::kU32:
+    case DType::kI64:
+    case DType::kU64: break;
+  }
+  return function(StoredAs<DType::kI8>{});
+}
+
 /// Element `index` of a float array, in the compute type float or double.
 template <class Compute>
 __device__ inline Compute load_element(const void* data, DType dtype, std::int64_t index) {

@@ -129,6 +129,24 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- int8 and fp8 -------------------------------------------------------------------------------
 
+/// A quantised element's code, and what it stands for before it is scaled.
+template <DType kStored>
+__device__ inline unsigned char code_of(double units) {
+  if constexpr (kStored == DType::kF8E4M3) {
+    return detail::float_to_float8_bits(detail::round_to_odd(units));
+  } else {
+    return static_cast<unsigned char>(static_cast<signed char>(rint(units)));
+  }
+}
+template <DType kStored>
+__device__ inline double units_of(unsigned char code) {
+  if constexpr (kStored == DType::kF8E4M3) {
+    return detail::float8_bits_to_float(code);
+  } else {
+    return static_cast<signed char>(code);
+  }
+}
+
 /// One row by one warp: the largest magnitude becomes the largest number, 127 or 448. A row with a
 /// NaN, an infinity or a number whose scale no float can be gets a scale of NaN, so that it reads
 /// back as NaN.
@@ -161,11 +179,7 @@ __device__ inline void quantise_row(const KvPart& part, const KvRow& row, DType 
     } else if (scale != 0) {
       units = fmin(fmax(element(i) / static_cast<double>(scale), -number), number);
     }
-    if (stored == DType::kF8E4M3) {
-      to[i] = detail::float_to_float8_bits(detail::round_to_odd(units));
-    } else {
-      to[i] = static_cast<unsigned char>(static_cast<signed char>(rint(units)));
-    }
+    with_quantised_type(stored, [&](auto type) { to[i] = code_of<type.kDType>(units); });
   }
 }
 
@@ -188,15 +202,13 @@ __global__ void __launch_bounds__(kThreads)
   for_each_row_chunk(params, part, kChunk, [&](const KvRow& row, std::int64_t i, int count) {
     const auto* const from = static_cast<const unsigned char*>(part.slots.data) + row.inside + i;
     const double scale = *row.scale;
-    const bool is_fp8 = params.stored == DType::kF8E4M3;
     Chunk<double> chunk{};
+    with_quantised_type(params.stored, [&](auto type) {
 #pragma unroll
-    for (int n = 0; n < kChunk; ++n) {
-      if (n >= count) continue;
-      const double number =
-          is_fp8 ? detail::float8_bits_to_float(from[n]) : static_cast<signed char>(from[n]);
-      chunk.values[n] = number * scale;
-    }
+      for (int n = 0; n < kChunk; ++n) {
+        if (n < count) chunk.values[n] = units_of<type.kDType>(from[n]) * scale;
+      }
+    });
     store_chunk(part.rows.data, part.rows.dtype, row.outside + i, count, chunk);
   });
 }

@@ -3,7 +3,7 @@
 //
 //   dx = f * (dy * weight - u * mean(u * dy * weight)),    dweight += sum over rows of u * dy
 //
-// In a layer norm x is less its mean, and the mean of dy * weight is subtracted beside u's term.
+// In a layer norm x is less its mean, and the mean of dy * weight is subtracted next to u's term.
 // Where heads have weights of their own, each head is a launch, over every heads-th row.
 //
 // A task is a block's: up to 512 tasks share the rows out, by their number alone. Groups of threads

@@ -260,7 +260,7 @@ Product weight_gradient_of(const ProjectionParams& params) {
   return product;
 }
 
-/// Whether a launch may have others beside it.
+/// Whether other launches may run at the same time.
 bool is_plain(const Product& product) { return product.splits == 1 && takes_tensor_cores(product); }
 
 /// By splits, where there are several, with results of their own.

@@ -7,6 +7,7 @@
 
 #include <type_traits>
 
+#include "cuda/kernels/element.cuh"
 #include "cuda/kernels/tensor_core.cuh"
 #include "ladon/dtype.h"
 
@@ -88,12 +89,6 @@ class CodePairs<Half, DType::kF8E4M3> {
     }
     return pair;
   }
-};
-
-/// A stored dtype as a type, for generic lambdas.
-template <DType kType>
-struct StoredAs {
-  static constexpr DType kDType = kType;
 };
 
 template <class Half, DType kStored>

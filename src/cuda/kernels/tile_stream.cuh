@@ -370,8 +370,7 @@ class TileStream {
         });
       }
     };
-    operand.dtype == DType::kF8E4M3 ? copy_as(StoredAs<DType::kF8E4M3>{})
-                                    : copy_as(StoredAs<DType::kI8>{});
+    with_quantised_type(operand.dtype, copy_as);
   }
 
   __device__ __forceinline__ static void store_chunk(std::uint32_t to, const uint4& chunk) {
