@@ -21,12 +21,6 @@ EXEMPT = {
     "attend": ("src/attention/attend.h", "src/attention/attention.cpp"),
     "context_parallel_attention": ("include/ladon/context_parallel.h", "src/parallel/context_parallel.cpp"),
     "context_parallel_attention_backward": ("include/ladon/context_parallel.h", "src/parallel/context_parallel.cpp"),
-    # Kernels for GPUs, which change only where a GPU can run them.
-    "copy_box_to": ("src/cuda/hopper/cluster.cuh",),
-    "fold_columns": ("src/cuda/kernels/forward_fold.cuh",),
-    "load_one": ("src/cuda/kernels/backward_mma.cuh",),
-    "store_row": ("src/cuda/kernels/forward_sums.cuh",),
-    "sum_chunk": ("src/cuda/kernels/projection_decode_fma.cu",),
 }
 
 NOT_CODE = re.compile(

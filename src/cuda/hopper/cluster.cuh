@@ -53,15 +53,22 @@ __device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& ma
       : "memory");
 }
 
-/// The same to all blocks of the cluster whose bit is in `ranks`: to the same place in the shared
-/// memory of each, where the same barrier waits for the bytes.
-__device__ __forceinline__ void copy_box_to(std::uint16_t ranks, std::uint32_t to,
-                                            const CUtensorMap& map, int x, int y, int z,
-                                            const Barrier& barrier, L2Policy policy) {
+/// To all blocks of the cluster whose bit is in `ranks`.
+struct Multicast {
+  std::uint16_t ranks;
+  L2Policy policy;
+};
+
+/// The same to several blocks: to the same place in the shared memory of each, where the same
+/// barrier waits for the bytes.
+__device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& map, int x, int y,
+                                         int z, const Barrier& barrier,
+                                         const Multicast& multicast) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier.address()), "h"(ranks), "l"(policy)
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier.address()), "h"(multicast.ranks),
+      "l"(multicast.policy)
       : "memory");
 }
 

@@ -276,7 +276,7 @@ class DecodeLongHead {
   __device__ __forceinline__ void store_rows() const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      store_row(params_, sequence_, heads_.query_of(row_of(i)), i, row_of(i) < rows_, state(i),
+      store_row(params_, sequence_, {i, heads_.query_of(row_of(i)), row_of(i) < rows_}, state(i),
                 sums_, stream_.first_column());
     }
   }

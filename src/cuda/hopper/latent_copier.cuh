@@ -125,7 +125,7 @@ class LatentCopier {
     if constexpr (kTiles == 1) {
       copy_box(to, map, x, y, z, full, params_.policy);
     } else {
-      copy_box_to(kAll, to, map, x, y, z, full, params_.policy);
+      copy_box(to, map, x, y, z, full, Multicast{kAll, params_.policy});
     }
   }
 

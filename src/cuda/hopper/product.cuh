@@ -149,7 +149,7 @@ class ProductProducer {
       copy_box(shared_address(to), map, x, y, z, barrier);
     } else {
       constexpr std::uint16_t kAll = (1U << kBlocks) - 1;
-      copy_box_to(kAll, shared_address(to), map, x, y, z, barrier, L2Policy::kNormal);
+      copy_box(shared_address(to), map, x, y, z, barrier, Multicast{kAll, L2Policy::kNormal});
     }
   }
 

@@ -30,14 +30,6 @@ constexpr std::int64_t kMostSplitRows = 256;
 // Longer heads would not leave room for the queries in shared memory.
 constexpr std::int64_t kLongestMmaHead = 640;
 
-/// Folds segments that were computed apart: a warp for each row and 32 kColumns columns.
-template <class Compute, class Exp>
-struct FoldParams {
-  ForwardParams<Compute> forward;
-  Exp exp_of;
-  Compute unit;
-  std::int64_t folded = 1;  // so many first segments are folded already: the last of them has all
-};
 constexpr int kFoldWarps = 4;  // of a block
 
 template <int kColumns, class Compute, class Exp>
@@ -57,8 +49,7 @@ __global__ void __launch_bounds__(kFoldWarps* kWarp)
   if (place >= call.num_sequences * call.num_kv_heads) return;
   const Sequence& sequence = sequence_of(params.forward, place / kv_heads);
   if (row >= sequence.query_len * call.group) return;
-  fold_columns<kColumns>(params.forward, sequence, place, row, column, params.exp_of, params.unit,
-                         params.folded);
+  fold_columns<kColumns>(params, sequence, place, row, column);
 }
 
 /// Whether every row of an operand starts at a multiple of `bytes` and has whole multiples.

@@ -65,15 +65,23 @@ __device__ inline Fold<Compute> broadcast(const Fold<Compute>& fold, int lane) {
   return copy;
 }
 
+template <class Compute, class Exp>
+struct FoldParams {
+  ForwardParams<Compute> forward;
+  Exp exp_of;
+  Compute unit;             // what a weight of 1 is in the sums
+  std::int64_t folded = 1;  // so many first segments are folded already: the last of them has all
+};
+
 /// Folds and stores columns first_column, first_column + 32, ... + 32 (kColumns - 1) of each lane
-/// in one row of a KV head, by one warp; with the first columns its lse. `unit` is what a weight of
-/// 1 is in the sums. Of the first `folded` segments, the last holds what they all are together.
+/// in one row of a KV head, by one warp; with the first columns its lse.
 template <int kColumns, class Compute, class Exp>
-__device__ inline void fold_columns(const ForwardParams<Compute>& params, const Sequence& sequence,
-                                    unsigned place, unsigned row, std::int64_t first_column,
-                                    Exp exp_of, Compute unit, std::int64_t folded) {
+__device__ inline void fold_columns(const FoldParams<Compute, Exp>& fold_params,
+                                    const Sequence& sequence, unsigned place, unsigned row,
+                                    std::int64_t first_column) {
   // Segments that are read at once.
   constexpr int kAtOnce = kWarp / kColumns;
+  const auto& [params, exp_of, unit, folded] = fold_params;
   const AttentionParams& call = params.call;
   const Partials<Compute>& partials = params.partials;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -331,7 +331,7 @@ class ForwardTile {
   __device__ __forceinline__ void store_rows() const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      store_row(params_, sequence_, heads_.query_of(row_of(i)), i, row_of(i) < rows_, total_[i],
+      store_row(params_, sequence_, {i, heads_.query_of(row_of(i)), row_of(i) < rows_}, total_[i],
                 sums_, first_column());
     }
   }

@@ -258,13 +258,21 @@ class ForwardSums {
   Sums sums_;
 };
 
-/// Writes row i of the thread's two, `query`, and its lse, if it exists. The sums begin at column
-/// `first_value`. All lanes call it.
+/// One of a thread's two rows.
+struct ThreadRow {
+  int i;
+  QueryRow query;
+  bool exists;
+};
+
+/// Writes a row and its lse, if it exists. The sums begin at column `first_value`. All lanes call
+/// it.
 template <class Half, int kGroups>
 __device__ __forceinline__ void store_row(const ForwardParams<float>& params,
-                                          const Sequence& sequence, const QueryRow& query, int i,
-                                          bool exists, const RowState<float>& total,
+                                          const Sequence& sequence, const ThreadRow& row,
+                                          const RowState<float>& total,
                                           const ForwardSums<Half, kGroups>& sums, int first_value) {
+  const auto& [i, query, exists] = row;
   const AttentionParams& call = params.call;
   const RowResult<float> result = finish_row(call.rules, query.head, total.maximum * params.natural,
                                              total.sum, exp2f(kWeightShift<Half>));

@@ -93,31 +93,38 @@ class PairReader {
   Compute values_[kLaneChunks][kRows / 2];
 };
 
-/// The sums of a lane's chunk for each row.
+/// An operand, by way of a warp's tile.
 template <class Compute>
-__device__ inline void sum_chunk(Compute (&sums)[kRows], PairReader<Compute>& w,
-                                 PairReader<Compute>& x, std::int64_t k, const Product& product,
-                                 int rows, PairTile<Compute>& w_tile, PairTile<Compute>& x_tile) {
+struct PairStream {
+  PairReader<Compute>& reader;
+  PairTile<Compute>& tile;
+};
+
+/// The sums of a lane's chunk for each of `rows` rows, from `k` of `depth` on.
+template <class Compute>
+__device__ inline void sum_chunk(Compute (&sums)[kRows], const PairStream<Compute>& w,
+                                 const PairStream<Compute>& x, std::int64_t k, std::int64_t depth,
+                                 int rows) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  w.read(k, product.k);
-  x.read(k, product.k);
+  w.reader.read(k, depth);
+  x.reader.read(k, depth);
 #pragma unroll 1
   for (int done = 0; done < kFmaChunk; done += kDepth) {
     __syncwarp();  // all lanes have used up the last tiles
-    w.store(w_tile);
-    x.store(x_tile);
+    w.reader.store(w.tile);
+    x.reader.store(x.tile);
     __syncwarp();
     if (done + kDepth < kFmaChunk) {
-      w.read(k + done + kDepth, product.k);
-      x.read(k + done + kDepth, product.k);
+      w.reader.read(k + done + kDepth, depth);
+      x.reader.read(k + done + kDepth, depth);
     }
 #pragma unroll
     for (int i = 0; i < kDepth; i += 4) {
-      const Four<Compute> weights = w_tile.four(lane, i);
+      const Four<Compute> weights = w.tile.four(lane, i);
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         if (row >= rows) break;
-        const Four<Compute> inputs = x_tile.four(lane / kFeatures * kRows + row, i);
+        const Four<Compute> inputs = x.tile.four(lane / kFeatures * kRows + row, i);
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[row] = fma(inputs.of[e], weights.of[e], sums[row]);
       }
@@ -151,7 +158,7 @@ __global__ void __launch_bounds__(Shape::kThreads, sizeof(Compute) == 4 ? 2 : 1)
     Compute sums[kRows] = {};
     const std::int64_t k = (chunk + warp % chunk_warps * kLaneChunks) * kFmaChunk;
     if (k < product.k && feature < product.n) {
-      sum_chunk<Compute>(sums, w, x, k, product, rows, shared.w[warp], shared.x[warp]);
+      sum_chunk<Compute>(sums, {w, shared.w[warp]}, {x, shared.x[warp]}, k, product.k, rows);
     }
 #pragma unroll
     for (int row = 0; row < kRows; ++row) shared.sums[warp][lane][row] = sums[row];
