@@ -240,6 +240,7 @@ double extra_mib(const Context& context, std::int64_t length, std::int64_t dim,
 TEST_P(PromisedRuns, P7_MemoryIsLinear) {
   if (GetParam().is_reference()) GTEST_SKIP() << "the reference is too slow at this length";
   if (!GetParam().is_cpu()) GTEST_SKIP() << "the host's memory is measured";
+  if (kSanitized) GTEST_SKIP() << "sanitizers keep memory themselves";
   // A matrix of 6144 x 6144 floats would be 144 MiB.
   Tensor bias(DType::kF32, {1, 1, 1, 6144});
   const AttentionOptions every{.causal = true,
