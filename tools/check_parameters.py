@@ -21,6 +21,8 @@ EXEMPT = {
     "attend": ("src/attention/attend.h", "src/attention/attention.cpp"),
     "context_parallel_attention": ("include/ladon/context_parallel.h", "src/parallel/context_parallel.cpp"),
     "context_parallel_attention_backward": ("include/ladon/context_parallel.h", "src/parallel/context_parallel.cpp"),
+    # Of a kernel for GPUs, which changes only where a GPU can run it.
+    "load_one": ("src/cuda/kernels/backward_mma.cuh",),
 }
 
 NOT_CODE = re.compile(

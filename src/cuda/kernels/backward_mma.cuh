@@ -120,11 +120,10 @@ struct TileLoader {
   __device__ void load_rows(std::int64_t head, std::int64_t token_begin, std::uint64_t live,
                             std::uint32_t tiles, int stage) const {
     const AttentionParams& call = params.call;
-    const TileRows q{walk.sequence.q, head, token_begin, live};
-    const TileRows dout{walk.sequence.dout, head, token_begin, live};
-    load_one<Dims::kHeadDim>(call.q, q, call.head_dim, params.aligned.q, tiles);
-    load_one<Dims::kValueDim>(call.dout, dout, call.value_dim, params.aligned.dout,
-                              tiles + Dims::Head::kBytes);
+    load_one<Dims::kHeadDim>(call.q, walk.sequence.q, head, token_begin, call.head_dim,
+                             params.aligned.q, live, tiles);
+    load_one<Dims::kValueDim>(call.dout, walk.sequence.dout, head, token_begin, call.value_dim,
+                              params.aligned.dout, live, tiles + Dims::Head::kBytes);
     if (threadIdx.x >= kTile) return;
     const std::int64_t token = token_begin + threadIdx.x;
     const bool exists = token < walk.sequence.query_len;
@@ -137,27 +136,20 @@ struct TileLoader {
   /// k and v of 64 keys.
   __device__ void load_keys(std::int64_t key_begin, std::uint64_t live, std::uint32_t tiles) const {
     const AttentionParams& call = params.call;
-    const TileRows k{walk.sequence.k, walk.kv_head, key_begin, live};
-    const TileRows v{walk.sequence.v, walk.kv_head, key_begin, live};
-    load_one<Dims::kHeadDim>(call.k, k, call.head_dim, params.aligned.k, tiles);
-    load_one<Dims::kValueDim>(call.v, v, call.value_dim, params.aligned.v,
-                              tiles + Dims::Head::kBytes);
+    load_one<Dims::kHeadDim>(call.k, walk.sequence.k, walk.kv_head, key_begin, call.head_dim,
+                             params.aligned.k, live, tiles);
+    load_one<Dims::kValueDim>(call.v, walk.sequence.v, walk.kv_head, key_begin, call.value_dim,
+                              params.aligned.v, live, tiles + Dims::Head::kBytes);
   }
 
-  /// The tokens of a tile, in an operand.
-  struct TileRows {
-    std::int64_t sequence;  // where it starts
-    std::int64_t head;
-    std::int64_t token;
-    std::uint64_t live;
-  };
   template <int kDim>
-  __device__ static void load_one(const Operand& operand, const TileRows& rows, std::int64_t dim,
-                                  bool aligned, std::uint32_t tile) {
-    const T* from = static_cast<const T*>(operand.data) + rows.sequence +
-                    rows.head * operand.head_stride + rows.token * operand.token_stride;
-    load_tile<T, kDim, Dims::kThreads>(from, operand.token_stride, static_cast<int>(dim), aligned,
-                                       rows.live, tile);
+  __device__ static void load_one(const Operand& operand, std::int64_t offset, std::int64_t head,
+                                  std::int64_t token, std::int64_t dim, bool aligned,
+                                  std::uint64_t live, std::uint32_t tile) {
+    const T* rows = static_cast<const T*>(operand.data) + offset + head * operand.head_stride +
+                    token * operand.token_stride;
+    load_tile<T, kDim, Dims::kThreads>(rows, operand.token_stride, static_cast<int>(dim), aligned,
+                                       live, tile);
   }
 };
 
