@@ -22,7 +22,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "ladon/communicator.h"
@@ -47,7 +46,6 @@ class NcclCommunicator : public Communicator {
     // After a failure the GPU may still use the memory of messages: it is not freed.
     if (comm_ == nullptr || !broken().empty() || phase_ != Phase::kIdle) {
       if (comm_ != nullptr) ncclCommAbort(comm_);
-      static_cast<void>(new Memory(std::move(memory_)));
       return;
     }
     const OnDevice guard(device_);

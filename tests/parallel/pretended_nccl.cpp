@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 namespace {
 
@@ -70,6 +72,33 @@ bool finish_split(ncclComm& parent) {
 
 }  // namespace
 
+namespace {
+
+/// What is allocated belongs to the pretended GPU, as with a real one: a communicator that failed
+/// leaves there what copies may still use.
+template <class T>
+class Owned {
+ public:
+  T* add(T* object) {
+    const std::lock_guard lock(mutex_);
+    objects_.insert(object);
+    return object;
+  }
+  T* remove(T* object) {
+    const std::lock_guard lock(mutex_);
+    objects_.erase(object);
+    return object;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<T*> objects_;
+};
+auto& memory_of_gpu = *new Owned<void>;
+auto& events_of_gpu = *new Owned<CUevent_st>;
+
+}  // namespace
+
 extern "C" {
 
 cudaError_t cudaGetDevice(int* device) {
@@ -79,12 +108,12 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaSetDevice(int /*device*/) { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t /*code*/) { return "pretended"; }
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  *memory = std::malloc(bytes);
+  *memory = memory_of_gpu.add(std::malloc(bytes));
   return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
 cudaError_t cudaFree(void* memory) {
-  std::free(memory);
+  std::free(memory_of_gpu.remove(memory));
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
@@ -97,11 +126,11 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
-  *event = new CUevent_st;
+  *event = events_of_gpu.add(new CUevent_st);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
+  delete events_of_gpu.remove(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
