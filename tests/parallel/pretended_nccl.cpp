@@ -70,10 +70,6 @@ bool finish_split(ncclComm& parent) {
   return true;
 }
 
-}  // namespace
-
-namespace {
-
 /// What is allocated belongs to the pretended GPU, as with a real one: a communicator that failed
 /// leaves there what copies may still use.
 template <class T>

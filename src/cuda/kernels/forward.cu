@@ -32,6 +32,7 @@ constexpr std::int64_t kLongestMmaHead = 640;
 
 constexpr int kFoldWarps = 4;  // of a block
 
+/// Folds segments that were computed apart: a warp for each row and 32 kColumns columns.
 template <int kColumns, class Compute, class Exp>
 __global__ void __launch_bounds__(kFoldWarps* kWarp)
     fold_segments(const __grid_constant__ FoldParams<Compute, Exp> params) {
